@@ -1,0 +1,65 @@
+# Every command works from a clean clone: what it needs is installed into .venv first. Nothing has to be activated.
+#
+#   make demo      plan for 32 GPUs, then plan, train and compare a tiny model on this machine
+#   make test      all tests          make check   lint, format, types, import contracts
+#   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
+#   make bench     timings, for information           make install   only the installation
+
+# The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$name" -c '$(NEW_ENOUGH)' 2>/dev/null && { echo "$$name"; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed.stamp
+
+# Several ranks share few cores: more threads a process only get in each other's way.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-quick test-cluster check format demo bench docs
+
+help:
+	@sed -n '3,6s/^# *//p' Makefile
+
+install: $(INSTALLED)
+
+# torch comes first and on its own: DeepSpeed's build looks for it.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found. Try make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "error: python -m venv failed. On Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[run,tui,dev]'
+	$(BIN)/python -m compileall -q planner executor tui
+	@touch $@
+
+# Quick tests share the cores; those that start a cluster of processes run one after the other, or they would time
+# each other out. Runs that several tests look at are made once (tests/cluster/conftest.py).
+test: test-quick test-cluster
+
+test-quick: install
+	$(BIN)/python -m pytest -q -n 2 -m 'not cluster'
+
+test-cluster: install
+	@scripts/cluster-packages.sh
+	$(BIN)/python -m pytest -q -m cluster
+
+check: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+demo: install
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh
+
+bench: install
+	@for program in $(wildcard bench/*.py); do echo "# $$program"; $(BIN)/python "$$program" || exit 1; done
+
+docs: install
+	$(BIN)/python scripts/docs.py

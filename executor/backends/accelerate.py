@@ -1,0 +1,155 @@
+"""The Accelerate backend: DDP, FSDP2 and HSDP plans as an Accelerate 1.15 configuration file, and back.
+
+The environment of a run is what Accelerate's own launcher makes of that file, so a plan and its configuration cannot
+drift apart unseen. Not here: training (worker/engines/accelerate.py).
+"""
+
+from __future__ import annotations
+
+from executor.backends.common import HEADER, common_refusal, read_back
+from planner.errors import PlannerError
+from planner.formats import FORMATS
+from planner.plan import Plan
+
+CONFIG = "config/accelerate.yaml"
+
+
+class AccelerateBackend:
+    """Backend of the engines `ddp` and `fsdp2`."""
+
+    name = "accelerate"
+
+    def refusal(self, plan: Plan) -> str | None:
+        """Why Accelerate cannot run the plan, or None."""
+        layout = plan.layout
+        if layout.engine not in ("ddp", "fsdp2"):
+            return f"engine {layout.engine} is not Accelerate's; it runs ddp and fsdp2"
+        if layout.engine == "ddp" and (layout.dp_shard != 1 or layout.zero_stage != 0):
+            return "DDP keeps whole replicas: dp_shard must be 1 and zero_stage 0 (fsdp2 shards)"
+        if layout.engine == "fsdp2" and layout.zero_stage != 3:
+            return "FSDP2 shards weights, gradients and optimizer: zero_stage must be 3"
+        if layout.engine == "fsdp2" and layout.dp_shard < 2:
+            return "FSDP2 needs dp_shard of 2 or more; with whole replicas use engine ddp"
+        return common_refusal(plan)
+
+    def files(self, plan: Plan) -> dict[str, str]:
+        """accelerate.yaml, usable with `accelerate launch --config_file` too."""
+        layout, cluster = plan.layout, plan.cluster
+        distributed_type = "FSDP" if layout.engine == "fsdp2" else "MULTI_GPU"
+        lines = [
+            HEADER.format(hash=plan.sealed().content_hash),
+            "compute_environment: LOCAL_MACHINE",
+            "debug: false",
+            f"distributed_type: {distributed_type}",
+            "enable_cpu_affinity: false",
+            *_section("fsdp_config", _fsdp(plan)),
+            f"mixed_precision: '{_mixed_precision(plan)}'",
+            f"num_machines: {cluster.nodes}",
+            f"num_processes: {layout.world_size}",
+            *_section("parallelism_config", _parallelism(plan)),
+            "rdzv_backend: static",
+            "same_network: true",
+        ]
+        return {CONFIG: "\n".join(lines) + "\n"}
+
+    def drift(self, plan: Plan, folder: str) -> list[str]:
+        """What Accelerate's launcher makes of the file that the plan does not say."""
+        found = read_back("accelerate", folder, CONFIG)
+        if "error" in found:
+            return [f"{CONFIG}: Accelerate cannot read it: {found['error']}"]
+        differences = [f"{CONFIG}: {key} is not known to Accelerate and would be ignored" for key in found["unknown"]]
+        expected = self.expected_environment(plan) | {
+            "num_processes": str(plan.layout.world_size),
+            "num_machines": str(plan.cluster.nodes),
+        }
+        effective = found["environment"] | found["counts"]
+        for key in sorted(expected.keys() | effective.keys()):
+            if key in expected and expected[key] != effective.get(key):
+                differences.append(f"{CONFIG}: {key} is {effective.get(key, 'unset')}, the plan says {expected[key]}")
+            elif key not in expected and key not in HARMLESS:
+                differences.append(f"{CONFIG}: {key} is {effective[key]}, the plan does not set it")
+        return differences
+
+    def environment(self, plan: Plan, folder: str) -> dict[str, str]:
+        """What Accelerate's launcher would export for this file."""
+        found = read_back("accelerate", folder, CONFIG)
+        if "error" in found:
+            raise PlannerError(
+                CONFIG, None, f"Accelerate cannot read it: {found['error']}", "Make the run folder again", exit_code=4
+            )
+        return dict(sorted(found["environment"].items()))
+
+    def expected_environment(self, plan: Plan) -> dict[str, str]:
+        """The variables that decide how a run is split, as the plan has them."""
+        expected = {"ACCELERATE_MIXED_PRECISION": _mixed_precision(plan), "ACCELERATE_DYNAMO_BACKEND": "NO"}
+        if plan.layout.engine == "ddp":
+            return expected
+        expected |= {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
+        for key, value in _fsdp(plan).items():
+            expected[ENVIRONMENT_NAMES.get(key, key.upper())] = (
+                str(value).lower() if isinstance(value, bool) else str(value)
+            )
+        for key, value in _parallelism(plan).items():
+            expected[key.upper()] = str(value)
+        return expected
+
+
+ENVIRONMENT_NAMES = {"fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
+
+HARMLESS = frozenset(
+    # Set by the launcher whatever the file says; FSDP2 reads none of these, or they have no effect at their default.
+    {
+        "ACCELERATE_DYNAMO_MODE",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+        "FSDP_SHARDING_STRATEGY",
+        "FSDP_BACKWARD_PREFETCH",
+        "FSDP_FORWARD_PREFETCH",
+        "FSDP_USE_ORIG_PARAMS",
+        "FSDP_SYNC_MODULE_STATES",
+        "FSDP_MIN_NUM_PARAMS",
+        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+        "PARALLELISM_CONFIG_CP_BACKEND",
+        "PARALLELISM_CONFIG_SP_BACKEND",
+    }
+)
+
+
+def _mixed_precision(plan: Plan) -> str:
+    return "bf16" if plan.job.precision == "bf16" else "no"
+
+
+def _fsdp(plan: Plan) -> dict[str, object]:
+    if plan.layout.engine != "fsdp2":
+        return {}
+    return {
+        "fsdp_activation_checkpointing": False,  # recompute is the model's own, the same under every engine
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": False,  # every rank builds the same weights from one seed
+        "fsdp_offload_params": False,
+        "fsdp_reshard_after_forward": plan.layout.reshard_after_forward,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_transformer_layer_cls_to_wrap": FORMATS[plan.model.family].layer,
+        "fsdp_version": 2,
+    }
+
+
+def _parallelism(plan: Plan) -> dict[str, object]:
+    if plan.layout.engine != "fsdp2":
+        return {}
+    # Accelerate ignores these keys without a word when the prefix is missing.
+    return {
+        "parallelism_config_cp_size": plan.layout.cp,
+        "parallelism_config_dp_replicate_size": plan.layout.dp_replicate,
+        "parallelism_config_dp_shard_size": plan.layout.dp_shard,
+        "parallelism_config_sp_size": 1,
+        "parallelism_config_tp_size": plan.layout.tp,
+    }
+
+
+def _section(name: str, values: dict[str, object]) -> list[str]:
+    if not values:
+        return []
+    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in values.items()}
+    return [f"{name}:", *(f"  {key}: {value}" for key, value in shown.items())]

@@ -1,0 +1,262 @@
+"""The `executor` command: run a plan, report on a run, ask how one stands. Parses, calls one function, prints.
+
+Not here: any of the work (launch.py, report.py) or how errors end the process (planner.command).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from executor import launch, rundir
+from executor import report as reports
+from executor.launchers.local import inherited, is_secret
+from executor.supervise import RUN_ID_VARIABLE, processes_of
+from planner import __version__, command
+from planner.plan import read_plan
+from planner.record import RunRecord
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OUTSIDE_BAND = 6
+
+EXAMPLES = """
+executor run plan.json --dry-run                    # show files, commands and environment; write nothing
+executor run plan.json --run-dir runs/first --yes   # run it, live
+executor report runs/first                          # predicted against measured, line by line
+"""
+
+
+CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
+TOLERANCE = click.option(
+    "--tolerance",
+    multiple=True,
+    metavar="NAME=PERCENT",
+    help="Band for --check: memory=5, payload=0, time=30. Repeatable.",
+)
+
+
+@click.group(
+    cls=command.Commands,
+    examples=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="executor")
+def executor() -> None:
+    """Run a training plan for real and compare it with what was predicted."""
+
+
+@executor.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Run folder (default: runs/<model>-<strategy>-<UTC time>)."
+)
+@click.option(
+    "--launcher", type=click.Choice(["local"]), default="local", show_default=True, help="How nodes are reached."
+)
+@click.option("--hosts", type=click.Choice(["auto", "loopback", "namespaces"]), default="auto", show_default=True,
+              help="How several nodes are emulated on this machine.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print files, commands and environment; write nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask before starting.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
+@click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
+@click.option("--save-weights", is_flag=True, help="Save the trained weights in the run folder.")
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    help="Run this program instead of the built-in trainer; its arguments after --.",
+)
+@CHECK
+@TOLERANCE
+@click.option(
+    "--meet-timeout",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    help="Seconds for all ranks to meet.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def run(
+    plan_file: Path,
+    script_arguments: tuple[str, ...],
+    nodes: int | None,
+    run_dir: Path | None,
+    launcher: str,
+    hosts: str,
+    dry_run: bool,
+    yes: bool,
+    steps: int | None,
+    data: Path | None,
+    save_weights: bool,
+    script: Path | None,
+    judge: bool,
+    tolerance: tuple[str, ...],
+    meet_timeout: float,
+    as_json: bool,
+) -> int:
+    """Run PLAN on this machine: check, launch, watch, record."""
+    if script_arguments and script is None:
+        raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
+    if script and (steps or data or save_weights):
+        raise click.UsageError(
+            "--steps, --data and --save-weights are the built-in trainer's; give --script its own after --"
+        )
+    tolerances = reports.parse_tolerances(tolerance)
+    plan = read_plan(plan_file)
+    options = launch.Options(
+        run_dir=run_dir or rundir.default_folder(plan),
+        nodes=plan.cluster.nodes if nodes is None else nodes,
+        hosts=hosts,
+        steps=steps,
+        data=data,
+        save_weights=save_weights,
+        script=(str(script), *script_arguments) if script else (),
+        meet_s=meet_timeout,
+    )
+    ready = launch.prepare(plan, options, _tell)
+    if dry_run:
+        return _show_dry_run(ready, as_json)
+    _tell(_headline(ready))
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm("Start?", abort=True, default=True, err=True)
+    record = launch.execute(ready, _tell)
+    return _finish(ready, record, tolerances if judge else None, as_json)
+
+
+@executor.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@CHECK
+@TOLERANCE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
+    """Predicted against measured, line by line, from the folder RUN alone."""
+    tolerances = reports.parse_tolerances(tolerance)
+    built = reports.build(folder)
+    outside = reports.check(built, tolerances) if judge else None
+    if as_json:
+        click.echo(reports.as_json(built, outside, tolerances))
+    else:
+        reports.render(built, _console(stderr=False))
+    return _verdict(outside)
+
+
+@executor.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def status(folder: Path, as_json: bool) -> int:
+    """How RUN stands: running, ended and how, or killed."""
+    rundir.read_run_plan(folder)
+    record, spec = rundir.read_record(folder), rundir.read_launch(folder)
+    run_id = spec.commands[0].env.get(RUN_ID_VARIABLE, "") if spec else ""
+    processes = processes_of(run_id) if run_id else []
+    state = record.status if record else "running" if processes else "ended without a record: its supervisor was killed"
+    if as_json:
+        found = {"schema": "status/1", "run_dir": str(folder), "status": state, "processes": len(processes)}
+        ended = (
+            {"exit_code": record.exit_code, "message": record.message} if record else {"exit_code": None, "message": ""}
+        )
+        click.echo(msgspec.json.encode(found | ended))
+        return 0
+    detail = record.message if record else f"{len(processes)} processes" if processes else ""
+    click.echo(f"{state}: {detail}" if detail else state)
+    return 0
+
+
+def main() -> None:
+    """Console script."""
+    command.main(executor, name="executor")
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _console(stderr: bool) -> Console:
+    from rich.console import Console  # rich only where something is drawn
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
+
+
+def _headline(ready: launch.Prepared) -> str:
+    plan, layout, nodes = ready.plan, ready.plan.layout, len(ready.hosts.hosts)
+    sizes = " ".join(
+        f"{axis}={size}"
+        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+        if (size := getattr(layout, axis)) > 1
+    )
+    peak = max((phase.total for phase in plan.prediction.memory), default=None)
+    where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
+    predicted = f"predicted {format_bytes(peak)} a rank, {format_seconds(plan.prediction.step_s)} a step"
+    return (
+        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
+    )
+
+
+def _show_dry_run(ready: launch.Prepared, as_json: bool) -> int:
+    spec = launch.dry_run(ready)
+    folder = str(ready.options.run_dir)
+    passed_on = sorted(inherited(dict(os.environ)))
+    shown = [{name: "***" if is_secret(name) else value for name, value in one.env.items()} for one in spec.commands]
+    files = {rundir.PLAN: "(the plan, as given)", **spec.files}
+    if as_json:
+        commands = [
+            {"node": one.node, "argv": one.argv, "env": env} for one, env in zip(spec.commands, shown, strict=True)
+        ]
+        click.echo(
+            msgspec.json.encode(
+                {"schema": "dry-run/1", "run_dir": folder, "files": files, "commands": commands, "inherits": passed_on}
+            )
+        )
+        return 0
+    click.echo(f"# run folder: {folder} (not created)")
+    for name, text in files.items():
+        click.echo(f"\n# file {name}\n{text.rstrip()}")
+    click.echo(f"\n# every node inherits {' '.join(passed_on)}, and nothing else of this environment")
+    for one, env in zip(spec.commands, shown, strict=True):
+        click.echo(f"\n# node {one.node} ({ready.hosts.hosts[one.node].name})")
+        for name, value in env.items():
+            click.echo(f"{name}={shlex.quote(value)} \\")
+        click.echo(shlex.join(one.argv))
+    return 0
+
+
+def _finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Tolerances | None, as_json: bool) -> int:
+    folder = ready.options.run_dir
+    if record.exit_code:
+        _tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+    built = reports.build(folder) if record.measured or tolerances else None
+    outside = reports.check(built, tolerances) if built and tolerances and not record.exit_code else None
+    if as_json:
+        whole = {"run_dir": str(folder)} | msgspec.to_builtins(record)
+        if built:
+            whole["report"] = msgspec.Raw(reports.as_json(built, outside, tolerances))
+        click.echo(msgspec.json.encode(whole))
+    elif built and not record.exit_code:
+        reports.render(built, _console(stderr=True))
+    elif ready.options.script and not record.exit_code:
+        _tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
+    if not record.exit_code:
+        again = f"executor report {shlex.quote(os.path.relpath(folder))}"
+        _tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
+    return record.exit_code or _verdict(outside)
+
+
+def _verdict(outside: tuple[str, ...] | None) -> int:
+    if outside:
+        _tell(f"error: outside the predicted band: {'; '.join(outside)}.")
+        return OUTSIDE_BAND
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ways to start a plan's processes: one file each."""

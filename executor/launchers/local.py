@@ -1,0 +1,216 @@
+"""Start the agents of a run on this machine: one node, or several emulated ones on loopback or in network namespaces.
+
+Not here: what is started (executor.launch) or watching it (executor.supervise).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from executor.launchers import namespaces
+from executor.rundir import agent_log
+from executor.supervise import RUN_ID_VARIABLE, Agent
+from planner.backend import LaunchSpec
+from planner.errors import PlannerError
+
+Emulation = Literal["loopback", "namespaces"]
+
+# What a rank inherits of the caller's environment. Everything else, tokens and passwords above all, stays out.
+INHERITED = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV CONDA_PREFIX PYTHONPATH LD_LIBRARY_PATH CC CXX
+    CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ROCM_PATH
+    XDG_CACHE_HOME HF_HOME HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE OMP_NUM_THREADS PYTORCH_ALLOC_CONF
+    MESHWRIGHT_DEBUG
+    """.split()  # noqa: SIM905  # a list literal of thirty strings is no easier to read
+)
+INHERITED_PREFIXES = ("LC_", "NCCL_", "TORCH_NCCL_", "CUDNN_", "CUBLAS_")
+
+SECRET_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS", "AUTH"})
+
+# Below the range from which Linux hands out ports to outgoing connections (32768 up): nobody takes one by accident.
+FIRST_PORT, PORTS = 20000, 10000
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node as the launcher sees it. `prefix` goes before its command line."""
+
+    node: int
+    name: str
+    address: str
+    interface: str | None
+    prefix: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The nodes of one run and how they are emulated."""
+
+    emulation: Emulation
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class HeldPort:
+    """A rendezvous port kept bound until the agent of node 0 is about to listen on it. `held` None: nothing to hold."""
+
+    number: int
+    held: socket.socket | None
+
+    def close(self) -> None:
+        """Let it go."""
+        if self.held is not None:
+            self.held.close()
+
+
+def choose_emulation(asked: str, nodes: int) -> tuple[Emulation, str | None]:
+    """What `auto` means here, with the reason when it is the lesser one. PlannerError when what was asked cannot be."""
+    if (nodes == 1 and asked == "auto") or asked == "loopback":
+        return "loopback", None
+    reason = namespaces.unusable()
+    if reason is None:
+        return "namespaces", None
+    if asked == "namespaces":
+        raise PlannerError("--hosts", asked, reason, "Use --hosts loopback", exit_code=3)
+    return "loopback", reason
+
+
+def describe(nodes: int, emulation: Emulation) -> Hosts:
+    """The nodes, without making any of them."""
+    if emulation == "namespaces":
+        pid = os.getpid()
+        made = [
+            Host(
+                node,
+                f"node-{node}",
+                namespaces.address(node),
+                namespaces.INSIDE,
+                ("ip", "netns", "exec", namespaces.namespace(pid, node)),
+                (("MESHWRIGHT_HOSTNAME", f"mw-node-{node}"),),
+            )
+            for node in range(nodes)
+        ]
+        return Hosts(emulation, tuple(made))
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    names = [f"node-{node}" for node in range(nodes)] if nodes > 1 else [socket.gethostname()]
+    made = [Host(node, name, _loopback_address(node), loopback) for node, name in enumerate(names)]
+    return Hosts(emulation, tuple(made))
+
+
+@contextlib.contextmanager
+def opened(hosts: Hosts) -> Iterator[None]:
+    """The nodes exist inside, and are gone afterwards."""
+    if hosts.emulation == "loopback":
+        yield
+        return
+    with namespaces.network(len(hosts.hosts)):
+        yield
+
+
+def sent_bytes(hosts: Hosts) -> tuple[int, ...]:
+    """Bytes each node has sent to others, where an interface counts them."""
+    return namespaces.sent_bytes(len(hosts.hosts)) if hosts.emulation == "namespaces" else ()
+
+
+def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) -> HeldPort:
+    """The first free port after one derived from the run, those already `refused` passed over; kept bound."""
+    start = zlib.crc32(run_id.encode()) % PORTS
+    for step in range(PORTS):
+        number = FIRST_PORT + (start + step) % PORTS
+        if number in refused:
+            continue
+        if hosts.emulation == "namespaces":  # a fresh namespace has every port free
+            return HeldPort(number, None)
+        one = socket.socket()
+        try:
+            # Every address, as torch's store will listen: a port that another program has on one address is taken.
+            one.bind(("", number))
+            return HeldPort(number, one)
+        except OSError:
+            one.close()
+    raise PlannerError(
+        "port", f"{FIRST_PORT}-{FIRST_PORT + PORTS - 1}", "none is free", "Stop what occupies them", exit_code=4
+    )
+
+
+def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[Agent]:
+    """Start every node's command in a session of its own, with its output in logs/node-N/agent.log."""
+    agents = []
+    for command, host in zip(spec.commands, hosts.hosts, strict=True):
+        log = agent_log(folder, command.node)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        env = inherited(dict(os.environ)) | command.env | {"MESHWRIGHT_SUPERVISOR": str(os.getpid())}
+        held: tuple[int, ...] = ()
+        if command.node == 0 and port.held is not None:
+            held = (port.held.fileno(),)
+            env["MESHWRIGHT_HELD_FD"] = str(held[0])
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command.argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=held,
+            )
+        agents.append(Agent(command.node, host.name, process, log))
+    port.close()
+    return agents
+
+
+def inherited(environment: dict[str, str]) -> dict[str, str]:
+    """The part of an environment that is passed on to the ranks."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in INHERITED or (name.startswith(INHERITED_PREFIXES) and not is_secret(name))
+    }
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value must not be shown."""
+    return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
+
+
+def base_environment(run_id: str, folder: Path, host: Host, processes: int) -> dict[str, str]:
+    """What every rank of a node needs from the launcher, whatever the backend."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env = {
+        RUN_ID_VARIABLE: run_id,
+        "MESHWRIGHT_RUN_DIR": str(folder),
+        "MESHWRIGHT_NODE": str(host.node),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // processes)),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if host.interface:
+        env["GLOO_SOCKET_IFNAME"] = host.interface
+        if host.prefix:
+            env["NCCL_SOCKET_IFNAME"] = f"={host.interface}"  # "=" asks NCCL for this name, not for a prefix
+    root = str(Path(__file__).resolve().parents[2])
+    if not root.endswith(("site-packages", "dist-packages")):
+        # A checkout that is not installed: the ranks must import the same code that runs here.
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return env | dict(host.env)
+
+
+def _loopback_address(node: int) -> str:
+    """127.0.0.(node+1) where the system answers on it (Linux does), else 127.0.0.1 for all."""
+    own = f"127.0.0.{node + 1}"
+    with socket.socket() as probe:
+        try:
+            probe.bind((own, 0))
+        except OSError:
+            return "127.0.0.1"
+    return own

@@ -1,0 +1,367 @@
+"""Predicted against measured, line by line, from a run folder alone.
+
+`build` joins plan.json with measured/ and run.json into one frozen value, `check` judges it, `render` prints it.
+Not here: predicting (planner) or measuring (executor.worker).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from executor import rundir
+from planner.errors import PlannerError
+from planner.plan import Collective, PhaseMemory, Plan
+from planner.record import Measured
+from planner.units import format_bytes, format_seconds, format_volume
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SCHEMA = "report/1"
+SMALL_SHARE = 0.02
+"""Memory terms under this share of the peak are listed apart: their error says nothing of the fit."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure on both sides. None means that this side does not have it: missing, which is not zero."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def error_percent(self) -> float | None:
+        """Signed: above zero, the prediction was too high. None unless both sides have a figure to compare."""
+        if self.predicted is None or not self.measured:
+            return 0.0 if self.predicted == 0 and self.measured == 0 else None
+        return (self.predicted / self.measured - 1) * 100
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The heaviest rank's memory. `lines` and `small` are named phase/term; the peak is that of the fullest phase."""
+
+    rank: int | None
+    node: int | None
+    source: str | None
+    predicted_phase: str | None
+    measured_phase: str | None
+    peak: Line
+    lines: tuple[Line, ...]
+    small: tuple[Line, ...]
+    allocator_peak_bytes: dict[str, float]
+
+
+class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step's collectives of the rank that was given most, by join key; payload bytes unless said.
+
+    `differing_ranks` lists those whose payload is not that rank's. `control` is measured only: calls under 1 KB.
+    """
+
+    rank: int | None
+    lines: tuple[Line, ...]
+    counts: tuple[Line, ...]
+    by_op: tuple[Line, ...]
+    payload: Line
+    wire: Line
+    ideal_payload_bytes: float | None
+    differing_ranks: tuple[int, ...]
+    control: tuple[Collective, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, compared."""
+
+    run_dir: str
+    plan_hash: str
+    model: str
+    engine: str
+    status: str
+    exit_code: int | None
+    message: str
+    backend: str | None
+    launcher: str | None
+    world_size: int
+    nodes: int
+    memory: MemoryReport
+    traffic: TrafficReport
+    step_s: Line
+    first_loss: float | None
+    last_loss: float | None
+    steps: int
+    node_tx_bytes: tuple[float, ...]
+    versions: dict[str, str]
+
+
+class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
+    """Allowed distance between prediction and measurement, in percent. None: not judged."""
+
+    memory: float = 5.0
+    payload: float = 0.0
+    time: float | None = None
+
+
+def build(folder: Path) -> Report:
+    """Read a run folder and join what was predicted with what was measured."""
+    plan, record = rundir.read_run_plan(folder), rundir.read_record(folder)
+    measured = rundir.read_measured(folder) or (record.measured if record else ())
+    steps = [value for one in measured for value in one.step_s]
+    losses = rundir.read_losses(folder)
+    return Report(
+        run_dir=str(folder),
+        plan_hash=plan.content_hash,
+        model=plan.model.name,
+        engine=plan.layout.engine,
+        status=record.status if record else "no run.json: still running, or its supervisor was killed",
+        exit_code=record.exit_code if record else None,
+        message=record.message if record else "",
+        backend=record.backend if record else None,
+        launcher=record.launcher if record else None,
+        world_size=plan.layout.world_size,
+        nodes=record.nodes if record else plan.cluster.nodes,
+        memory=join_memory(plan.prediction.memory, measured),
+        traffic=join_traffic(plan, measured),
+        step_s=Line(
+            name="step", predicted=plan.prediction.step_s, measured=statistics.median(steps) if steps else None
+        ),
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        steps=len(losses),
+        node_tx_bytes=record.node_tx_bytes if record else (),
+        versions=record.versions if record else {},
+    )
+
+
+def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ...]) -> MemoryReport:
+    """The prediction beside the rank whose fullest phase holds most, phase by phase and term by term."""
+    heaviest = max(
+        (one for one in measured if one.memory), key=lambda one: max(phase.total for phase in one.memory), default=None
+    )
+    actual = heaviest.memory if heaviest else ()
+    top_predicted, top_measured = _fullest(predicted), _fullest(actual)
+    peak = Line(
+        name="peak",
+        predicted=top_predicted.total if top_predicted else None,
+        measured=top_measured.total if top_measured else None,
+    )
+    lines = join(_terms(predicted), _terms(actual))
+    threshold = SMALL_SHARE * max(peak.predicted or 0, peak.measured or 0)
+    large = [line for line in lines if max(line.predicted or 0, line.measured or 0) >= threshold]
+    return MemoryReport(
+        rank=heaviest.rank if heaviest else None,
+        node=heaviest.node if heaviest else None,
+        source=heaviest.memory_source if heaviest else None,
+        predicted_phase=top_predicted.phase if top_predicted else None,
+        measured_phase=top_measured.phase if top_measured else None,
+        peak=peak,
+        lines=tuple(large),
+        small=tuple(line for line in lines if line not in large),
+        allocator_peak_bytes=heaviest.allocator_peak_bytes if heaviest else {},
+    )
+
+
+def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
+    """Predicted collectives beside those of the rank that was given most bytes, by key."""
+    predicted = plan.prediction.collectives
+    known = bool(predicted or plan.prediction.ideal_collectives or plan.prediction.memory)
+    totals = {one.rank: sum(call.payload_bytes for call in one.collectives) for one in measured}
+    busiest = max(measured, key=lambda one: totals[one.rank], default=None)
+    actual = busiest.collectives if busiest else ()
+
+    def total(field: str) -> Line:
+        return Line(
+            name=field,
+            predicted=sum(getattr(call, field) for call in predicted) if known else None,
+            measured=sum(getattr(call, field) for call in actual) if busiest else None,
+        )
+
+    ideal = plan.prediction.ideal_collectives
+    wire = total("wire_bytes_per_rank")
+    if not wire.measured:  # a rank sees what a call was given, not what crossed: zero here is "nobody looked"
+        wire = msgspec.structs.replace(wire, measured=None)
+    return TrafficReport(
+        rank=busiest.rank if busiest else None,
+        lines=join(_sums(predicted, "key", "payload_bytes"), _sums(actual, "key", "payload_bytes")),
+        counts=join(_sums(predicted, "key", "count"), _sums(actual, "key", "count")),
+        by_op=join(_sums(predicted, "op", "payload_bytes"), _sums(actual, "op", "payload_bytes")),
+        payload=total("payload_bytes"),
+        wire=wire,
+        ideal_payload_bytes=sum(call.payload_bytes for call in ideal) if ideal else None,
+        differing_ranks=tuple(rank for rank, payload in totals.items() if busiest and payload != totals[busiest.rank]),
+        control=busiest.control if busiest else (),
+    )
+
+
+def join(predicted: dict[str, float], measured: dict[str, float]) -> tuple[Line, ...]:
+    """Every name of either side once, in the order in which the prediction, then the measurement, brings them."""
+    names = [*predicted, *(name for name in measured if name not in predicted)]
+    return tuple(Line(name=name, predicted=predicted.get(name), measured=measured.get(name)) for name in names)
+
+
+def check(report: Report, tolerances: Tolerances) -> tuple[str, ...]:
+    """Sentences naming each figure outside its tolerance, or missing where it should be judged. Empty means inside."""
+    judged: list[tuple[str, Line, float]] = [("memory peak", report.memory.peak, tolerances.memory)]
+    judged += [
+        (f"{line.name} payload", line, tolerances.payload) for line in report.traffic.by_op or (report.traffic.payload,)
+    ]
+    if tolerances.time is not None:
+        judged.append(("step time", report.step_s, tolerances.time))
+    outside = []
+    for name, line, allowed in judged:
+        # 1e-9: sums of the same bytes in another order may differ in the last bit of a float.
+        if line.error_percent is None:
+            side = "predicted" if line.predicted is None else "measured"
+            outside.append(f"{name}: none was {side}")
+        elif abs(line.error_percent) > allowed + 1e-9:
+            outside.append(f"{name}: {line.error_percent:+.2f} % where {allowed:g} % is allowed")
+    return tuple(outside)
+
+
+def parse_tolerances(given: Iterable[str]) -> Tolerances:
+    """`memory=5 payload=0 time=30`; a bare number is the memory's."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.rpartition("=")
+        name = name or "memory"
+        if name not in Tolerances.__struct_fields__:
+            raise PlannerError("--tolerance", text, "judges memory, payload or time", "Write it like memory=5")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise PlannerError("--tolerance", text, "is not a number of percent", "Write it like memory=5") from None
+        if not 0 <= found[name] < float("inf"):
+            raise PlannerError("--tolerance", text, "must be zero or more", "Write it like memory=5")
+    return Tolerances(**found)
+
+
+def as_json(report: Report, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
+    """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
+    whole = {"schema": SCHEMA} | _with_errors(report)
+    if outside is not None:
+        whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
+    return msgspec.json.encode(whole)
+
+
+def render(report: Report, console: Console) -> None:
+    """Print the report for people."""
+    from rich.table import Table  # rich only where something is drawn
+    from rich.text import Text
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+        )
+        for index, column in enumerate(columns):
+            made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        return made
+
+    def say(text: str) -> None:
+        console.print(Text(text))  # names come from files: never read as markup
+
+    nodes = f"{report.nodes} node{'s' * (report.nodes > 1)}"
+    say(f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}")
+    if report.message:
+        say(report.message)
+
+    memory = report.memory
+    where = (
+        f"rank {memory.rank} on node {memory.node}, {memory.source}" if memory.rank is not None else "nothing measured"
+    )
+    made = table(f"Memory ({where})", "phase/term", "predicted", "measured", "error")
+    for line in memory.lines:
+        _row(made, line, format_bytes)
+    made.add_section()
+    _row(made, msgspec.structs.replace(memory.peak, name=_peak_name(memory)), format_bytes)
+    console.print(made)
+    small = [line for line in memory.small if line.predicted or line.measured]
+    if small:
+        say(f"  {len(small)} terms under {SMALL_SHARE:.0%} of the peak: {_listed(small, format_bytes)}")
+
+    if memory.allocator_peak_bytes:
+        shown = "; ".join(f"{name} {format_bytes(peak)}" for name, peak in memory.allocator_peak_bytes.items())
+        say(f"  the device's allocator saw: {shown}")
+
+    traffic = report.traffic
+    made = table(f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})",
+                 "operation/group/unit/phase", "predicted", "measured", "error")  # fmt: skip
+    for line in traffic.lines:
+        _row(made, line, format_volume)
+    made.add_section()
+    for line, name in ((traffic.payload, "all payload"), (traffic.wire, "on the wire, per rank")):
+        _row(made, msgspec.structs.replace(line, name=name), format_volume)
+    console.print(made)
+    if traffic.differing_ranks:
+        say(f"  ranks {', '.join(map(str, traffic.differing_ranks))} were given other totals")
+    if traffic.control:
+        calls, sent = (sum(getattr(call, name) for call in traffic.control) for name in ("count", "payload_bytes"))
+        say(f"  {calls:g} control messages under 1 KB, {format_volume(sent)} in all")
+
+    made = table("Step", "", "predicted", "measured", "error")
+    _row(made, msgspec.structs.replace(report.step_s, name="median step time"), format_seconds)
+    console.print(made)
+    if report.first_loss is not None:
+        say(f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps")
+    if report.node_tx_bytes:
+        sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
+        say(f"sent between nodes over the whole run: {sent}")
+
+
+def _row(made: Table, line: Line, form: Callable[[float], str]) -> None:
+    from rich.text import Text
+
+    shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
+    error = "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %"
+    made.add_row(*(Text(cell) for cell in (line.name, *shown, error)))
+
+
+def _listed(lines: list[Line], form: Callable[[float], str]) -> str:
+    def figure(value: float | None) -> str:
+        return "missing" if value is None else form(value)
+
+    return "; ".join(f"{line.name} {figure(line.predicted)} / {figure(line.measured)}" for line in lines)
+
+
+def _peak_name(memory: MemoryReport) -> str:
+    if (
+        memory.predicted_phase == memory.measured_phase
+        or memory.measured_phase is None
+        or memory.predicted_phase is None
+    ):
+        return f"PEAK in {memory.predicted_phase or memory.measured_phase or 'n/a'}"
+    return f"PEAK predicted in {memory.predicted_phase}, measured in {memory.measured_phase}"
+
+
+def _fullest(phases: tuple[PhaseMemory, ...]) -> PhaseMemory | None:
+    return max(phases, key=lambda phase: phase.total, default=None)
+
+
+def _terms(phases: tuple[PhaseMemory, ...]) -> dict[str, float]:
+    return {f"{phase.phase}/{term}": value for phase in phases for term, value in phase.terms.items()}
+
+
+def _sums(calls: tuple[Collective, ...], name: str, field: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for call in calls:
+        found[getattr(call, name)] = found.get(getattr(call, name), 0.0) + getattr(call, field)
+    return found
+
+
+def _with_errors(value: object) -> dict[str, object]:
+    """A struct as plain data, with `error_percent` added to every Line in it."""
+    plain: dict[str, object] = {}
+    for name in value.__struct_fields__:  # type: ignore[attr-defined]
+        one = getattr(value, name)
+        if isinstance(one, msgspec.Struct):
+            plain[name] = _with_errors(one)
+        elif isinstance(one, tuple):
+            plain[name] = [_with_errors(item) if isinstance(item, msgspec.Struct) else item for item in one]
+        else:
+            plain[name] = one
+    if isinstance(value, Line):
+        plain["error_percent"] = value.error_percent
+    return plain

@@ -1,0 +1,168 @@
+"""The run folder: what each file is called, how a folder is made, and how a finished one is read back.
+
+Not here: what the files mean (planner.plan, planner.record) or comparing them (report.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from planner.backend import LaunchSpec
+from planner.errors import PlannerError
+from planner.plan import Plan, encode_plan, read_plan, write_whole
+from planner.record import Measured, RunRecord
+
+PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
+CONFIG, LOGS, MESH, MEASURED, FAILED = "config", "logs", "mesh", "measured", "failed"
+DEFAULT_PARENT = "runs"
+
+T = TypeVar("T")
+
+
+class RankError(msgspec.Struct, frozen=True, kw_only=True):
+    """failed/rank-N.json: what a rank says of its own end."""
+
+    message: str
+    exit_code: int
+
+
+def default_folder(plan: Plan, now: datetime | None = None) -> Path:
+    """runs/<model>-<strategy>-<UTC time>: sorts by model, then strategy, then age."""
+    stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+    layout = plan.layout
+    strategy = f"zero{layout.zero_stage}" if layout.engine == "deepspeed" else layout.engine
+    if layout.engine == "fsdp2" and layout.dp_replicate > 1:
+        strategy = "hsdp"
+    if plan.job.method != "full":
+        strategy = f"{plan.job.method}-{strategy}"
+    # The model's name comes from a file somebody wrote: only what is safe in a path survives.
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.name).strip("-.") or "model"
+    return Path(DEFAULT_PARENT) / f"{model}-{strategy}-{stamp}"
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that is there already or that cannot be made; create nothing."""
+    if folder.is_file() or (folder.is_symlink() and not folder.is_dir()):
+        raise PlannerError("--run-dir", folder, "is a file", "Name a folder that does not exist yet")
+    if folder.is_dir():
+        raise PlannerError("--run-dir", folder, "exists, and a run never mixes with another", "Name a new folder")
+    nearest = folder.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise PlannerError("--run-dir", folder, f"{nearest} is not a folder", "Name a folder that can be created")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PlannerError("--run-dir", folder, f"{nearest} is not writable by you", "Name a folder under one that is")
+
+
+def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:
+    """Make the folder with the plan and the backend's configuration files."""
+    try:
+        for name in (CONFIG, LOGS, MESH, MEASURED, FAILED):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlannerError(
+            "--run-dir", folder, f"cannot be created ({error.strerror})", "Name another folder"
+        ) from None
+    write_whole(folder / PLAN, encode_plan(plan))
+    for relative, text in files.items():
+        target = folder / relative
+        if not target.resolve().is_relative_to(folder.resolve()):
+            raise PlannerError("backend file", relative, "lies outside the run folder", exit_code=4)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, text.encode())
+
+
+def write_launch(folder: Path, spec: LaunchSpec) -> None:
+    """launch.json, readable by its owner alone: it holds environment values."""
+    target = folder / LAUNCH
+    write_whole(target, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n")
+    target.chmod(0o600)
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """run.json."""
+    write_whole(folder / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def read_run_plan(folder: Path) -> Plan:
+    """The plan a run was started from; refuses a folder that is not a run folder."""
+    if not (folder / PLAN).is_file():
+        raise PlannerError(
+            "run", folder, f"holds no {PLAN}, so it is not a run folder", "Give a folder made by executor run"
+        )
+    return read_plan(folder / PLAN)
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """run.json, or None while the run has not ended (or its supervisor was killed)."""
+    path = folder / RECORD
+    return _read(path, RunRecord) if path.is_file() else None
+
+
+def read_launch(folder: Path) -> LaunchSpec | None:
+    """launch.json, or None before the launch."""
+    path = folder / LAUNCH
+    return _read(path, LaunchSpec) if path.is_file() else None
+
+
+def read_measured(folder: Path) -> tuple[Measured, ...]:
+    """What the ranks measured, by rank. A rank without a file is absent."""
+    return tuple(_read(path, Measured) for _, path in _rank_files(folder / MEASURED))
+
+
+def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:
+    """What each rank said of the process group it found itself in, by rank."""
+    return {rank: _read(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
+
+
+def read_errors(folder: Path) -> dict[int, tuple[RankError, float]]:
+    """What ranks wrote before they ended badly and when (seconds since the epoch), by rank."""
+    return {rank: (_read(path, RankError), path.stat().st_mtime) for rank, path in _rank_files(folder / FAILED)}
+
+
+def read_losses(folder: Path) -> tuple[float, ...]:
+    """The loss of every step that rank 0 logged; a last line cut short by its death is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return ()
+    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    return tuple(msgspec.json.decode(line, type=_Step).loss for line in whole)
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """The part of a line of metrics.jsonl that a report needs."""
+
+    loss: float
+
+
+def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | None:
+    """The newest raw log ("stdout" or "stderr") of one rank; torchrun makes the two folders above a local rank's."""
+    found = list((folder / LOGS / f"node-{node}").glob(f"*/attempt_*/{local_rank}/{stream}.log"))
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def agent_log(folder: Path, node: int) -> Path:
+    """What one node's torchrun itself said."""
+    return folder / LOGS / f"node-{node}" / "agent.log"
+
+
+def _rank_files(folder: Path) -> list[tuple[int, Path]]:
+    named = [(re.fullmatch(r"rank-(\d+)\.json", path.name), path) for path in folder.glob("rank-*.json")]
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, json.JSONDecodeError) as error:
+        raise PlannerError(
+            "run file", path, f"cannot be read ({error})", "The run folder is damaged; run again"
+        ) from None

@@ -1,0 +1,1 @@
+"""What runs on every rank. Only here may torch, accelerate, deepspeed or transformers be imported."""

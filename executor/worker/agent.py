@@ -1,0 +1,74 @@
+"""One node's torchrun, with three additions the supervisor relies on. Takes torchrun's own arguments.
+
+It dies with its supervisor, it says in failed/node-N.json which ranks failed and how, and it can give an emulated node
+its own host name. Not here: starting or ending agents (executor.supervise), or training (train.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+CLONE_NEWUTS = 0x04000000
+
+
+def main(arguments: list[str]) -> int:
+    """Run torchrun; 0 when every rank of this node ended well."""
+    _die_with_supervisor()
+    _take_hostname(os.environ.get("MESHWRIGHT_HOSTNAME"))
+
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]
+    # The supervisor bound the rendezvous port; importing torch took seconds, so it is let go only here.
+    held = os.environ.pop("MESHWRIGHT_HELD_FD", None)
+    if held is not None:
+        os.close(int(held))
+    try:
+        torchrun.run(options)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "local_rank": one.local_rank, "exit_code": one.exitcode, "time": float(one.timestamp)}
+            for rank, one in error.failures.items()
+        ]
+        _write(failures)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _die_with_supervisor() -> None:
+    """Ask Linux for SIGTERM when the supervisor dies, so that kill -9 on it leaves nothing behind."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    supervisor = os.environ.get("MESHWRIGHT_SUPERVISOR")
+    if supervisor and os.getppid() != int(supervisor):  # it died before the request was made
+        sys.exit(128 + signal.SIGTERM)
+
+
+def _take_hostname(name: str | None) -> None:
+    """Give this process tree a host name of its own. Without the right to do so, it keeps the machine's."""
+    if name and ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS) == 0:
+        socket.sethostname(name)
+
+
+def _write(failures: list[dict[str, float]]) -> None:
+    # The same folder in which ranks put their own last words; read by executor.supervise.
+    target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / "failed" / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"failures": failures}))
+    temporary.replace(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

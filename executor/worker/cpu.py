@@ -1,0 +1,45 @@
+"""Everything that is different on CPU with gloo, in one place: the training code itself takes the same path as on GPU.
+
+Frameworks choose a transport by the devices they see, and on a machine without an accelerator each would silently
+train alone, unsharded, or compile something. Not here: any training.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from planner.spec import Layout
+
+
+def prepare(layout: Layout) -> None:
+    """Before a framework starts: make it use gloo on CPU for this layout's engine."""
+    if layout.engine == "ddp":
+        # Without it Accelerate sees no device and starts a one-process job on every rank.
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    elif layout.engine == "fsdp2":
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        _let_accelerate_shard()
+    else:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        _leave_shared_memory_collective_out()
+
+
+def _let_accelerate_shard() -> None:
+    # Accelerate 1.15 turns FSDP into DDP when its device type is CPU. Told "several devices, over gloo" it takes the
+    # path a GPU takes; the sharding underneath does not care what the device is.
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    def several_devices(self: Any, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:
+        return "gloo", DistributedType.MULTI_GPU
+
+    PartialState._prepare_backend = several_devices
+
+
+def _leave_shared_memory_collective_out() -> None:
+    # DeepSpeed compiles an inference all-reduce through shared memory when it first starts on CPU. Training does not
+    # call it, and it needs a C++ compiler on every node. The registry is the switch DeepSpeed itself consults.
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

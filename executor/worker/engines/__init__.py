@@ -1,0 +1,20 @@
+"""One adapter a framework, chosen by the plan's layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from executor.worker.engines.base import Engine
+    from planner.plan import Plan
+
+
+def start_engine(plan: Plan, folder: str) -> Engine:
+    """Start the framework the layout names; only that one is imported."""
+    if plan.layout.engine == "deepspeed":
+        from executor.worker.engines.deepspeed import DeepSpeedEngine
+
+        return DeepSpeedEngine(plan, folder)
+    from executor.worker.engines.accelerate import DdpEngine, Fsdp2Engine
+
+    return DdpEngine(plan, folder) if plan.layout.engine == "ddp" else Fsdp2Engine(plan, folder)

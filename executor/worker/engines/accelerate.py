@@ -1,0 +1,173 @@
+"""DDP, FSDP2 and HSDP through Accelerate, configured by the environment its own launcher would set.
+
+Not here: that environment (executor/backends/accelerate.py) or CPU's obstacles (executor/worker/cpu.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import override
+
+from executor.worker.data import Batch
+from executor.worker.engines.base import Engine, LiveMesh
+from planner.plan import Plan
+
+
+class AccelerateEngine(Engine):
+    """What DDP and FSDP2 share under Accelerate."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        super().__init__(plan, folder)
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs
+
+        layout = plan.layout
+        # Accumulation is ours: Accelerate's `accumulate` ties it to a prepared data loader. `no_sync` is what it calls.
+        handlers = []
+        if layout.engine == "ddp":
+            handlers.append(
+                DistributedDataParallelKwargs(
+                    gradient_as_bucket_view=layout.gradient_as_bucket_view,
+                    bucket_cap_mb=layout.ddp_bucket_bytes / 2**20 if layout.ddp_bucket_bytes else 25,
+                )
+            )
+        self.accelerator = Accelerator(kwargs_handlers=handlers)
+        self.device = self.accelerator.device
+        self.loss_divisor = layout.data_parallel
+        if layout.engine == "fsdp2":
+            self._keep_the_loss_exact()
+
+    def _keep_the_loss_exact(self) -> None:
+        # Under bf16 Accelerate also casts what the root returns, so the loss would have three digits. The layers
+        # return bf16 anyway: without this cast only the loss changes.
+        plugin = self.accelerator.state.fsdp_plugin
+        if plugin.mixed_precision_policy is not None:
+            plugin.mixed_precision_policy = dataclasses.replace(plugin.mixed_precision_policy, output_dtype=None)
+
+    @override
+    def world(self) -> tuple[int, int]:
+        return self.accelerator.process_index, self.accelerator.num_processes
+
+    @override
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
+
+    @override
+    def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
+        with self._sync(last):
+            return self._loss(self.model, batch, step_tokens / self.loss_divisor)
+
+    @override
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        with self._sync(last):
+            self.accelerator.backward(loss)
+
+    @override
+    def step(self, lr: float) -> float:
+        limit = self.plan.job.recipe.max_grad_norm or math.inf
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def _optimizer_state(self) -> list[torch.Tensor]:
+        states = self.optimizer.state.values()
+        return [_local(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+    @contextlib.contextmanager
+    def _sync(self, last: bool) -> Iterator[None]:
+        # Leaving no_sync switches synchronisation back on, so it is entered for forward and backward apart: what
+        # FSDP2 reads is the state during backward, what DDP reads is the state during both.
+        if last or self.plan.layout.sync_each_micro_batch:
+            yield
+        else:
+            with self.accelerator.no_sync(self.model):
+                yield
+
+
+class DdpEngine(AccelerateEngine):
+    """Whole replicas, gradients all-reduced in buckets."""
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        if not isinstance(self.model, nn.parallel.DistributedDataParallel):
+            return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": [rank]})
+        ranks = dist.get_process_group_ranks(self.model.process_group)
+        return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
+
+    @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        weights = list(self.model.parameters())
+        return {
+            "params": [weight.detach() for weight in weights],
+            # With gradient_as_bucket_view these are views of the buckets; without it the reducer's C++ side holds a
+            # second copy that Python cannot see.
+            "grads": [weight.grad for weight in weights if weight.grad is not None],
+            "optimizer": self._optimizer_state(),
+            "buckets": [],
+        }
+
+    @override
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return dict(self.accelerator.unwrap_model(self.model).state_dict())
+
+
+class Fsdp2Engine(AccelerateEngine):
+    """Weights, gradients and optimizer sharded over dp_shard, replicated over dp_replicate (HSDP)."""
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        mesh = self.accelerator.torch_device_mesh
+        names = [] if mesh is None else list(mesh.mesh_dim_names or ())
+        groups = {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
+        return LiveMesh(world_size=world, rank=rank, groups=groups)
+
+    @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        weights = list(self.model.parameters())
+        grads = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        return {
+            "params": [_local(weight.detach()) for weight in weights],
+            "grads": grads + self._whole_gradients(),
+            "optimizer": self._optimizer_state(),
+            "buckets": [],
+        }
+
+    def _whole_gradients(self) -> list[torch.Tensor]:
+        # Between micro-batches without synchronisation FSDP2 keeps whole gradients beside the sharded weights.
+        from torch.distributed.fsdp import FSDPModule
+
+        held: list[torch.Tensor] = []
+        for module in self.model.modules():
+            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            for weight in group.fsdp_params if group else ():
+                if weight.unsharded_accumulated_grad is not None:
+                    held.append(_local(weight.unsharded_accumulated_grad))
+                elif getattr(weight, "_unsharded_param", None) is not None and weight._unsharded_param.grad is not None:
+                    held.append(_local(weight._unsharded_param.grad))
+        return held
+
+    @override
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return cast("dict[str, torch.Tensor]", get_model_state_dict(self.model, options=options))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,0 +1,101 @@
+"""What the training loop asks of a framework: one micro-batch forward, backward, one step, and its tensors.
+
+Not here: the loop (train.py), or what any framework does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from executor.worker.data import IGNORED, Batch
+from planner.plan import Plan
+
+
+class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups as the running framework has them. Axes of one rank may be absent."""
+
+    world_size: int
+    rank: int
+    groups: dict[str, list[int]]
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """This rank's place in each of its groups."""
+        return {axis: ranks.index(self.rank) for axis, ranks in self.groups.items()}
+
+
+class Engine(ABC):
+    """One framework, started on this rank. `device` is where batches go.
+
+    `loss_divisor` is by how much the framework divides summed gradients over ranks (and micro-batches): a loss
+    scaled up by it gives the gradient of the mean over the global batch.
+    """
+
+    device: torch.device
+    loss_divisor: int
+    model: nn.Module
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        """Start the framework and its process group; `folder` holds its configuration."""
+        self.plan, self.folder = plan, folder
+
+    @abstractmethod
+    def world(self) -> tuple[int, int]:
+        """(rank, world size) as the framework sees them, before a model exists."""
+
+    @abstractmethod
+    def mesh(self) -> LiveMesh:
+        """The groups the framework communicates in; after `prepare`."""
+
+    @abstractmethod
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        """Shard or replicate the model and build the optimizer over it."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
+        """This micro-batch's share of the global batch's mean loss, scaled by `loss_divisor`."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Accumulate gradients; after the last micro-batch they are reduced over the ranks."""
+
+    @abstractmethod
+    def step(self, lr: float) -> float:
+        """Clip, update, drop the gradients. Returns the gradient norm before clipping."""
+
+    @abstractmethod
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        """Tensors alive on this rank as params, grads, optimizer, buckets: local shards, for the meter."""
+
+    @abstractmethod
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole weights on rank 0 (elsewhere empty or partial); every rank must call it."""
+
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """Summed loss of a batch without gradients, for validation."""
+        with torch.no_grad():
+            return self._loss(self.model, batch, 1.0)
+
+    @staticmethod
+    def _loss(model: Any, batch: Batch, items: float) -> torch.Tensor:
+        # `shift_labels` holds the next tokens already, so that every position is a target; Transformers reads it in
+        # its loss, but computes one only if `labels` is given. The logits die here: nobody else holds the output.
+        loss: torch.Tensor = model(
+            input_ids=batch.inputs,
+            labels=batch.targets,
+            shift_labels=batch.targets,
+            num_items_in_batch=items,
+            use_cache=False,
+        ).loss
+        return loss
+
+
+def target_tokens(batch: Batch) -> int:
+    """Tokens of a batch that count in its loss."""
+    return int((batch.targets != IGNORED).sum())

@@ -1,0 +1,121 @@
+"""ZeRO stages 1 to 3 through DeepSpeed itself, configured by the run folder's deepspeed.json.
+
+Not here: writing that file (executor/backends/deepspeed.py) or CPU's obstacles (executor/worker/cpu.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import override
+
+from executor.worker.data import Batch
+from executor.worker.engines.base import Engine, LiveMesh
+from planner.plan import Plan
+
+
+class DeepSpeedEngine(Engine):
+    """deepspeed.initialize over the plain model; DeepSpeed averages, clips, casts and partitions."""
+
+    engine: Any
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        super().__init__(plan, folder)
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        on_cpu = plan.cluster.gpu.kind == "cpu"
+        deepspeed.init_distributed(dist_backend="gloo" if on_cpu else "nccl", auto_mpi_discovery=False, verbose=False)
+        self.device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+        # DeepSpeed divides by the accumulation steps as well as by the ranks.
+        self.loss_divisor = plan.layout.data_parallel * plan.layout.grad_accum
+
+    @override
+    def world(self) -> tuple[int, int]:
+        return dist.get_rank(), dist.get_world_size()
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        ranks = dist.get_process_group_ranks(self.engine.optimizer.dp_process_group)
+        return LiveMesh(world_size=world, rank=rank, groups={"dp_shard": ranks})
+
+    @override
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        import deepspeed
+
+        config = str(Path(self.folder) / "config" / "deepspeed.json")
+        if self.plan.layout.zero_stage == 3:
+            # Shard weight by weight: initialize alone would first move the whole model to the device.
+            deepspeed.zero.Init(module=model, config_dict_or_path=config)
+        optimizer = make_optimizer(model)
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        self.model = self.engine
+
+    @override
+    def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
+        return self._loss(self.engine, batch, step_tokens / self.loss_divisor)
+
+    @override
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        self.engine.backward(loss)
+        if not last:
+            self.engine.step()  # DeepSpeed counts micro-batches here; before the last one it updates nothing
+
+    @override
+    def step(self, lr: float) -> float:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm())
+
+    @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        zero = self.engine.optimizer
+        weights = list(self.engine.module.parameters())
+        sharded = [weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor")]
+        masters = getattr(zero, "single_partition_of_fp32_groups", None) or getattr(
+            zero, "fp32_partitioned_groups_flat", []
+        )
+        states = [value for state in zero.optimizer.state.values() for value in state.values()]
+        grads = [weight.grad for weight in weights] + [getattr(weight, "grad_accum", None) for weight in weights]
+        grads += [master.grad for master in masters]
+        for holder in ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer"):
+            grads += _flat(getattr(zero, holder, None))
+        buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
+        return {
+            "params": sharded or [weight.detach() for weight in weights],
+            "grads": _flat(grads),
+            # In fp32 the master copy of ZeRO-3 is the shard itself; the meter counts a storage once, as params.
+            "optimizer": [*(master.detach() for master in masters), *_flat(states)],
+            "buckets": buckets,
+        }
+
+    @override
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        if self.plan.layout.zero_stage < 3:
+            return dict(self.engine.module.state_dict())
+        import deepspeed
+
+        whole: dict[str, torch.Tensor] = {}
+        for name, weight in self.engine.module.named_parameters():  # one at a time: the whole model may not fit
+            with deepspeed.zero.GatheredParameters([weight]):
+                if dist.get_rank() == 0:
+                    whole[name] = weight.detach().cpu().clone()
+        return whole
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return _flat(list(value.values()))
+    if isinstance(value, Iterable):
+        return [tensor for part in value for tensor in _flat(part)]
+    return []

@@ -1,0 +1,446 @@
+"""Which tensors are alive on this rank, moment by moment, and what each of them is for.
+
+Counts storages, so a view is never counted twice, and says for the fullest moment of each phase how many bytes
+belong to which term of `planner.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), collectives
+(traffic.py), or what a caching allocator adds on top.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+
+from executor.worker.traffic import FsdpUnits
+from planner.plan import PhaseMemory
+
+TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
+COLLECTIVES = ("c10d", "_c10d_functional")
+STATES = ("params", "grads", "optimizer", "buckets")
+TRANSPORT_WAIT_S = 1.0
+"""Longest pause for a collective library to free its own copy."""
+HANDED_OVER_WAIT_S = 0.05
+"""The same for a collective's arguments, of which some are held for good."""
+StateTensors = Callable[[], dict[str, list[Tensor]]]
+
+
+class Storage:
+    """One storage from birth to death: its bytes now, where it was born, and what it was seen doing.
+
+    What it is *for* is often known only later (a tensor made in forward may or may not be kept for backward), so
+    facts are collected here and `term` is asked when the step is over.
+    """
+
+    __slots__ = (
+        "bytes",
+        "copied_from",
+        "has_vocab",
+        "holds_grads",
+        "in_engine",
+        "key",
+        "op",
+        "path",
+        "phase",
+        "shape",
+        "state",
+        "was_grad",
+        "was_kept",
+        "was_parameter",
+        "was_sent",
+        "watch",
+    )  # fmt: skip
+
+    def __init__(self, key: int, op: str, path: str, phase: str, shape: tuple[int, ...], in_engine: bool) -> None:
+        self.key, self.op, self.path, self.phase, self.shape, self.in_engine = key, op, path, phase, shape, in_engine
+        self.bytes = 0
+        self.state = ""
+        self.copied_from: Storage | None = None
+        self.was_parameter = self.was_grad = self.holds_grads = self.was_sent = self.has_vocab = self.was_kept = False
+        self.watch: weakref.ref[Any] | None = None
+
+    def term(self, phase: str) -> str:
+        """Which term its bytes count under in `phase`; the first fact that holds decides."""
+        if self.state:
+            return self.state
+        if self.was_parameter:
+            # A weight that is none of the persistent ones: whole before it was sharded, or gathered again.
+            return "params" if phase == "load" else "gathered"
+        if self.copied_from is not None and self.copied_from.term(phase) in ("params", "gathered"):
+            return "gathered"  # autocast's 16-bit copy of a weight
+        if self.was_grad:
+            return "grads"
+        if self.was_sent or self.holds_grads:
+            return "buckets"
+        if self.has_vocab:
+            return "logits"
+        if self.was_kept:
+            return "activations"
+        return "buckets" if self.in_engine else "temporaries"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Bytes that came (positive) or went in one operation."""
+
+    storage: Storage
+    delta: int
+    op: str
+    path: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the timeline: an operation, what it did to one storage, and the live bytes by term after it."""
+
+    phase: str
+    op: str
+    path: str
+    delta_bytes: int
+    term: str
+    shape: tuple[int, ...]
+    born_by: str
+    live: dict[str, int]
+
+
+class LiveTensors(TorchDispatchMode):
+    """While entered, follows every storage on `device_type`; while recording, remembers each change by phase.
+
+    Enter it before the model is built: what was made earlier is noticed only when first used. Temporaries that a
+    kernel allocates inside itself are not seen; the collective library's own buffers are not either.
+    """
+
+    def __init__(self, device_type: str, vocab: int) -> None:
+        super().__init__()
+        self.device_type, self.vocab = device_type, vocab
+        self._alive: dict[int, Storage] = {}
+        self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._scope = _Modules()
+        self._units = FsdpUnits()
+        self._state_tensors: StateTensors | None = None
+        self._resize: Any = None
+        self.phase = ""
+        self._recording = False
+        self._start: dict[Storage, int] = {}
+        self._changes: list[Change] = []
+        self._recomputed: list[Storage] = []
+        self._newborn: Storage | None = None
+        self._transports: list[Storage] = []
+        self._handed_over: list[weakref.ref[Tensor]] = []
+        self._now = ("", "")  # operation and module under way, for changes that happen inside it
+        self.fullest: dict[str, dict[Storage, int]] = {}
+        self.history: list[tuple[str, dict[Storage, int], list[Change]]] = []
+
+    # Following storages.
+
+    def __enter__(self) -> LiveTensors:
+        self._resize = torch.UntypedStorage.resize_
+        original, tracker = self._resize, self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            # FSDP2 and ZeRO free gathered weights this way, outside the dispatcher.
+            result = original(storage, size)
+            tracker._now = ("storage.resize_", tracker._scope.path())
+            tracker._look(storage, (size,))
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        self._scope.install()
+        self._units.install()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._units.remove()
+        self._scope.remove()
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        for storage in self._followed():
+            storage.watch = None
+        self._alive.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # a DTensor: let it unwrap, then see its local tensors
+        self._settle_recompute()
+        kwargs = kwargs or {}
+        self._now = (str(func), self._scope.path())
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if self._transports:
+            self._settle_transports(inputs)
+        if self._handed_over:
+            self._settle_handed_over()
+        for tensor in inputs:
+            self._storage_of(tensor, adopted=True)
+        result = func(*args, **kwargs)
+        if self._recording and self.device_type == "cpu" and func.namespace in COLLECTIVES:
+            self._handed_over += [weakref.ref(tensor) for tensor in inputs]
+        self._note(func, inputs, result)
+        return result
+
+    def _note(self, func: Any, inputs: list[Tensor], result: Any) -> None:
+        sent = func.namespace in COLLECTIVES
+        for tensor in inputs:
+            storage = self._storage_of(tensor)
+            if storage is None:
+                continue
+            storage.was_sent |= sent
+            if isinstance(tensor, nn.Parameter):
+                storage.was_parameter = True
+                self._parameters.setdefault(id(tensor), weakref.ref(tensor))
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = self._storage_of(tensor)
+            if storage is None:
+                continue
+            storage.was_sent |= sent
+            if storage is self._newborn and tensor.dim() >= 2 and tensor.shape[-1] == self.vocab:
+                storage.has_vocab = ".layers." not in f".{self._now[1]}"  # an ffn may be as wide as the vocabulary
+            if func is torch.ops.aten._to_copy.default and inputs and storage.copied_from is None:
+                source = self._storage_of(inputs[0])
+                storage.copied_from = source if source is not storage else None
+        if self._recording and self.phase.startswith(("backward", "optimizer")):
+            self._note_grads()
+
+    def _note_grads(self) -> None:
+        # Whole gradients of FSDP2 and ZeRO are `.grad` only for a moment, so look after every operation. A gradient
+        # that is only a part of its storage lives in a flat buffer: a bucket, unless the engine calls it gradients.
+        for key, reference in list(self._parameters.items()):
+            parameter = reference()
+            if parameter is None:
+                del self._parameters[key]
+            elif parameter.grad is not None:
+                grad = _local(parameter.grad)
+                storage = self._storage_of(grad)
+                if storage is not None:
+                    storage.was_grad |= grad.nbytes == storage.bytes
+                    storage.holds_grads |= grad.nbytes < storage.bytes
+
+    def _storage_of(self, tensor: Tensor, adopted: bool = False) -> Storage | None:
+        if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
+            return None
+        return self._look(tensor.untyped_storage(), tuple(tensor.shape), adopted)
+
+    def _look(self, raw: torch.UntypedStorage, shape: tuple[int, ...], adopted: bool = False) -> Storage | None:
+        if raw.device.type != self.device_type:
+            return None
+        key = raw._cdata
+        storage = self._alive.get(key)
+        if storage is None:
+            op, path = self._now
+            # What no operation made while a phase runs was made by a transport (gloo copies a reduce-scatter's input).
+            in_engine = self._units.current() != "" or (adopted and self._recording)
+            storage = Storage(key, op, path, self.phase, shape, in_engine)
+            self._alive[key] = self._newborn = storage
+            if adopted and self._recording and torch.distributed.is_initialized():
+                # In one process nothing travels: a view's or a checkpoint's own storage is not worth a wait.
+                self._transports.append(storage)
+            storage.watch = weakref.ref(raw, lambda _: self._died(key))
+            if self._scope.in_recompute:
+                self._recomputed.append(storage)
+        self._change(storage, raw.nbytes() - storage.bytes)
+        return storage
+
+    def _died(self, key: int) -> None:
+        storage = self._alive.pop(key, None)
+        if storage is not None:
+            storage.watch = None
+            self._change(storage, -storage.bytes)
+
+    def _change(self, storage: Storage, delta: int) -> None:
+        if delta:
+            storage.bytes += delta
+            if self._recording:
+                self._changes.append(Change(storage, delta, *self._now))
+
+    def _settle_recompute(self) -> None:
+        # Asked at the first operation after the recomputed part: what is alive now was recomputed to be used.
+        if self._recomputed and not self._scope.in_recompute:
+            for storage in self._recomputed:
+                storage.was_kept |= storage.bytes > 0
+            self._recomputed = []
+
+    def _settle_transports(self, inputs: list[Tensor]) -> None:
+        # gloo's own thread lets go of its copy some time after the wait for it is over: how long is the scheduler's
+        # choice. Without this pause the copy counts in the next moment on a busy machine and not on an idle one.
+        used = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout is torch.strided}
+        waited = [storage for storage in self._transports if storage.key not in used]
+        self._transports = [storage for storage in self._transports if storage.key in used]
+        _pause_while(lambda: any(storage.bytes for storage in waited), TRANSPORT_WAIT_S)
+
+    def _settle_handed_over(self) -> None:
+        # The same of the tensors that a collective was given: after the wait for it, gloo's thread holds them a moment
+        # longer than whoever gave them does. A tensor that C++ holds for good (DDP's buckets) costs the whole pause.
+        tensors, self._handed_over = self._handed_over, []
+        _pause_while(lambda: any(_held_by_others(one()) for one in tensors), HANDED_OVER_WAIT_S)
+
+    def _followed(self) -> list[Storage]:
+        """All storages alive now, as a copy: a transport's thread may end one at any time."""
+        return list(self._alive.values())
+
+    # Phases and terms.
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of all storages alive now."""
+        return sum(storage.bytes for storage in self._followed())
+
+    def attach(self, state_tensors: StateTensors) -> None:
+        """Take the engine's word for which tensors are which states."""
+        self._state_tensors = state_tensors
+        self._mark(STATES)
+
+    def _mark(self, names: tuple[str, ...]) -> None:
+        if self._state_tensors is None:
+            return
+        tensors = self._state_tensors()
+        for name in reversed([name for name in STATES if name in names]):  # the first named state wins a shared storage
+            for tensor in tensors.get(name, ()):
+                storage = self._storage_of(_local(tensor))
+                if storage is not None:
+                    storage.state = name
+
+    @contextmanager
+    def recording(self, phase: str) -> Iterator[None]:
+        """Remember the changes of one phase; of a phase that comes again, the fuller one counts."""
+        self.phase, self._changes, self._recording = phase, [], True
+        self._scope.phase_begins(phase)
+        self._start = {storage: storage.bytes for storage in self._followed()}
+        try:
+            yield
+        finally:
+            self._settle_recompute()
+            self._recording = False
+            if phase.startswith("forward"):
+                for storage in self._followed():
+                    storage.was_kept |= storage.phase == phase and storage not in self._start
+            else:
+                # Only now: inside forward, engines register gathered weights as the module's parameters.
+                self._mark(("grads", "buckets"))
+            moment = _fullest(self._start, self._changes)
+            if sum(moment.values()) > sum(self.fullest.get(phase, {}).values()):
+                self.fullest[phase] = moment
+            self.history.append((phase, self._start, self._changes))
+            self.phase, self._now = "", ("", "")
+
+    def conclude(self) -> tuple[PhaseMemory, ...]:
+        """Live bytes by term at the fullest moment of each phase recorded so far."""
+        self._mark(STATES)
+        return tuple(PhaseMemory(phase=phase, terms=_by_term(moment, phase)) for phase, moment in self.fullest.items())
+
+    def timeline(self) -> Iterator[Row]:
+        """Every change of the recorded phases in order. Ask after `conclude`, when each storage's use is known."""
+        for phase, start, changes in self.history:
+            live = dict.fromkeys(TERMS, 0)
+            for storage, size in start.items():
+                live[storage.term(phase)] += size
+            for change in changes:
+                term = change.storage.term(phase)
+                live[term] += change.delta
+                yield Row(
+                    phase,
+                    change.op,
+                    change.path,
+                    change.delta,
+                    term,
+                    change.storage.shape,
+                    change.storage.op,
+                    dict(live),
+                )
+
+
+def _fullest(start: dict[Storage, int], changes: list[Change]) -> dict[Storage, int]:
+    total = best = sum(start.values())
+    best_at = 0
+    for index, change in enumerate(changes, 1):
+        total += change.delta
+        if total > best:
+            best, best_at = total, index
+    moment = dict(start)
+    for change in changes[:best_at]:
+        moment[change.storage] = moment.get(change.storage, 0) + change.delta
+    return {storage: size for storage, size in moment.items() if size}
+
+
+def _by_term(moment: dict[Storage, int], phase: str) -> dict[str, float]:
+    terms = dict.fromkeys(TERMS, 0.0)
+    for storage, size in moment.items():
+        terms[storage.term(phase)] += size
+    return terms
+
+
+def _pause_while(held: Callable[[], bool], seconds: float) -> None:
+    """Let other threads run while something is held, so many seconds at most."""
+    until = time.monotonic() + seconds
+    while held() and time.monotonic() < until:
+        time.sleep(0.0005)
+
+
+def _held_by_others(tensor: Tensor | None) -> bool:
+    """Whether C++ holds a tensor beside its Python object."""
+    count: int = 0 if tensor is None else tensor._use_count()  # type: ignore[attr-defined]  # no stub has it
+    return count > 1
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank holds; any other tensor itself."""
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else local
+
+
+class _Modules:
+    """Which module is running: by hooks in forward and recompute, by the autograd node's number in backward."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._names: dict[int, str] = {}
+        self._nodes: dict[int, str] = {}
+        self._handles: list[Any] = []
+        self._in_backward = False
+
+    def install(self) -> None:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def phase_begins(self, phase: str) -> None:
+        self._in_backward = phase.startswith("backward")
+        self._stack = []
+        if phase.startswith("forward"):
+            self._nodes = {}
+
+    @property
+    def in_recompute(self) -> bool:
+        """Forward work while backward runs: gradients are on, or off inside a module's custom function."""
+        return self._in_backward and (torch.is_grad_enabled() or bool(self._stack))
+
+    def path(self) -> str:
+        if self._stack:
+            path = self._stack[-1]
+            # The node of the running operation was numbered just before the operation itself started.
+            self._nodes[torch._C._autograd._get_sequence_nr() - 1] = path
+            return path
+        node = torch._C._current_autograd_node() if self._in_backward else None
+        return self._nodes.get(node._sequence_nr(), "") if node is not None else ""
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if not self._stack and id(module) not in self._names:
+            for name, child in module.named_modules():
+                self._names[id(child)] = name.removeprefix("module.")
+        self._stack.append(self._names.get(id(module), type(module).__name__))
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if self._stack:
+            self._stack.pop()

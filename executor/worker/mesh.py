@@ -1,0 +1,82 @@
+"""Whether the running framework has the mesh the plan decided on, and the record of what it has.
+
+Without this check a framework that sees no device trains N separate one-process jobs and exits 0. Not here: asking
+the framework (engines/).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from executor.worker.engines.base import LiveMesh
+from planner.errors import PlannerError
+from planner.groups import MESH_AXES, axis_groups
+from planner.plan import Plan, write_whole
+
+
+def check_world(plan: Plan, rank: int, world_size: int) -> None:
+    """Refuse a world of another size than the plan's, before a model is built (exit code 4)."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != plan.layout.world_size or rank != int(os.environ.get("RANK", "0")):
+        raise PlannerError(
+            "mesh",
+            f"{world_size} ranks (this one is {rank})",
+            f"the plan has {plan.layout.world_size}, the launcher started {started}: the framework did not join them",
+            "Check that each rank sees its device and that the launcher starts nodes x devices processes",
+            exit_code=4,
+        )
+
+
+def expected_groups(plan: Plan, rank: int) -> dict[str, list[int]]:
+    """The groups of more than one rank that this rank belongs to, by axis."""
+    return {
+        axis: group
+        for axis in MESH_AXES
+        if getattr(plan.layout, axis) > 1
+        for group in axis_groups(plan.layout, axis)
+        if rank in group
+    }
+
+
+def check_mesh(plan: Plan, live: LiveMesh) -> None:
+    """Refuse groups other than the plan's (exit code 4)."""
+    check_world(plan, live.rank, live.world_size)
+    expected = expected_groups(plan, live.rank)
+    found = {axis: ranks for axis, ranks in live.groups.items() if len(ranks) > 1}
+    if found != expected:
+        raise PlannerError(
+            "mesh",
+            f"rank {live.rank} in {found}",
+            f"the plan puts it in {expected}",
+            "The configuration in the run folder is not the plan's: make the run folder again",
+            exit_code=4,
+        )
+
+
+def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str) -> None:
+    """mesh/rank-N.json: what this rank really is part of."""
+    record = {
+        "schema": "mesh/1",
+        "plan_hash": plan.content_hash,
+        "rank": live.rank,
+        "world_size": live.world_size,
+        "node": int(os.environ.get("GROUP_RANK", "0")),
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+        "host": socket.gethostname(),
+        "device": device,
+        "engine": plan.layout.engine,
+        "coordinates": live.coordinates,
+        "groups": live.groups,
+        "expected_groups": expected_groups(plan, live.rank),
+    }
+    write_json(Path(folder) / "mesh" / f"rank-{live.rank}.json", record)
+
+
+def write_json(path: Path, value: object) -> None:
+    """One JSON document, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

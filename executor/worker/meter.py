@@ -1,0 +1,152 @@
+"""The meter: times every step, looks into memory on one step and at collectives on another.
+
+The trainer says when phases begin and end; everything else is seen from here, so a measured run computes what an
+unmeasured one does. Not here: how storages are followed (memory.py) or calls read (traffic.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from executor.worker.memory import LiveTensors, Row, StateTensors
+from executor.worker.traffic import Call, Traffic, collectives
+from planner.plan import PhaseMemory, Plan
+from planner.record import Measured
+
+
+class Meter:
+    """Measures one rank. Storages are followed from `load` to the end of `memory_step`, slowly; then not at all.
+
+    Steps count from 0. `result` holds the times of the steps after both measured ones.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        node: int,
+        local_rank: int,
+        device: torch.device | str,
+        memory_step: int = 3,
+        traffic_step: int = 4,
+    ) -> None:
+        self._layout, self._rank, self._node, self._local_rank = plan.layout, rank, node, local_rank
+        self._device = torch.device(device)
+        self._memory_step, self._traffic_step = memory_step, traffic_step
+        self._step = -1
+        self._phase = "step"
+        self._live: LiveTensors | None = LiveTensors(self._device.type, plan.model.vocab)
+        self._entered = False
+        self._memory: tuple[PhaseMemory, ...] = ()
+        self._allocator: dict[str, float] = {}
+        self._calls: list[Call] = []
+        self._rows: list[Row] = []
+        self._step_s: list[float] = []
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Around building model, engine and optimizer."""
+        assert self._live is not None and not self._entered, "load comes once, before any step"
+        self._live.__enter__()
+        self._entered = True
+        try:
+            with self._live.recording("load"), self._allocator_peak("load"):
+                yield
+        except BaseException:
+            self._stop_following()
+            raise
+
+    def attach(self, state_tensors: StateTensors) -> None:
+        """`state_tensors()` gives what is alive now as "params", "grads", "optimizer" and "buckets".
+
+        "params" are the persistent ones: under FSDP2 the sharded parameters even while they are gathered.
+        """
+        if self._live is not None:
+            self._live.attach(state_tensors)
+
+    @contextmanager
+    def step(self, index: int) -> Iterator[None]:
+        """Around one optimizer step, all its micro-batches included."""
+        self._step, self._phase = index, "step"
+        self._wait()
+        began = time.perf_counter()
+        with ExitStack() as stack:
+            if index > self._memory_step and self._entered:
+                self._stop_following()  # the measured step was skipped, for instance by a resume
+            if index == self._memory_step and self._entered:
+                stack.callback(self._conclude)
+            if index == self._traffic_step:
+                traffic = stack.enter_context(Traffic(self._layout.engine, lambda: self._phase))
+                self._calls = traffic.calls
+            yield
+            self._wait()
+            if index > max(self._memory_step, self._traffic_step):
+                self._step_s.append(time.perf_counter() - began)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Inside a step: forward, backward (first micro-batch), forward.next, backward.next (later), optimizer."""
+        self._phase = name
+        with ExitStack() as stack:
+            if self._step == self._memory_step and self._live is not None and self._entered:
+                stack.enter_context(self._live.recording(name))
+                stack.enter_context(self._allocator_peak(name))
+            try:
+                yield
+            finally:
+                self._phase = "step"
+
+    def result(self) -> Measured:
+        """What was measured. A run that ends before the measured steps has only what it reached."""
+        if self._live is not None and self._entered:
+            self._conclude()
+        data, control = collectives(self._calls, self._layout)
+        return Measured(
+            rank=self._rank,
+            node=self._node,
+            local_rank=self._local_rank,
+            memory_source="live-tensors",
+            memory=self._memory,
+            allocator_peak_bytes=self._allocator,
+            collectives=data,
+            control=control,
+            step_s=tuple(self._step_s),
+        )
+
+    def timeline(self) -> list[Row]:
+        """Operation by operation, what came and went in `load` and the memory step. For working on the planner."""
+        return self._rows
+
+    def _conclude(self) -> None:
+        assert self._live is not None
+        self._memory = self._live.conclude()
+        self._rows = list(self._live.timeline())
+        self._stop_following()
+
+    def _stop_following(self) -> None:
+        assert self._live is not None
+        self._live.__exit__(None, None, None)
+        self._live, self._entered = None, False
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def _allocator_peak(self, phase: str) -> Iterator[None]:
+        if self._device.type != "cuda":
+            yield
+            return
+        torch.cuda.reset_peak_memory_stats(self._device)
+        yield
+        allocated, reserved = (
+            torch.cuda.max_memory_allocated(self._device),
+            torch.cuda.max_memory_reserved(self._device),
+        )
+        peaks = {phase: allocated, "reserved": reserved}
+        for name, peak in peaks.items():
+            self._allocator[name] = max(self._allocator.get(name, 0.0), float(peak))

@@ -1,0 +1,118 @@
+"""The model and its optimizer, before any framework touches them: on CPU, from one seed or a local checkpoint.
+
+Not here: wrapping and sharding (engines/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor.worker.seeds import seed_weights
+from planner.errors import PlannerError
+from planner.huggingface import config_dict, spec_of
+from planner.plan import Plan
+from planner.spec import ModelSpec, TrainingJob
+from planner.spec.job import Lora
+
+
+def build_model(plan: Plan) -> nn.Module:
+    """The Transformers model on CPU, in the format its weights are held in, with adapters if the method has them.
+
+    Every rank and every layout gets the same weights: FSDP2 broadcasts none.
+    """
+    from transformers import AutoModelForCausalLM
+
+    job = plan.job
+    seed_weights(job.recipe.seed)
+    dtype = weight_dtype(job)
+    if job.recipe.checkpoint:
+        model = AutoModelForCausalLM.from_pretrained(job.recipe.checkpoint, dtype=dtype, local_files_only=True)
+        _check_checkpoint(plan.model, model.config, job.recipe.checkpoint)
+    else:
+        model = AutoModelForCausalLM.from_config(transformers_config(plan.model, job.seq_len), dtype=dtype)
+    model.config.use_cache = False
+    if job.method == "lora":
+        _add_adapters(model, job)
+    if plan.layout.recompute == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    trained: nn.Module = model.train()
+    return trained
+
+
+def _check_checkpoint(spec: ModelSpec, config: Any, path: str) -> None:
+    sizes = ("family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    held = spec_of(config.to_dict(), Path(path), spec.name)
+    planned, found = (tuple(getattr(one, size) for size in sizes) for one in (spec, held))
+    if planned != found:
+        raise PlannerError(
+            "recipe.checkpoint",
+            path,
+            f"has ({', '.join(sizes)}) = {found}, the plan's {spec.name} has {planned}",
+            "Make the plan for the model the checkpoint holds",
+        )
+
+
+def weight_dtype(job: TrainingJob) -> torch.dtype:
+    """Format of the weights at rest. Mixed precision trains fp32 weights, but a frozen base is never updated: bf16."""
+    if job.precision == "fp32" or (job.precision == "bf16" and job.method == "full"):
+        return torch.float32
+    return torch.bfloat16
+
+
+def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
+    """The Transformers configuration of a spec."""
+    from transformers import AutoConfig
+
+    facts = config_dict(spec) | {
+        "use_cache": False,
+        "pad_token_id": None,
+        # Ids of the built-in byte tokenizer; they only matter to someone who generates from the saved weights.
+        "bos_token_id": min(256, spec.vocab - 1),
+        "eos_token_id": min(257, spec.vocab - 1),
+    }
+    if spec.positions == "rope":  # learned positions are as many as the model has
+        facts["max_position_embeddings"] = max(spec.max_seq_len, seq_len)
+    return AutoConfig.for_model(**facts)
+
+
+def _add_adapters(model: nn.Module, job: TrainingJob) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    lora = job.adapters or Lora()
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none"
+    )
+    # Injected, not wrapped: the model keeps its class, so every engine finds its layers and its head as without LoRA.
+    inject_adapter_in_model(config, model)
+    # peft upcasts in get_peft_model only, and injection skips it.
+    dtype = torch.float32 if lora.upcast_adapters else weight_dtype(job)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.to(dtype)
+
+
+def build_optimizer(model: nn.Module, job: TrainingJob) -> torch.optim.Optimizer:
+    """One group with every trainable weight: weight decay does not spare norms, so all engines shard one list."""
+    chosen = job.optimizer
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if chosen.name == "sgd":
+        return torch.optim.SGD(weights, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
+    return torch.optim.AdamW(
+        weights, lr=chosen.lr, betas=(chosen.beta1, chosen.beta2), eps=chosen.eps, weight_decay=chosen.weight_decay
+    )
+
+
+def ordinary_names(state: Mapping[str, torch.Tensor], tied: bool) -> dict[str, torch.Tensor]:
+    """Weights under the names Transformers gives them; adapters as `<module>.lora_A.weight`; a tied head once."""
+    named = {
+        name.replace(".base_layer.", ".").replace(".default.", "."): tensor.detach().cpu().contiguous()
+        for name, tensor in state.items()
+    }
+    if tied:
+        named.pop("lm_head.weight", None)
+    return named

@@ -1,0 +1,88 @@
+"""Print what a framework's own parser makes of a configuration file, as one line of JSON.
+
+A process of its own, started by the backends, so that they need no torch. Not here: comparing (executor/backends/).
+
+    python -m executor.worker.readback accelerate RUN_FOLDER/config/accelerate.yaml
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+SECTIONS = ("fsdp_config", "parallelism_config")
+
+
+def accelerate_values(path: str) -> dict[str, Any]:
+    """The environment `accelerate launch --config_file` would give each rank, and keys it would silently drop."""
+    import yaml
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        del os.environ[name]  # what our own shell exports is not what the file says
+    before = dict(os.environ)
+    parser = launch_command_parser()
+    options = parser.parse_args(["--config_file", path, "train.py"])
+    options, *_ = _validate_launch_command(options)
+    counts = {"num_processes": str(options.num_processes), "num_machines": str(options.num_machines)}
+    options.main_process_port = 0  # the port is the launcher's business; without one it tests a fixed port
+    environment = prepare_multi_gpu_env(options)
+    changed = {
+        name: value for name, value in environment.items() if before.get(name) != value and name.startswith(PREFIXES)
+    }
+
+    known = {action.dest for action in parser._actions}
+    raw = yaml.safe_load(Path(path).read_text()) or {}
+    unknown = [f"{section}.{key}" for section in SECTIONS for key in raw.get(section) or {} if key not in known]
+    return {"environment": changed, "counts": counts, "unknown": unknown}
+
+
+def deepspeed_values(path: str) -> dict[str, Any]:
+    """The values DeepSpeed would run with, under the names of its own file."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # parsing needs no device
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    parsed = DeepSpeedConfig(path)
+    zero = parsed.zero_config.model_dump(mode="json")
+    effective = {
+        "train_micro_batch_size_per_gpu": parsed.train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": parsed.gradient_accumulation_steps,
+        "gradient_clipping": parsed.gradient_clipping,
+        "zero_optimization": zero | {f"stage3_{name}": zero[name] for name in _STAGE3 if name in zero},
+        "bf16": parsed.bfloat16_config.model_dump(mode="json"),
+        "zero_allow_untested_optimizer": parsed.zero_allow_untested_optimizer,
+        "steps_per_print": parsed.steps_per_print,
+    }
+    raw = json.loads(Path(path).read_text())
+    keys = list(raw) + [
+        f"{name}.{key}" for name, section in raw.items() if isinstance(section, dict) for key in section
+    ]
+    return {"effective": effective, "keys": keys}
+
+
+_STAGE3 = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
+
+
+def main(arguments: list[str]) -> int:
+    """Read one file back; a file the framework refuses is exit code 1 with the reason on the last line of stderr."""
+    framework, path = arguments
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout
+            values = accelerate_values(path) if framework == "accelerate" else deepspeed_values(path)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever the framework raises is the answer
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    print(json.dumps(values))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

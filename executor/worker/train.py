@@ -1,0 +1,221 @@
+"""The training run of one rank: build, train, validate, save. Started by torchrun as `-m executor.worker.train`.
+
+It reads the plan and writes only into the run folder. Not here: what a framework does (engines/) or starting
+processes (the launchers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from executor.datacheck import check_inputs
+from executor.worker import cpu
+from executor.worker.data import Order, Windows, micro_batches, open_windows, validation_batches
+from executor.worker.engines import start_engine
+from executor.worker.engines.base import Engine, target_tokens
+from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
+from executor.worker.model import build_model, build_optimizer, ordinary_names
+from executor.worker.progress import Reporter, StepMetrics
+from executor.worker.schedule import learning_rate
+from executor.worker.seeds import seed_rank
+from executor.worker.unmetered import Unmetered
+from planner.errors import PlannerError
+from planner.plan import Plan, read_plan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank; a refusal is one line and its exit code, kept in failed/rank-N.json."""
+    options = _options(arguments)
+    try:
+        run(options)
+    except PlannerError as error:
+        return _fail(options.folder, error)
+    except torch.OutOfMemoryError as error:
+        rule = "out of device memory: " + str(error).splitlines()[0]
+        return _fail(
+            options.folder,
+            PlannerError("memory", None, rule, "Shard more, recompute, or lower the micro-batch", exit_code=5),
+        )
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Everything this rank does, in order."""
+    begin = time.perf_counter()
+    folder = str(options.folder)
+    plan = read_plan(Path(folder) / "plan.json")
+    check_inputs(plan)
+    _choose_device(plan)
+    engine = start_engine(plan, folder)
+    rank, world_size = engine.world()
+    check_world(plan, rank, world_size)
+
+    train_windows = open_windows(plan, plan.job.recipe.data)
+    meter = _meter(plan, rank, engine.device, measure=not options.no_meter)
+    with meter.load():
+        engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+    live = engine.mesh()
+    write_mesh(plan, live, folder, str(engine.device))
+    check_mesh(plan, live)
+    meter.attach(engine.state_tensors)
+
+    data_parallel_rank = live.rank  # dp_replicate and dp_shard are the only axes these engines have
+    seed_rank(plan.job.recipe.seed, data_parallel_rank)
+    reporter = Reporter(plan, folder, rank)
+    try:
+        _train(plan, engine, train_windows, meter, reporter, data_parallel_rank)
+    finally:
+        reporter.close()
+    measured = meter.result()
+    if measured is not None:
+        write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
+    if options.save_weights:
+        _save_weights(plan, engine, folder, rank)
+    if rank == 0:
+        write_json(Path(folder) / "result.json", reporter.result(time.perf_counter() - begin))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(
+    plan: Plan, engine: Engine, windows: Windows, meter: Any, reporter: Reporter, data_parallel_rank: int
+) -> None:
+    recipe, layout = plan.job.recipe, plan.layout
+    order = Order(len(windows), recipe.seed)
+    validation = (
+        open_windows(plan, recipe.validation_data, "recipe.validation_data") if recipe.validation_data else None
+    )
+    for step in range(recipe.steps):
+        batches = micro_batches(windows, order, layout, data_parallel_rank, step)
+        rate = learning_rate(plan.job.optimizer, recipe, step)
+        begin = time.perf_counter()
+        with meter.step(step):
+            loss_sum, norm = _optimizer_step(plan, engine, batches, meter, rate)
+            _finish_device_work(engine.device)
+        seconds = time.perf_counter() - begin
+        dist.all_reduce(loss_sum)
+        tokens = layout.global_batch_size * plan.job.seq_len
+        metrics = StepMetrics(
+            step=step, loss=float(loss_sum) / tokens, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds
+        )
+        if not math.isfinite(metrics.loss):
+            raise PlannerError(
+                "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
+            )
+        reporter.step(metrics)
+        done = step + 1
+        if validation is not None and (done == recipe.steps or (recipe.eval_every and done % recipe.eval_every == 0)):
+            reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank))
+
+
+def _optimizer_step(plan: Plan, engine: Engine, batches: Any, meter: Any, rate: float) -> tuple[torch.Tensor, float]:
+    """(this rank's summed loss, global gradient norm) of one optimizer step."""
+    layout = plan.layout
+    step_tokens = layout.global_batch_size * plan.job.seq_len
+    loss_sum = torch.zeros((), device=engine.device)
+    for index, batch in enumerate(batches):
+        last, suffix = index == layout.grad_accum - 1, ".next" if index else ""
+        placed = batch.to(engine.device)
+        with meter.phase("forward" + suffix):
+            loss = engine.forward(placed, step_tokens, last=last)
+        with meter.phase("backward" + suffix):
+            engine.backward(loss, last=last)
+        loss_sum += loss.detach() * (step_tokens / engine.loss_divisor)
+        del loss, placed
+    with meter.phase("optimizer"):
+        norm = engine.step(rate)
+    return loss_sum, norm
+
+
+def _validate(engine: Engine, windows: Windows, plan: Plan, data_parallel_rank: int) -> tuple[float, int]:
+    """Mean loss over all validation tokens, and how many there are."""
+    engine.model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=engine.device)
+    for batch in validation_batches(windows, plan.layout, data_parallel_rank):
+        placed = batch.to(engine.device)
+        total += torch.stack(
+            [engine.loss_sum(placed).double(), torch.tensor(float(target_tokens(placed))).double().to(engine.device)]
+        )
+    dist.all_reduce(total)
+    engine.model.train()
+    return float(total[0] / total[1]), int(total[1])
+
+
+def _save_weights(plan: Plan, engine: Engine, folder: str, rank: int) -> None:
+    state = engine.full_state_dict()
+    if rank == 0:
+        from safetensors.torch import save_file
+
+        target = Path(folder) / "weights"
+        target.mkdir(parents=True, exist_ok=True)
+        partial = target / "model.safetensors.partial"
+        save_file(ordinary_names(state, plan.model.tied), partial, metadata={"format": "pt"})
+        partial.replace(target / "model.safetensors")
+
+
+def _choose_device(plan: Plan) -> None:
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if plan.cluster.gpu.kind == "cpu":
+        cpu.prepare(plan.layout)
+    elif local_rank >= torch.cuda.device_count():
+        raise PlannerError(
+            "device",
+            f"{torch.cuda.device_count()} visible",
+            f"local rank {local_rank} has none, the plan is for {plan.cluster.gpu.name}",
+            "Check the driver and CUDA_VISIBLE_DEVICES on this node",
+            exit_code=4,
+        )
+    else:
+        torch.cuda.set_device(local_rank)
+
+
+def _meter(plan: Plan, rank: int, device: torch.device, *, measure: bool) -> Any:
+    if not measure:
+        return Unmetered()
+    from executor.worker.meter import Meter
+
+    node, local_rank = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    return Meter(plan, rank, node, local_rank, device)
+
+
+def _finish_device_work(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _fail(folder: Path, error: PlannerError) -> int:
+    rank = os.environ.get("RANK", "0")
+    print(f"{socket.gethostname()} rank {rank}: {error.sentence}", file=sys.stderr, flush=True)
+    with suppress(PlannerError, OSError):
+        record = {"schema": "failed/1", "rank": int(rank), "exit_code": error.exit_code, "message": error.sentence}
+        write_json(folder / "failed" / f"rank-{rank}.json", record)
+    return error.exit_code
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="executor.worker.train", description="Train one rank of a run folder's plan.")
+    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
+    parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is written. The interpreter's own end destroys gloo's threads while they may still run, which aborts a
+    # process now and then (seen once: "terminate called without an active exception").
+    os._exit(code)

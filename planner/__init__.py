@@ -1,0 +1,3 @@
+"""Plan distributed training: will it fit, how to split it, how fast will it be."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,49 @@
+"""What an answer holds: one layout with its figures, and all layouts that a question was answered with.
+
+Not here: how they are found (estimate.py, recommend.py), or what is said of them (reasons.py, render.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.case import Case
+from planner.comm import CommVolume
+from planner.memory import MemoryBreakdown
+from planner.question import Question
+from planner.steptime import StepTime, Throughput
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """One layout's answer. `sharding` names the strategy that LoRA runs under, else None. `rejected` counts the
+    strategy's layouts that were not shown, by reason."""
+
+    strategy: str
+    sharding: str | None
+    case: Case
+    memory: MemoryBreakdown
+    comm: CommVolume
+    time: StepTime
+    throughput: Throughput
+    fits: bool
+    reasons: tuple[str, ...]
+    backend: str | None
+    refusal: str | None
+    considered: int = 1
+
+    @property
+    def launchable(self) -> bool:
+        """Whether a backend that is installed runs it."""
+        return self.refusal is None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Estimates in the order of the strategies; `recommended` is the index of the fastest that fits and launches.
+
+    `unavailable` says of every strategy that is not among them why.
+    """
+
+    question: Question
+    estimates: tuple[Estimate, ...]
+    unavailable: dict[str, str]
+    recommended: int | None

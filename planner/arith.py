@@ -1,0 +1,75 @@
+"""The few operations that mean the same for one number and for a NumPy column.
+
+Formulas use these and the plain operators, so that one function serves one layout and a hundred thousand.
+Columns are float64: int64 overflows on the bytes of a large step. Not here: anything that knows a layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Number: TypeAlias = float | np.ndarray[Any, np.dtype[np.float64]]
+else:
+    Number: TypeAlias = Any
+
+SCALARS = (float, int, bool)
+
+
+def is_column(*values: Number) -> bool:
+    """Whether any of the values is a column (an array), told without importing NumPy."""
+    for value in values:  # noqa: SIM110 - any() is slower, and this runs some ten thousand times a question
+        if type(value) not in SCALARS and hasattr(value, "__array_priority__"):
+            return True
+    return False
+
+
+def where(condition: Any, yes: Number, no: Number) -> Number:
+    """`yes` where the condition holds, else `no`."""
+    if is_column(condition, yes, no):
+        import numpy as np  # columns only
+
+        return np.where(condition, yes, no)
+    return yes if condition else no
+
+
+def maximum(first: Number, *rest: Number) -> Number:
+    """The largest value, element by element."""
+    if is_column(first, *rest):
+        import numpy as np  # columns only
+
+        for value in rest:
+            first = np.maximum(first, value)
+        return first
+    return max(first, *rest) if rest else first
+
+
+def minimum(first: Number, second: Number) -> Number:
+    """The smaller value, element by element."""
+    if is_column(first, second):
+        import numpy as np  # columns only
+
+        return np.minimum(first, second)
+    return min(first, second)
+
+
+def ceil_div(numerator: Number, denominator: Number) -> Number:
+    """Division rounded up, exact while the numerator is below 2^52."""
+    if is_column(numerator, denominator):
+        import numpy as np  # columns only; floor division there costs ten times as much
+
+        return np.ceil(numerator / denominator)
+    return -(-numerator // denominator)
+
+
+def by_value(function: Callable[[float], float], value: Number) -> Number:
+    """`function` of a number, or of every distinct number of a column (for figures that need a walk each)."""
+    if isinstance(value, (int, float)):
+        return function(value)
+    import numpy as np  # columns only
+
+    distinct, place = np.unique(value, return_inverse=True)
+    return np.array([function(float(one)) for one in distinct])[place]

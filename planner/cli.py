@@ -1,0 +1,387 @@
+"""The `planner` command: estimate, explain, explore, presets, groups, show, states.
+
+Each parses, calls one function and prints; recommend stands in cli_recommend.py, fit, sweep, cost and compare in
+cli_study.py, and all of these are imported when they are called. Numbers arrive here as text, so that their refusals
+read alike wherever they are checked (options.py). Not here: any figure, or how errors end the process (command.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import click
+
+from planner import __version__, command
+
+NOTHING_FITS = 3
+PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16", "fp8")
+METHODS = ("full", "lora", "qlora")
+OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
+MODEL_SIZES = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab")
+RECOMPUTE = ("none", "attention", "sac:matmul", "full")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+STRATEGIES = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")
+
+EXAMPLES = """
+planner estimate --model 7b --gpus 32                      # every strategy side by side
+planner recommend --model 8b --gpus 16 --seq-len 8192 -o plan.json
+planner explain --model 7b --gpus 32 --dp-shard 32         # where every byte comes from
+"""
+
+LATER = {name: f"planner.cli_study:{name}" for name in ("fit", "sweep", "cost", "compare")} | {
+    "recommend": "planner.cli_recommend:recommend"
+}
+"""Commands of other modules, imported when they are called."""
+
+Command = Callable[..., Any]
+
+
+class Asking(click.Command):
+    """A command that asks the question: its forty options are made only when it runs, since start time counts."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Those of the question, then its own."""
+        return [*question_params(), *super().get_params(ctx)]
+
+
+def _option(*names: str, about: str, **more: Any) -> click.Option:
+    return click.Option(names, help=about, **more)
+
+
+def _text(name: str, about: str, metavar: str = "N", *more: str) -> click.Option:
+    return click.Option((name, *more), metavar=metavar, help=about)
+
+
+@cache
+def question_params() -> tuple[click.Option, ...]:
+    """Everything that may be said of the model, the cluster, the job and the layout."""
+    return (
+        _text("--model", "Preset or alias, a Hugging Face config.json, or its folder.", "NAME"),
+        *(_text(f"--{size}", f"Model size: {size.replace('-', ' ')}.") for size in MODEL_SIZES),
+        _option("--tied", is_flag=True, default=None, about="The head is the embedding."),
+        _text("--cluster", "Cluster preset, or a GPU's name. Default: dgx-h100.", "NAME"),
+        _text("--gpu", "GPU preset, in nodes as its preset has them.", "NAME"),
+        _text("--gpus", "GPUs in all."),
+        _text("--nodes", "Nodes."),
+        _text("--gpus-per-node", "GPUs a node."),
+        _option("--method", type=click.Choice(METHODS), about="Weights that are trained. Default: all three."),
+        _text("--lora-rank", "Rank of the adapters."),
+        _text("--lora-alpha", "Scale of the adapters. Default: twice the rank."),
+        _text("--lora-targets", "Adapted modules, separated by commas. Default: q_proj,v_proj.", "NAMES"),
+        _option("--lora-upcast/--no-lora-upcast", default=None, about="Adapters in fp32 (peft's default)."),
+        _option("--double-quant/--no-double-quant", default=None, about="QLoRA: quantise the scales too (default)."),
+        _option("--quant-storage", type=click.Choice(("bf16", "uint8")), about="QLoRA: what codes are packed in."),
+        _option("--precision", type=click.Choice(PRECISIONS), about="Number format. Default: bf16 (mixed)."),
+        _option("--optimizer", type=click.Choice(OPTIMIZERS), about="Default: adamw."),
+        _text("--lr", "Peak learning rate.", "X"),
+        _text("--weight-decay", "Weight decay.", "X"),
+        _text("--momentum", "Momentum of sgd.", "X"),
+        _text("--seq-len", "Tokens a sequence. Default: 2048."),
+        _option("--packing", type=click.Choice(("padded", "packed")), about="A document a sequence, or end to end."),
+        _text("--mean-seq-len", "Mean tokens of a document. Default: they fill the sequence."),
+        _text("--global-batch-size", "Sequences an optimizer step."),
+        _text("--micro-batch-size", "Sequences a rank takes at once."),
+        _text("--grad-accum", "Micro-batches a step.", "N", "--gradient-accumulation"),
+        _text("--dp-replicate", "Copies of the sharded model; fixes the layout."),
+        _text("--dp-shard", "Ranks that states are sharded over; fixes the layout."),
+        *(_text(f"--{axis}", f"Size of the {axis} group; fixes the layout.") for axis in ("tp", "pp", "cp", "ep")),
+        _text("--zero-stage", "0 nothing sharded, 1 optimizer, 2 gradients too, 3 weights too."),
+        _option("--sequence-parallel/--no-sequence-parallel", default=None, about="Tensor ranks split the tokens."),
+        _option("--cp-method", type=click.Choice(("ring", "allgather", "ulysses")), about="How context ranks attend."),
+        _option("--pp-schedule", type=click.Choice(SCHEDULES), about="Order of the pipeline's passes. Default: 1f1b."),
+        _text("--virtual-stages", "Chunks of layers on each pipeline rank."),
+        _text("--stage-layers", "Layers of each pipeline stage: 8,8,9,7.", "NUMBERS"),
+        _option("--offload-optimizer/--no-offload-optimizer", default=None, about="Optimizer states in host memory."),
+        _option("--offload-params/--no-offload-params", default=None, about="Weights' shards in host memory."),
+        _option("--offload-activations/--no-offload-activations", default=None, about="Activations in host memory."),
+        _text("--zero-secondary-shard", "ZeRO++: ranks of the group that keeps a second copy of the weights."),
+        _option("--recompute", type=click.Choice(RECOMPUTE), about="What is run again in backward. Default: none."),
+        _option("--reshard-after-forward/--no-reshard-after-forward", default=None, about="Free after forward."),
+        _option("--sync-each-micro-batch/--no-sync-each-micro-batch", default=None, about="Reduce each micro-batch."),
+        _text("--ddp-bucket-bytes", "DDP: bytes of a gradient bucket."),
+        _text("--reduce-bucket-elements", "DeepSpeed: elements of a gradient bucket. Default: by the model."),
+        _text("--allgather-bucket-elements", "DeepSpeed: elements gathered at once after a step."),
+        _text("--zero3-prefetch-elements", "DeepSpeed stage 3: elements fetched ahead."),
+        _text("--zero3-persistence-elements", "DeepSpeed stage 3: weights up to this size are never sharded."),
+        _text("--zero3-max-live-elements", "DeepSpeed stage 3: elements gathered at a time, at most."),
+        _text("--zero3-max-reuse-elements", "DeepSpeed stage 3: weights used again within this are kept."),
+        _option("--overlap-comm/--no-overlap-comm", default=None, about="DeepSpeed: reduce beside backward."),
+        _text("--runtime", "Runtime preset: whose code runs.", "NAME"),
+        _option("--strategy", type=click.Choice(STRATEGIES), about="This strategy alone."),
+        _text("--headroom", "Share of device memory to keep free. Default: 0.1.", "X"),
+        _text("--calibration", "Calibration preset.", "NAME"),
+        _option("--presets", multiple=True, metavar="DIR", about="Folder of your own presets. Repeatable."),
+        _text("--steps", "Optimizer steps of the run."),
+        _text("--warmup-steps", "Steps until the peak learning rate."),
+        _text("--min-lr-ratio", "Floor of the cosine over its peak.", "X"),
+        _text("--max-grad-norm", "Gradient clipping; 0 turns it off.", "X"),
+        _text("--seed", "Seed of weights and data order."),
+        _text("--data", "Text, .jsonl or .bin file to train on.", "FILE"),
+        _text("--validation-data", "File to evaluate on.", "FILE"),
+        _text("--eval-every", "Steps between evaluations; 0 never."),
+        _text("--tokenizer", "Tokenizer folder.", "DIR"),
+        _text("--checkpoint", "Local model folder to start from.", "DIR"),
+    )  # fmt: skip
+
+
+OUTPUT_OPTIONS = (
+    click.option("-o", "--output", metavar="PLAN", help="Write the recommended layout's plan.json here."),
+    click.option("--force", is_flag=True, help="Overwrite an existing plan."),
+)
+FROM_OPTION = click.option(
+    "--from",
+    "from_file",
+    metavar="FILE",
+    help="Read options from an Accelerate, DeepSpeed, torchtitan, Axolotl or LLaMA-Factory file.",
+)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+ANY_RUNTIME_OPTION = click.option(
+    "--any-runtime", is_flag=True, default=None, help="Engines that nothing launches from here, too."
+)
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator."""
+
+    def add(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+@click.group(
+    cls=command.Commands,
+    examples=EXAMPLES,
+    later=LATER,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, prog_name="planner")
+def planner() -> None:
+    """Plan distributed training: will it fit, how to split it, how fast will it be."""
+
+
+@planner.command(cls=Asking)
+@with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
+def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
+    """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
+    from planner import estimate as estimates
+    from planner import options, render
+
+    may_write(output, force)
+    if from_file is not None:
+        return _estimate_from(from_file, given, output, as_json)
+    found = estimates.answer(options.question(given))
+    click.echo(estimates.as_json(found) if as_json else render.answer_text(found))
+    return finish(found, output)
+
+
+def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json: bool) -> int:
+    """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
+    import msgspec
+
+    from planner import estimate as estimates
+    from planner import fromfile, options, render
+    from planner.fromfile import merge
+
+    accepts = {str(one.name): tuple(one.type.choices) if isinstance(one.type, click.Choice) else None
+               for one in question_params()}  # fmt: skip
+    read = merge.merged(fromfile.read(path), given, accepts)
+    found = estimates.answer(options.question(read.given))
+    click.echo(merge.as_text(read), err=True)
+    whole = estimates.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
+    click.echo(msgspec.json.encode(whole) if as_json else render.answer_text(found))
+    return finish(found, output)
+
+
+@planner.command(cls=Asking)
+@JSON_OPTION
+def explain(as_json: bool, **given: Any) -> int:
+    """Where every byte and second of one layout comes from: the recommended one, or the one given."""
+    import msgspec
+
+    from planner import estimate as estimates
+    from planner import explain as explanations
+    from planner import options, render
+
+    found = estimates.answer(options.question(given))
+    place = found.recommended if found.recommended is not None else 0
+    one = found.estimates[place]
+    trees = explanations.derivation(one.case, found.question.coefficients)
+    if as_json:
+        figures = estimates.estimate_dict(one, found.question.coefficients)
+        click.echo(msgspec.json.encode(explanations.as_json_object(one.case, trees) | {"estimate": figures}))
+        return 0
+    parts = [
+        render.headline(found),
+        f"{one.strategy}: {render.layout_text(one.case.layout)}",
+        "",
+        render.explain_text(one),
+        "",
+        "BYTES at the fullest moment of each phase",
+        explanations.origins_text(one.case),
+    ]
+    click.echo("\n".join([*parts, *(f"\n{explanations.tree_text(tree)}" for tree in trees.values())]))
+    return 0
+
+
+@planner.command(cls=Asking)
+@with_options(ANY_RUNTIME_OPTION, JSON_OPTION)
+def explore(as_json: bool, **given: Any) -> int:
+    """Ask, compare and choose on one screen; what is given here fills its fields."""
+    from planner.explorer import find_explorer
+
+    return find_explorer()(given, as_json)
+
+
+@planner.command("presets")
+@click.argument("kind", required=False)
+@click.argument("name", required=False)
+@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@JSON_OPTION
+def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:
+    """List what is known of KIND, or show NAME with the source of each fact."""
+    import msgspec
+
+    from planner import catalogue
+
+    found = catalogue.look_up(kind, name, folders)
+    click.echo(msgspec.json.encode(found) if as_json else catalogue.text(found))
+    return 0
+
+
+@planner.command("groups")
+@click.argument("plan_file", metavar="PLAN")
+@JSON_OPTION
+def show_groups(plan_file: str, as_json: bool) -> int:
+    """The rank map of PLAN: node, local rank, and which ranks form which group."""
+    import msgspec
+
+    from planner import render
+    from planner.groups import MESH_AXES, axis_groups, coordinates, node_of
+    from planner.plan import read_plan
+
+    plan = read_plan(plan_file)
+    layout, per_node = plan.layout, plan.cluster.gpus_per_node
+    rows = []
+    for rank in range(layout.world_size):
+        node, local = node_of(rank, per_node)
+        rows.append({"rank": rank, "node": node, "local_rank": local, **coordinates(layout, rank)})
+    groups = {axis: axis_groups(layout, axis) for axis in MESH_AXES if getattr(layout, axis) > 1}
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "groups/1", "ranks": rows, "groups": groups}))
+    else:
+        click.echo(render.rank_map_text(plan, rows, groups))
+    return 0
+
+
+@planner.command()
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--svg", metavar="FILE", help="Write the drawing as a picture, too.")
+@click.option("--force", is_flag=True, help="Overwrite an existing picture.")
+@JSON_OPTION
+def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
+    """Draw PLAN: nodes, GPUs, groups, bytes a step on the links, pipeline stages."""
+    from planner.plan import read_plan, write_whole
+
+    plan = read_plan(plan_file)
+    may_write(svg, force, field="svg")
+    if svg is not None:
+        from planner.show.svg import svg_of
+
+        write_whole(svg, svg_of(plan))
+        click.echo(f"wrote {svg}", err=True)
+    if as_json:
+        import msgspec
+
+        from planner.show.picture import as_json_object
+
+        click.echo(msgspec.json.encode(as_json_object(plan)))
+    else:
+        from planner.show.terminal import print_plan
+
+        print_plan(plan)
+    return 0
+
+
+@planner.command()
+@click.option("--params", required=True, metavar="X", help="Parameters, such as 7.0e9.")
+@click.option("--gpus", metavar="N", help="GPUs to shard over. Default: 1.")
+@click.option("--precision", type=click.Choice(("fp32", "bf16", "pure-bf16", "mixed")),
+              default="pure-bf16", show_default=True,
+              help="mixed: 16-bit weights and gradients beside an fp32 copy, as in the ZeRO paper.")  # fmt: skip
+@JSON_OPTION
+def states(params: str, gpus: str | None, precision: str, as_json: bool) -> int:
+    """Weights, gradients and optimizer states of a parameter count alone, by what is sharded (the textbook table)."""
+    import msgspec
+
+    from planner import render
+    from planner.question import real, whole
+    from planner.states import states_table
+
+    count, ranks = real("params", params, 1, 1e15) or 1, whole("gpus", gpus, 1, 10**6) or 1
+    rows = states_table(count, precision, ranks)
+    if as_json:
+        keys = ("sharding", "weights_bytes", "grads_bytes", "optimizer_bytes")
+        click.echo(
+            msgspec.json.encode({"schema": "states/1", "rows": [dict(zip(keys, row, strict=True)) for row in rows]})
+        )
+    else:
+        click.echo(render.states_text(count, ranks, rows))
+    return 0
+
+
+@planner.command("formulas", hidden=True)
+def list_formulas() -> int:
+    """docs/formulas.md, from the formulas themselves."""
+    from planner.formula_page import page
+
+    click.echo(page(), nl=False)
+    return 0
+
+
+def may_write(output: str | None, force: bool, field: str = "output") -> None:
+    """Refuse to overwrite a file unless told to."""
+    from planner.errors import PlannerError
+
+    if output is not None and not force and os.path.lexists(output):
+        raise PlannerError(field, output, "exists already", "Name another file, or add --force")
+
+
+def finish(found: Any, output: str | None) -> int:
+    """Write the recommended plan; exit code 3 when there is none."""
+    from planner.estimate import plan_of
+    from planner.plan import encode_plan, write_whole
+
+    place = found.recommended
+    if place is None and found.question.pins.exact and found.estimates[0].fits:
+        place = 0  # asked for by name: a plan to look at, which executor run refuses
+        click.echo(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
+    if place is None:
+        unwritten = "" if output is None else f" {output} is not written."
+        told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else "nothing fits"
+        click.echo(f"error: {told}.{unwritten}", err=True)
+        return NOTHING_FITS
+    if output is not None:
+        write_whole(output, encode_plan(plan_of(found.estimates[place])))
+        click.echo(f"wrote {output}", err=True)
+    return 0
+
+
+def main() -> None:
+    """Console script."""
+    # A command lives for a tenth of a second; looking for cycles takes a tenth of that.
+    gc.disable()
+    try:
+        command.main(planner, name="planner")
+    finally:
+        gc.freeze()  # or the interpreter, as it ends, looks for cycles after all: another tenth
+
+
+if __name__ == "__main__":
+    main()

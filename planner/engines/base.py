@@ -1,0 +1,82 @@
+"""What an engine must say of itself: how it computes, what it holds at every moment, what it sends.
+
+An engine is code because it is behaviour: wrap units, buckets, padding, casts, when gradients are reduced.
+Not here: any engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from planner.arith import Number
+from planner.case import Case
+from planner.inventory import Compute, Moment
+from planner.parallelism.base import IdealCollective
+from planner.rules import Rule
+
+Held = dict[str, Number]
+"""Live bytes by term: params, grads, optimizer, gathered, buckets, temporaries."""
+
+
+Holder = Callable[[Moment, bool], Held]
+"""(moment, whether the micro-batch is not the first) -> live bytes by term."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """Collectives of one kind in one optimizer step, as this software makes them.
+
+    `payload_bytes` is of all `count` calls together. Calls under 1 KB are control messages and not listed.
+    """
+
+    op: str
+    axis: str
+    unit: str
+    phase: str
+    count: Number
+    payload_bytes: Number
+    overlappable: bool = False
+
+
+class Engine(Protocol):
+    """One training framework's behaviour."""
+
+    name: str
+    rules: tuple[Rule, ...]
+
+    def compute(self, case: Case) -> Compute:
+        """Number formats as the model code sees them."""
+        ...
+
+    def resident(self, case: Case) -> Held:
+        """What stays on a rank of the stage between steps, once training runs: a lower bound of what every moment
+        after loading holds. Works with columns of every degree, weights' too."""
+        ...
+
+    # filled(case) -> Held, where an engine surely holds more than `resident` at the end of the last forward before a
+    # backward; asked through `held_when_filled`, columns as `resident`.
+
+    def outside(self, case: Case) -> list[tuple[str, Held]]:
+        """(phase, live bytes) at the fullest moments outside the model code: while model, engine and optimizer are
+        built (load), while gradients are reduced after the walk (backward), and in the optimizer's step."""
+        ...
+
+    def holder(self, case: Case) -> Holder:
+        """What the engine holds at a moment of forward or backward, in the first micro-batch or a later one."""
+        ...
+
+    def collectives(self, case: Case) -> list[Call]:
+        """Every collective of one steady optimizer step."""
+        ...
+
+    def ideal(self, case: Case) -> list[IdealCollective]:
+        """What the technique's paper would send."""
+        ...
+
+
+def held_when_filled(engine: Engine, case: Case) -> Held:
+    """What an engine holds at least when all activations of a stage are there."""
+    filled: Callable[[Case], Held] = getattr(engine, "filled", engine.resident)
+    return filled(case)

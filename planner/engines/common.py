@@ -1,0 +1,304 @@
+"""What several engines share: how a precision reaches the model code, what PyTorch's optimizers hold in a step, and
+the collectives of the techniques that split activations.
+
+Not here: anything that only one engine does, or what sharding the states sends (each engine's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner import optimizers
+from planner.arith import Number, ceil_div, is_column, where
+from planner.case import LAYERS, UNITS, Case
+from planner.engines import engine_of
+from planner.engines.base import Call
+from planner.inventory import Compute, Weight, unit_weights
+from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_element_bytes, nf4_scale_bytes
+from planner.parallelism import context, expert, pipeline, tensor
+from planner.parallelism.base import IdealCollective, merged
+from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
+from planner.spec import Quantization
+from planner.units import BYTES
+
+MIXED = ("bf16", "fp16", "fp8")
+"""Precisions that compute in a narrow format and update fp32 weights."""
+
+
+def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
+    """Number formats under Accelerate.
+
+    bf16 and fp16 run the model under autocast; fp8 does too, with the layers' products in 8 bits. With `casts_weights`
+    (FSDP2's parameter dtype) the gathered weights are 16-bit already, so autocast finds nothing left to cast and the
+    code computes as in pure-bf16.
+    """
+    mixed = case.job.precision in MIXED
+    narrow = float(BYTES["bf16"])
+    casts = mixed and casts_weights
+    return Compute(
+        weight_bytes=narrow if casts else base_weight_bytes(case),
+        element_bytes=float(BYTES["fp32"]) if case.job.precision == "fp32" else narrow,
+        autocast=mixed and not casts_weights,
+        lora=case.lora,
+        adapter_bytes=narrow if casts else adapter_bytes(case),
+        **parallel_compute(case),
+    )
+
+
+def parallel_compute(case: Case) -> dict[str, Any]:
+    """The arguments of Compute that every engine takes from the layout and the runtime alike."""
+    layout, parts = case.layout, case.runtime.parts
+    return {
+        "recompute": layout.recompute,
+        "kernels": parts,
+        "tp": layout.tp,
+        "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
+        "cp": layout.cp,
+        "cp_method": layout.cp_method,
+        "ep": layout.ep,
+        "layer_form": layer_form(case),
+        "seq_len": case.job.seq_len if parts.attention == "unfused" else 0,
+    }
+
+
+def layer_form(case: Case) -> str:
+    """How the layers' linear weights are held or multiplied."""
+    if case.job.base_quantization is not None:
+        return "nf4"
+    return "fp8" if case.job.precision == "fp8" else "plain"
+
+
+def base_weight_bytes(case: Case) -> float:
+    """Bytes an element of the model's own weights takes at rest: fp32 unless pure-bf16, or frozen and never updated."""
+    fp32 = case.job.precision == "fp32" or (case.job.precision in MIXED and case.lora is None)
+    return float(BYTES["fp32"] if fp32 else BYTES["bf16"])
+
+
+def adapter_bytes(case: Case) -> float:
+    """Bytes an element of an adapter takes at rest: fp32, or the base's format when it is told not to upcast."""
+    return float(BYTES["fp32"]) if case.lora is None or case.lora.upcast_adapters else base_weight_bytes(case)
+
+
+def trained_states(case: Case) -> StateBytes:
+    """Bytes an element of trained weight costs where PyTorch's own optimizer updates it in place."""
+    element = adapter_bytes(case) if case.lora is not None else base_weight_bytes(case)
+    return StateBytes(element, element, 0.0, moment_bytes(case.job.optimizer, element))
+
+
+def stored_weight_bytes(case: Case, weight: Weight) -> float:
+    """Bytes an element of this weight takes where it rests between steps, a 4-bit one's scales included."""
+    if packed(case, weight) and case.job.base_quantization is not None:
+        return nf4_element_bytes(case.job.base_quantization)
+    return adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
+
+
+def packed(case: Case, weight: Weight) -> bool:
+    """Whether the weight is held in 4 bits."""
+    return case.job.base_quantization is not None and is_layer_linear(weight)
+
+
+def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:
+    """A 4-bit weight on a rank: the codes are sharded like any weight, their scales are no weight and stay whole."""
+    codes = padded_elements(weight.elements, weight.elements * PACKED, shards)
+    return sharded_bytes(codes, CODE_BYTES, shards) + nf4_scale_bytes(weight.elements, quantization.double)
+
+
+def sent_elements(case: Case) -> Number:
+    """Elements of the whole model as collectives see them: 4-bit weights are packed into 16-bit ones."""
+    return sum(
+        case.repeats(unit) * weight.elements * (PACKED if packed(case, weight) else 1)
+        for unit in UNITS
+        for weight in case.units()[unit]
+    )
+
+
+def updated(case: Case, *, sharded: bool) -> optimizers.Units:
+    """The trained tensors as the optimizer sees them: whole, or split on dim 0 over the ranks that share them."""
+    return [
+        ([_updated(case, weight, sharded) for weight in case.units()[unit] if weight.trainable], case.repeats(unit))
+        for unit in UNITS
+    ]
+
+
+def _updated(case: Case, weight: Weight, sharded: bool) -> optimizers.Tensor:
+    shards = case.shards(weight) if sharded else 1
+    return optimizers.Tensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS)
+
+
+def moments(case: Case, *, sharded: bool) -> Number:
+    """Bytes of the optimizer's states on a rank."""
+    element = trained_states(case).weight
+    return sum(
+        times * optimizers.state_bytes(case.job.optimizer, tensor, element)
+        for tensors, times in updated(case, sharded=sharded)
+        for tensor in tensors
+    ) + 0.0  # fmt: skip
+
+
+def padded(weight: Weight, shards: Number) -> Number:
+    """Elements of a weight padded on its first dimension (FSDP2's rule)."""
+    return padded_elements(weight.elements, weight.shape[0], shards)
+
+
+def optimizer_temporaries(case: Case, element_bytes: float, *, sharded: bool) -> Number:
+    """Temporaries at the fullest moment of the optimizer's step."""
+    units, on_cpu = updated(case, sharded=sharded), case.cluster.gpu.kind == "cpu"
+    return optimizers.temporaries(case.job.optimizer, units, element_bytes, on_cpu=on_cpu)
+
+
+STATISTIC_BYTES = 4
+"""A loss over split logits exchanges fp32 numbers, one a token each."""
+
+
+def parallel_calls(case: Case, *, sums_each_input: bool = False) -> list[Call]:
+    """Collectives of one optimizer step on this stage that split activations cost: tensor, context, expert, pipeline.
+
+    What sharding the model's states costs is the engine's own. An axis of one rank has none; a column of degrees always
+    has its calls, of which groups of one send nothing. `sums_each_input`: every column-parallel linear sums its input's
+    gradient for itself, where Megatron-LM sums once for those that read the same.
+    """
+    layout = case.layout
+    calls: list[Call] = []
+    if is_column(layout.tp) or layout.tp > 1:
+        calls += _tensor_calls(case, sums_each_input)
+    if is_column(layout.cp) or layout.cp > 1:
+        calls += _context_calls(case)
+    if is_column(layout.ep) or layout.ep > 1:
+        calls += _expert_calls(case)
+    if case.pipelined:
+        calls += _pipeline_calls(case)
+    return calls
+
+
+def parallel_ideal(case: Case) -> list[IdealCollective]:
+    """The papers' own count of the same."""
+    return merged(
+        [IdealCollective(one.op, one.axis, one.phase, one.payload_bytes, one.count) for one in parallel_calls(case)]
+    )
+
+
+def result_bytes(case: Case) -> float:
+    """Bytes an element of what the model code hands from module to module."""
+    return engine_of(case.layout.engine).compute(case).element_bytes
+
+
+def residual_bytes(case: Case) -> Number:
+    """One micro-batch's residual stream, not split over tensor parallel ranks."""
+    return tensor.residual_bytes(case.tokens, case.model.hidden, result_bytes(case))
+
+
+def _tensor_calls(case: Case, sums_each_input: bool) -> list[Call]:
+    layout, parts, payload = case.layout, case.runtime.parts, residual_bytes(case)
+    sequence = layout.sequence_parallel
+    # Selective recompute keeps the products' results but not their gathered inputs.
+    again = parts.column_input == "regathered" or layout.recompute.startswith("sac:")
+    calls: list[Call] = []
+    for unit, layers in _layers(case):
+        each = layers if unit == "dense" else layers * _split_pairs(case) / tensor.PAIRS
+        made = tensor.layer_collectives(
+            payload,
+            each,
+            sequence_parallel=sequence,
+            regathers=again,
+            recomputes=layout.recompute == "full",
+            input_grads=_column_linears(case, unit) if sums_each_input else tensor.PAIRS,
+        )
+        calls += _calls(case, unit, made)
+    if case.here.first and parts.vocab_parallel:
+        calls += _calls(case, "embed", tensor.embedding_collectives(payload, sequence_parallel=sequence))
+    elif case.here.first and sequence:
+        # Every rank looks all tokens up and keeps its part: the parts' gradients are gathered.
+        calls += _calls(case, "embed", [IdealCollective("all_gather", "tp", "backward", payload)])
+    if case.here.last and (parts.vocab_parallel or (parts.head_parallel and not case.walked_model.tied)):
+        made = tensor.head_collectives(
+            payload,
+            case.tokens * case.model.vocab * result_bytes(case),
+            case.tokens * STATISTIC_BYTES,
+            sequence_parallel=sequence,
+            gathers=not parts.loss_parallel,
+        )
+        calls += _calls(case, "tail", made)
+    elif case.here.last and sequence:
+        calls += _calls(case, "tail", [IdealCollective("all_gather", "tp", "forward", payload)])
+    return calls
+
+
+def _split_pairs(case: Case) -> Number:
+    """Pairs of split linears in a layer that may have experts: whole experts (ep) are no pair, shared ones are."""
+    moe = case.model.moe
+    if moe is None or moe.shared_experts:
+        return tensor.PAIRS
+    return where(case.layout.ep > 1, tensor.PAIRS - 1, tensor.PAIRS)
+
+
+def _column_linears(case: Case, unit: str) -> int:
+    """Linears of a layer that are split by their outputs; all experts together read one input."""
+    weights = unit_weights(case.model)[unit]
+    matrices = [weight for weight in weights if len(weight.shape) == 2 and weight.split is not None]
+    experts = any(weight.expert for weight in weights)
+    return sum(weight.split == int(weight.transposed) for weight in matrices) + experts
+
+
+def weights_are_columns(case: Case) -> bool:
+    """Whether the sizes of this rank's weights are columns, so that nothing can be replayed weight by weight."""
+    return is_column(case.layout.tp, case.layout.pp, case.layout.ep)
+
+
+def _context_calls(case: Case) -> list[Call]:
+    model, layout = case.model, case.layout
+    element = case.tokens * result_bytes(case)
+    # A query goes out and a result comes back: the mean of the two widths, which differ in latent attention.
+    queries = element * (model.qk_width + model.v_width) / 2 / layout.tp
+    heads = model.heads if model.mla else model.kv_heads
+    key_and_value = (model.qk_width + model.v_width) / model.heads
+    keys_values = element * key_and_value * ceil_div(heads, layout.tp)
+    recomputes = layout.recompute in ("attention", "full")
+    calls: list[Call] = []
+    for unit, layers in _layers(case):
+        made = context.layer_collectives(
+            layout.cp_method, queries, keys_values, layout.cp, layers, recomputes=recomputes
+        )
+        calls += _calls(case, unit, made)
+    return calls
+
+
+def _expert_calls(case: Case) -> list[Call]:
+    """Tokens travel to experts and back; of a sequence that tensor parallel ranks split each sends its own part."""
+    if case.model.moe is None:
+        return []
+    layout = case.layout
+    tokens = case.tokens / layout.tp if layout.sequence_parallel else case.tokens
+    sent = expert.dispatched_bytes(tokens, case.model.hidden, case.model.moe.top_k, result_bytes(case))
+    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=layout.recompute == "full")
+    return _calls(case, "layer", made)
+
+
+def _pipeline_calls(case: Case) -> list[Call]:
+    layout, place = case.layout, case.here.place
+    split = layout.tp if layout.sequence_parallel else 1
+    boundary = pipeline.boundary_bytes(
+        layout.micro_batch_size, case.rank_seq_len, case.model.hidden, result_bytes(case), split
+    )
+    shape = layout.pp_schedule, layout.pp, place, layout.virtual_stages
+    forward, backward = pipeline.forward_sends(*shape), pipeline.backward_sends(*shape)
+    made = [
+        IdealCollective("send", "pp", phase, count * boundary, count)
+        for phase, count in (("forward", forward), ("backward", backward))
+        if is_column(count) or count
+    ]
+    return _calls(case, "boundary", made)
+
+
+def _layers(case: Case) -> Iterator[tuple[str, Number]]:
+    """Units that repeat and how often, those that there are on this stage."""
+    for unit in LAYERS:
+        count = case.repeats(unit)
+        if is_column(count) or count:
+            yield unit, count
+
+
+def _calls(case: Case, unit: str, ideal: list[IdealCollective]) -> list[Call]:
+    """A micro-batch's collectives as an optimizer step's."""
+    times = case.layout.grad_accum
+    return [Call(one.op, one.axis, unit, one.phase, one.calls * times, one.payload_bytes * times) for one in ideal]

@@ -1,0 +1,168 @@
+"""PyTorch DistributedDataParallel as Accelerate sets it up: whole model on every rank, bucketed all-reduce.
+
+Measured on torch 2.13, accelerate 1.15. Not here: the ideal all-reduce (parallelism/data.py).
+"""
+
+from __future__ import annotations
+
+from planner.arith import Number, ceil_div, maximum, minimum, where
+from planner.case import UNITS, Case
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import (
+    accelerate_compute,
+    moments,
+    optimizer_temporaries,
+    stored_weight_bytes,
+    trained_states,
+    weights_are_columns,
+)
+from planner.inventory import Compute, Moment
+from planner.parallelism import data
+from planner.parallelism.base import IdealCollective
+from planner.parallelism.zero import grad_state_bytes
+from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
+
+name = "ddp"
+rules: tuple[Rule, ...] = (
+    *splits_only(),
+    *reads_only("sync_each_micro_batch", "gradient_as_bucket_view", "ddp_bucket_bytes"),
+    *COMMON,
+    *JOB,
+    Rule(
+        name="DDP does not shard",
+        field="dp_shard",
+        holds=lambda case: case.layout.dp_shard == 1,
+        sentence=lambda case: "DDP keeps the whole model on every rank",
+        fix=lambda case: "Use dp_replicate, or engine fsdp2",
+    ),
+)
+
+FIRST_BUCKET_BYTES = 2**20
+"""The reducer's first bucket is small so that communication starts early (torch/nn/parallel/distributed.py)."""
+
+BROADCAST_BYTES = 250 * 2**20
+"""Rank 0's weights are sent to all in pieces of this size when the module is wrapped (same file)."""
+
+
+def compute(case: Case) -> Compute:
+    """fp32 weights under autocast for bf16; otherwise as stored."""
+    return accelerate_compute(case, casts_weights=False)
+
+
+def weight_bytes(case: Case) -> Number:
+    """All weights, as stored."""
+    return sum(
+        case.repeats(unit) * weight.elements * stored_weight_bytes(case, weight)
+        for unit in UNITS
+        for weight in case.units()[unit]
+    ) + 0.0  # fmt: skip
+
+
+def grad_bytes(case: Case) -> Number:
+    """One whole set of gradients."""
+    return grad_state_bytes(case.total(trainable=True), trained_states(case), 0, 1)
+
+
+def resident(case: Case) -> Held:
+    """What stays between steps: weights, moments, and the buckets, in which the gradients live or beside which."""
+    whole, view = grad_bytes(case), case.layout.gradient_as_bucket_view
+    return {
+        "params": weight_bytes(case),
+        "optimizer": moments(case, sharded=False),
+        "grads": whole if view else 0.0 * whole,
+        "buckets": 0.0 * whole if view else whole,
+    }
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Building and the optimizer's step."""
+    return [("load", held) for held in load(case)] + [("optimizer", step(case))]
+
+
+def load(case: Case) -> list[Held]:
+    """Weights beside the broadcast of them, then beside the reducer's buckets; moments come with the first step."""
+    whole = weight_bytes(case)
+    return [
+        {"params": whole, "buckets": minimum(whole, BROADCAST_BYTES)},
+        {"params": whole, "buckets": grad_bytes(case)},
+    ]
+
+
+def holder(case: Case) -> Holder:
+    """Buckets stay from the first step on. With bucket views gradients live in them; without, beside them.
+
+    Before the last micro-batch of an accumulation the reducer is not asked, so gradients are held on their own.
+    """
+    element, whole, view = trained_states(case).grad, grad_bytes(case), case.layout.gradient_as_bucket_view
+    accumulates = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
+    stay = resident(case)
+
+    def held(moment: Moment, later: bool) -> Held:
+        finished = finished_elements(case, moment) * element
+        in_flight = moment.in_flight * element
+        if later:
+            # With views the reducer copies accumulated gradients and lets them go, weight by weight.
+            own = where(accumulates, whole - finished if view else whole, finished * (not view))
+        elif moment.phase == "backward":
+            own = where(accumulates, finished, 0.0) if view else finished
+        else:
+            own = 0.0
+        return stay | {"grads": stay["grads"] + own + in_flight}
+
+    return held
+
+
+def finished_elements(case: Case, moment: Moment) -> Number:
+    """Elements of trained weights whose gradient this backward has made so far."""
+    if moment.phase != "backward" or moment.unit == "loss":
+        return 0
+    done: Number = moment.unit_grads
+    if moment.unit != "tail":
+        done = done + case.elements("tail", trainable=True)
+    for unit, layers in case.layers_after(moment).items():
+        done = done + layers * case.elements(unit, trainable=True)
+    return done
+
+
+def step(case: Case) -> Held:
+    """Weights, gradients, moments, and the optimizer's temporaries."""
+    states = trained_states(case)
+    whole = grad_bytes(case)
+    return {
+        "params": weight_bytes(case),
+        "grads": whole,
+        "buckets": 0.0 if case.layout.gradient_as_bucket_view else whole,
+        "optimizer": moments(case, sharded=False),
+        "temporaries": optimizer_temporaries(case, states.weight, sharded=False),
+    }
+
+
+def collectives(case: Case) -> list[Call]:
+    """One all-reduce a bucket, in the order gradients become ready; the last micro-batch of a step only."""
+    element = trained_states(case).grad
+    payload = case.total(trainable=True) * element
+    count = bucket_count(case)
+    # Without synchronisation between micro-batches gradients are reduced once a step.
+    rounds = case.layout.grad_accum if case.layout.sync_each_micro_batch else 1
+    return [
+        Call("all_reduce", "dp_replicate", "bucket", "backward", count * rounds, payload * rounds, overlappable=True)
+    ]
+
+
+def bucket_count(case: Case) -> Number:
+    """Buckets the reducer rebuilds after the first backward: gradients in the order they become ready, a bucket
+    closed once it has reached its size (torch/csrc/distributed/c10d/reducer.cpp). In columns of weights, at least."""
+    element = trained_states(case).grad
+    if weights_are_columns(case):
+        return 1 + maximum(0, ceil_div(grad_bytes(case) - FIRST_BUCKET_BYTES, case.layout.ddp_bucket_bytes))
+    buckets, filled, limit = 0, 0.0, float(FIRST_BUCKET_BYTES)
+    for weight in reversed([w for w in case.weights() if w.trainable]):
+        filled += weight.elements * element
+        if filled >= limit:
+            buckets, filled, limit = buckets + 1, 0.0, float(case.layout.ddp_bucket_bytes)
+    return buckets + (1 if filled else 0)
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """One all-reduce of all gradients."""
+    return data.ideal_collectives(case.total(trainable=True), trained_states(case).grad)

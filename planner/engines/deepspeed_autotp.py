@@ -1,0 +1,67 @@
+"""DeepSpeed's AutoTP in training, under ZeRO 0 to 2: linears are replaced by split ones, norms stay whole.
+
+No sequence parallelism. Every column-parallel linear sums its input's gradient itself, the embedding stays whole, the
+head is split and its logits gathered. ZeRO works on this rank's part of the weights among the data-parallel ranks.
+Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO (deepspeed.py).
+"""
+
+from __future__ import annotations
+
+from planner.case import Case
+from planner.engines import deepspeed
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import parallel_calls, parallel_ideal
+from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS, stages_up_to
+from planner.inventory import Compute
+from planner.parallelism.base import IdealCollective
+from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.technique_rules import tensor_rules
+
+name = "deepspeed-autotp"
+rules: tuple[Rule, ...] = (
+    *splits_only("tp"),
+    *reads_only("zero_stage", *BUCKETS),
+    Rule(
+        name="without tensor parallelism it is ZeRO",
+        field="tp",
+        holds=lambda case: case.layout.tp > 1,
+        sentence=lambda case: "AutoTP splits nothing over one rank",
+        fix=lambda case: "Use tp=2 or more, or engine deepspeed",
+    ),
+    *tensor_rules(),
+    stages_up_to(2, "AutoTP is predicted under ZeRO 0 to 2 only"),
+    NO_REPLICAS,
+    *COMMON,
+    *JOB,
+    *SPLIT_MODELS,
+)
+
+
+def compute(case: Case) -> Compute:
+    """As under ZeRO."""
+    return deepspeed.compute(case)
+
+
+def resident(case: Case) -> Held:
+    """ZeRO's, of this rank's part of the weights."""
+    return deepspeed.resident(case)
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """ZeRO's, of this rank's part of the weights."""
+    return deepspeed.outside(case)
+
+
+def holder(case: Case) -> Holder:
+    """ZeRO's, of this rank's part of the weights."""
+    return deepspeed.holder(case)
+
+
+def collectives(case: Case) -> list[Call]:
+    """ZeRO's among data-parallel ranks, and the split linears'."""
+    return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True)
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """ZeRO's paper, and two all-reduces a layer each way."""
+    return deepspeed.ideal(case) + parallel_ideal(case)

@@ -1,0 +1,171 @@
+"""DeepSpeed's PipelineModule: 1F1B over stages of layers, with ZeRO-0 or ZeRO-1 among the replicas of each stage.
+
+In bf16 both stages run the same BF16_Optimizer: master weights and moments are partitioned, all gradients accumulate
+in fp32 buffers that are there from the start, beside 16-bit ones from the first backward to the step. In fp32 and fp16
+it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0. Gradients are all-reduced once a step, after the
+schedule, as are those of embeddings that first and last stage share. Activation checkpointing counts one layer an
+interval.
+Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Not here: ZeRO-1 (deepspeed.py), or tensor
+parallelism, which a PipelineModule must bring along in its own layers.
+"""
+
+from __future__ import annotations
+
+from planner import optimizers
+from planner.arith import Number, ceil_div, maximum, minimum
+from planner.case import Case
+from planner.engines import deepspeed
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import parallel_calls, parallel_ideal
+from planner.engines.ddp import finished_elements
+from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS, stages_up_to
+from planner.inventory import Compute, Moment
+from planner.parallelism import zero
+from planner.parallelism.base import IdealCollective
+from planner.parallelism.zero import StateBytes, moment_bytes
+from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.technique_rules import any_micro_batches, pipeline_rules
+from planner.units import BYTES
+
+REDUCED_AT_ONCE = 500_000_000
+"""Elements copied together for one all-reduce (MEMORY_OPT_ALLREDUCE_SIZE)."""
+
+GATHERED_AT_ONCE = 500_000_000
+"""Elements of new weights in one all-gather (allgather_bucket_size's default)."""
+
+name = "deepspeed-pipeline"
+rules: tuple[Rule, ...] = (
+    *splits_only("pp"),
+    *reads_only("zero_stage", "pp_schedule", "stage_layers", *BUCKETS),
+    Rule(
+        name="without stages it is ZeRO",
+        field="pp",
+        holds=lambda case: case.layout.pp > 1,
+        sentence=lambda case: "PipelineModule over one stage is no pipeline",
+        fix=lambda case: "Use pp=2 or more, or engine deepspeed",
+    ),
+    *pipeline_rules(("1f1b",), any_micro_batches),
+    stages_up_to(1, "the pipeline engine refuses ZeRO stages that split gradients"),
+    NO_REPLICAS,
+    Rule(
+        name="tied embeddings clip wrongly at stage 0",
+        field="zero_stage",
+        # Equal to one process with ZeRO-1; with ZeRO-0 the gradient norm counts the tied weight twice and drifts.
+        holds=lambda case: case.layout.zero_stage >= 1 or not case.model.tied or not case.job.recipe.max_grad_norm,
+        sentence=lambda case: (
+            f"{case.model.name} ties its embeddings, and stage 0 counts their gradient twice when it clips"
+        ),
+        fix=lambda case: "Use zero_stage=1",
+    ),
+    *COMMON,
+    *JOB,
+    *SPLIT_MODELS,
+)
+
+
+def compute(case: Case) -> Compute:
+    """As under ZeRO: DeepSpeed casts the model."""
+    return deepspeed.compute(case)
+
+
+def _narrow(case: Case) -> bool:
+    """Whether BF16_Optimizer runs."""
+    return case.job.precision in ("bf16", "pure-bf16")
+
+
+def states(case: Case) -> StateBytes:
+    """16-bit weights and gradients, fp32 master and moments (pure-bf16 too: BF16_Optimizer knows nothing else)."""
+    if not _narrow(case):
+        return deepspeed.states(case)
+    narrow, wide = float(BYTES["bf16"]), float(BYTES["fp32"])
+    return StateBytes(narrow, narrow, wide, moment_bytes(case.job.optimizer, wide))
+
+
+def _flat(case: Case) -> Number:
+    """Elements of the flat group of trained weights, aligned to the ranks."""
+    unit = deepspeed.START_ALIGNMENT * case.layout.dp_shard
+    return ceil_div(case.total(trainable=True), unit) * unit
+
+
+def resident(case: Case) -> Held:
+    """Weights, the partition's master and moments, and the whole fp32 gradients."""
+    if not _narrow(case):
+        return deepspeed.resident(case)
+    each, flat = states(case), _flat(case)
+    part = flat / case.layout.dp_shard
+    return {
+        "params": zero.whole_bytes(flat + case.total(trainable=False), each.weight),
+        "optimizer": part * each.master
+        + optimizers.state_bytes(case.job.optimizer, optimizers.flat(part), each.master),
+        "grads": zero.whole_bytes(flat, float(BYTES["fp32"])),
+        "buckets": 0.0 * flat,
+    }
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Flattening the weights; the reduction after the schedule; the step on the partition."""
+    if not _narrow(case):
+        return deepspeed.outside(case)
+    each, trained, stay = states(case), case.total(trainable=True), resident(case)
+    loaded = {"params": case.total() * each.weight + _flat(case) * each.weight}
+    with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
+    copied = minimum(trained, REDUCED_AT_ONCE) * float(BYTES["fp32"])
+    part: optimizers.Units = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
+    on_cpu = case.cluster.gpu.kind == "cpu"
+    step = optimizers.temporaries(case.job.optimizer, part, each.master, on_cpu=on_cpu)
+    return [
+        ("load", loaded),
+        ("backward", with_grads | {"buckets": copied}),
+        ("optimizer", with_grads | {"temporaries": step}),
+    ]
+
+
+def holder(case: Case) -> Holder:
+    """What stays, and 16-bit gradients: those made so far, after the first micro-batch all of them."""
+    if not _narrow(case):
+        return deepspeed.holder(case)
+    element, stay = states(case).grad, resident(case)
+    whole = case.total(trainable=True) * element
+
+    def held(moment: Moment, later: bool) -> Held:
+        made = whole if later else finished_elements(case, moment) * element
+        return stay | {"grads": stay["grads"] + made + moment.in_flight * element}
+
+    return held
+
+
+def collectives(case: Case) -> list[Call]:
+    """One all-reduce of the stage's gradients a step, one gather of its new weights, the sends between stages."""
+    trained = case.total(trainable=True)
+    each = float(BYTES["fp32"]) if _narrow(case) else states(case).grad
+    buckets = ceil_div(trained, REDUCED_AT_ONCE)
+    calls = [Call("all_reduce", "dp_shard", "bucket", "backward", buckets, trained * each)]
+    if _narrow(case) or case.layout.zero_stage >= 1:
+        whole = _flat(case)
+        gathers = maximum(1, ceil_div(whole, GATHERED_AT_ONCE))
+        calls.append(Call("all_gather", "dp_shard", "params", "optimizer", gathers, whole * states(case).weight))
+    return calls + _tied(case) + parallel_calls(case)
+
+
+def _tied(case: Case) -> list[Call]:
+    """The first and the last stage sum the gradients of the table they share: over two ranks each sends it once."""
+    if not case.model.tied or case.lora is not None:
+        return []
+    unit = "embed" if case.here.first else "tail"
+    if not (case.here.first or case.here.last):
+        return []
+    table = case.model.vocab * case.model.hidden
+    return [Call("send", "pp", unit, "backward", 1, table * float(BYTES["fp32"]))]
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """ZeRO-1's paper (at stage 0 one all-reduce), and the sends."""
+    each = states(case)
+    trained = case.total(trainable=True)
+    if case.layout.zero_stage == 0:
+        reduced = [IdealCollective("all_reduce", "dp_shard", "backward", trained * each.grad)]
+        return reduced + parallel_ideal(case)
+    sharded = zero.ideal_collectives(
+        1, case.total(), trained, each.weight, each.grad, case.layout.grad_accum, reshard=True, reduce_each=False
+    )
+    return sharded + parallel_ideal(case)

@@ -1,0 +1,41 @@
+"""What DeepSpeed's engines ask of a layout and a job alike: ZeRO alone, with AutoTP, in a pipeline.
+
+Not here: the rules of one of them.
+"""
+
+from __future__ import annotations
+
+from planner.rules import Rule, accepts
+
+BUCKETS = ("reduce_bucket_elements", "allgather_bucket_elements", "overlap_comm")
+"""Fields of a layout that set bucket sizes and overlap, at every stage."""
+
+NO_REPLICAS = Rule(
+    name="ZeRO shards over all data-parallel ranks",
+    field="dp_replicate",
+    holds=lambda case: case.layout.dp_replicate == 1,
+    sentence=lambda case: "ZeRO shards over all data-parallel ranks",
+    fix=lambda case: "Use dp_replicate=1, or engine fsdp2 for HSDP",
+)
+
+SPLIT_MODELS: tuple[Rule, ...] = (
+    accepts("method", ("full", "lora"), "4-bit weights are not split over ranks"),
+    accepts("precision", ("fp32", "bf16", "fp16", "pure-bf16"), "DeepSpeed casts the whole model to one 16-bit format"),
+    accepts(
+        "optimizer",
+        ("adamw", "sgd", "lion", "adafactor", "adamw-8bit"),
+        "DeepSpeed's Muon wants models that are not split (runtime/bf16_optimizer.py)",
+    ),
+)
+"""Jobs that DeepSpeed trains with tensor or pipeline parallelism."""
+
+
+def stages_up_to(highest: int, why: str) -> Rule:
+    """A rule against ZeRO stages that DeepSpeed does not combine with something."""
+    return Rule(
+        name=f"ZeRO stage above {highest}",
+        field="zero_stage",
+        holds=lambda case: case.layout.zero_stage <= highest,
+        sentence=lambda case: why,
+        fix=lambda case: f"Use zero_stage={highest}",
+    )

@@ -1,0 +1,467 @@
+"""PyTorch FSDP2 as Accelerate sets it up: every layer, the embedding and the tail are units of their own.
+
+A unit's weights are gathered for its forward and again for its backward, the next unit's gather is started early,
+gradients are reduce-scattered when a unit's backward is done. Over `dp_replicate` copies the shards' gradients are
+all-reduced (HSDP). Measured on torch 2.13, accelerate 1.15. Not here: the ideal (parallelism/zero.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from planner.arith import Number, is_column, where
+from planner.case import LAYERS, UNITS, Case
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import (
+    MIXED,
+    accelerate_compute,
+    moments,
+    optimizer_temporaries,
+    packed,
+    packed_shard_bytes,
+    padded,
+    sent_elements,
+    stored_weight_bytes,
+    trained_states,
+)
+from planner.inventory import Compute, Moment, Weight
+from planner.inventory.forms import CODE_BYTES, is_layer_linear
+from planner.optimizers import NEWTON_SCHULZ_STEPS
+from planner.parallelism import zero
+from planner.parallelism.base import IdealCollective
+from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.units import BYTES
+
+name = "fsdp2"
+
+SHARDED_TENSORS: tuple[Rule, ...] = (
+    Rule(
+        name="optimizer cannot be sharded by FSDP2",
+        field="optimizer",
+        # bitsandbytes issue 1633: illegal memory access. transformers.Adafactor makes plain row and column states,
+        # and torch refuses to mix them with DTensor weights (tried on two ranks, torch 2.13, transformers 5.23).
+        holds=lambda case: case.job.optimizer.name not in ("adamw-8bit", "adafactor"),
+        sentence=lambda case: f"{case.job.optimizer.name} does not work on FSDP2's sharded tensors",
+        fix=lambda case: "Use zero_stage 1, 2 or 3 (engine deepspeed), engine ddp, or optimizer adamw",
+    ),
+    Rule(
+        name="FSDP2 cannot shard uint8 codes",
+        field="quant_storage",
+        # The Hugging Face guide to FSDP-QLoRA; Accelerate leaves uint8 weights whole on every rank.
+        holds=lambda case: case.job.base_quantization is None or case.job.base_quantization.storage == "bf16",
+        sentence=lambda case: "FSDP2 shards floating formats only, and uint8 4-bit weights would stay whole",
+        fix=lambda case: "Use quant_storage=bf16 (bnb_4bit_quant_storage, the compute format)",
+    ),
+)
+"""What cannot work on weights that are sharded tensors."""
+
+STAGE = Rule(
+    name="FSDP2 is stage 3",
+    field="zero_stage",
+    holds=lambda case: case.layout.zero_stage in (0, 3),
+    sentence=lambda case: "FSDP2 shards weights, gradients and optimizer alike",
+    fix=lambda case: "Use zero_stage=3, or engine deepspeed",
+)
+
+rules: tuple[Rule, ...] = (
+    *splits_only(),
+    *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
+    STAGE,
+    *COMMON,
+    *JOB,
+    Rule(
+        name="FSDP2 shards",
+        field="dp_shard",
+        holds=lambda case: case.layout.dp_shard > 1,
+        sentence=lambda case: "FSDP2 with one shard is DDP",
+        fix=lambda case: "Use dp_shard >= 2, or engine ddp",
+    ),
+    Rule(
+        name="FSDP2 offloads weights and optimizer together",
+        field="offload_optimizer",
+        holds=lambda case: case.layout.offload_optimizer == case.layout.offload_params,
+        sentence=lambda case: "FSDP2's CPUOffloadPolicy moves weights, gradients and optimizer together",
+        fix=lambda case: "Use offload_optimizer=true and offload_params=true, or neither",
+    ),
+    Rule(
+        name="8-bit states on the host",
+        field="offload_optimizer",
+        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.name != "adamw-8bit",
+        sentence=lambda case: "8-bit states are updated by bitsandbytes' kernels for GPUs",
+        fix=lambda case: "Use optimizer adamw, or offload_optimizer=false",
+    ),
+    *SHARDED_TENSORS,
+)
+
+
+def compute(case: Case) -> Compute:
+    """With bf16 the gathered weights are 16-bit (parameter dtype), so the code computes as in pure-bf16."""
+    return accelerate_compute(case, casts_weights=True)
+
+
+def gathered_bytes_of(case: Case, weight: Weight) -> float:
+    """Bytes an element of a gathered weight takes; 4-bit weights are gathered as they are."""
+    if packed(case, weight):
+        return CODE_BYTES
+    return float(BYTES["bf16"]) if case.job.precision in MIXED else stored_weight_bytes(case, weight)
+
+
+def grad_element_bytes(case: Case) -> float:
+    """Bytes an element of a gradient takes as backward makes it: in the parameter dtype."""
+    return float(BYTES["bf16"]) if case.job.precision in MIXED else trained_states(case).grad
+
+
+def reduced_element_bytes(case: Case, fp32_reduce: bool) -> float:
+    """Bytes an element takes while it is reduced or waits, whole, to be: bf16 reduces in bf16 (Accelerate's reduce
+    dtype) unless the engine asks for fp32."""
+    return float(BYTES["fp32"]) if fp32_reduce else grad_element_bytes(case)
+
+
+def unit_elements(case: Case, unit: str, *, trainable: bool | None = None) -> Number:
+    """Elements of one unit, every weight padded on dim 0 to the shards."""
+    return sum(
+        padded(weight, case.shards(weight))
+        for weight in case.units()[unit]
+        if trainable in (None, weight.trainable)
+    ) + 0.0  # fmt: skip
+
+
+def gathered(case: Case, unit: str) -> Number:
+    """Bytes of one unit's gathered weights, and of the all-gather's output they are copied from."""
+    return sum(
+        zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight))
+        for weight in case.units()[unit]
+    ) + 0.0  # fmt: skip
+
+
+def scattered(case: Case, unit: str, fp32_reduce: bool = False) -> Number:
+    """Bytes of one unit's reduce-scatter input: its trained weights' gradients, whole."""
+    return zero.whole_bytes(unit_elements(case, unit, trainable=True), reduced_element_bytes(case, fp32_reduce))
+
+
+def unit_weight_shards(case: Case, unit: str) -> Number:
+    """Bytes of one unit's shards on a rank, as stored."""
+    return sum(
+        packed_shard_bytes(weight, case.shards(weight), case.job.base_quantization)
+        if case.job.base_quantization is not None and is_layer_linear(weight)
+        else zero.sharded_bytes(
+            padded(weight, case.shards(weight)), stored_weight_bytes(case, weight), case.shards(weight)
+        )
+        for weight in case.units()[unit]
+    ) + 0.0  # fmt: skip
+
+
+def weight_shards(case: Case) -> Number:
+    """Bytes of all weights' shards on a rank, as stored."""
+    return sum(case.repeats(unit) * unit_weight_shards(case, unit) for unit in UNITS) + 0.0
+
+
+def unit_shards(case: Case, unit: str, element_bytes: float) -> Number:
+    """Bytes on a rank of what every trained weight's shard in one unit has at `element_bytes` an element."""
+    return sum(
+        zero.sharded_bytes(padded(weight, case.shards(weight)), element_bytes, case.shards(weight))
+        for weight in case.units()[unit]
+        if weight.trainable
+    ) + 0.0  # fmt: skip
+
+
+def trained_shards(case: Case, element_bytes: float) -> Number:
+    """Bytes on a rank of what all trained weights' shards have at `element_bytes` an element: gradients, moments."""
+    return sum(case.repeats(unit) * unit_shards(case, unit, element_bytes) for unit in UNITS) + 0.0
+
+
+def resident(case: Case) -> Held:
+    """What stays between steps: the shards."""
+    return {
+        "params": device_shards(case),
+        "optimizer": moments(case, sharded=True) * (0.0 if case.layout.offload_optimizer else 1.0),
+    }
+
+
+def filled(case: Case, *, fp32_reduce: bool = False) -> Held:
+    """What is there when the last forward before a backward ends: the shards, layers that stay gathered, and whole
+    gradients of earlier micro-batches."""
+    held = dict(resident(case))
+    if not case.layout.reshard_after_forward:
+        held["gathered"] = sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
+    if not case.layout.sync_each_micro_batch:
+        whole = sum(case.repeats(unit) * scattered(case, unit, fp32_reduce) for unit in UNITS) + 0.0
+        held["grads"] = where(case.layout.grad_accum > 1, whole, 0.0 * whole)
+    return held
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Building and the optimizer's step."""
+    return [("load", load(case)), ("optimizer", step(case))]
+
+
+def load(case: Case) -> Held:
+    """Every rank builds the model in host memory and shards it unit by unit: on CPU all of it stays there until the
+    end, on a GPU one unit at a time is whole. A 4-bit model is quantised on the GPU, whole, before it is sharded."""
+    stored = {
+        unit: sum(weight.elements * stored_weight_bytes(case, weight) for weight in case.units()[unit])
+        for unit in UNITS
+    }
+    all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
+    whole = sum(case.repeats(unit) * size for unit, size in stored.items()) if all_there else max(stored.values())
+    return {"params": whole + device_shards(case)}
+
+
+def device_shards(case: Case) -> Number:
+    """Bytes of all weights' shards that rest on the device: none when they are offloaded."""
+    return 0.0 * weight_shards(case) if case.layout.offload_params else weight_shards(case)
+
+
+class Units(msgspec.Struct, frozen=True):
+    """Bytes of each unit's gathered weights and whole gradients, and the order units come in."""
+
+    gathered: dict[str, Number]
+    scattered: dict[str, Number]
+    dense: int
+    layers: int
+
+    def before(self, moment: Moment) -> str:
+        """The unit that runs just before this one in forward, and after it in backward."""
+        if moment.unit in LAYERS:
+            return self._kind(moment.layer - 1) if moment.layer > 0 else "embed"
+        return self._kind(self.layers - 1)
+
+    def after(self, moment: Moment) -> str:
+        """The unit that runs just after this one in forward, and before it in backward."""
+        if moment.unit in LAYERS:
+            return self._kind(moment.layer + 1) if moment.layer < self.layers - 1 else "tail"
+        return self._kind(0)
+
+    def up_to(self, layer: int) -> Number:
+        """Gathered weights of the first layers, this one included."""
+        dense = min(layer + 1, self.dense)
+        return dense * self.gathered["dense"] + (layer + 1 - dense) * self.gathered["layer"]
+
+    @property
+    def all_gathered(self) -> Number:
+        """Gathered weights of the whole stage."""
+        return self.gathered["embed"] + self.up_to(self.layers - 1) + self.gathered["tail"]
+
+    def _kind(self, layer: int) -> str:
+        return "dense" if layer < self.dense else "layer"
+
+
+Communication = Callable[[Units, Moment], tuple[Number, Number]]
+"""(units, moment) -> gathered weights, communication buffers."""
+
+
+def holder(case: Case, *, fp32_reduce: bool = False, communication: Communication | None = None) -> Holder:
+    """Shards, the gathered unit, the gathers and reductions under way, and gradients whole or sharded.
+
+    `communication` replaces FSDP2's own habit of gathering.
+    """
+    units = Units(
+        {unit: gathered(case, unit) for unit in UNITS},
+        {unit: scattered(case, unit, fp32_reduce) for unit in UNITS},
+        int(case.repeats("dense")),
+        int(case.repeats("dense") + case.repeats("layer")),
+    )
+    if communication is None:
+        communication = _resharded if case.layout.reshard_after_forward else _kept
+        communication = _tied if case.walked_model.tied else communication
+    gather, grads, stay = communication, _grads(case, units), resident(case)
+    # An offloaded shard is on the device while its unit's gather copies it in.
+    fetched = {unit: unit_weight_shards(case, unit) if case.layout.offload_params else 0.0 for unit in UNITS}
+
+    def held(moment: Moment, later: bool) -> Held:
+        weights, buckets = gather(units, moment)
+        buckets = buckets + fetched["tail" if moment.unit == "loss" else moment.unit]
+        return stay | {"gathered": weights, "buckets": buckets, "grads": grads(moment, later)}
+
+    return held
+
+
+def _resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
+    """(gathered weights, communication buffers) when every unit but the tail is resharded after its forward."""
+    tail = units.gathered["tail"]
+    if moment.phase == "forward":
+        # An all-gather's output is freed only when the next unit has copied its own out.
+        own = tail if moment.unit == "loss" else units.gathered[moment.unit]
+        return own, own + _gathered_before(units, moment)
+    if moment.unit == "loss":
+        return tail, 0.0
+    if moment.unit == "tail":
+        return tail, units.gathered[units.before(moment)]  # the last layer's gather has begun
+    own = units.gathered[moment.unit]
+    if moment.unit in LAYERS:
+        return own, units.gathered[units.before(moment)] + units.scattered[units.after(moment)]
+    return own, units.scattered[units.after(moment)]
+
+
+def _tied(units: Units, moment: Moment) -> tuple[Number, Number]:
+    """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward.
+
+    Layers that are kept gathered (`reshard_after_forward` off) are counted as resharded here.
+    """
+    tail = units.gathered["tail"]
+    if moment.unit == "embed":
+        return tail, tail if moment.phase == "forward" else units.scattered[units.after(moment)]
+    in_layer = moment.unit in LAYERS
+    layer = units.gathered[moment.unit if in_layer else units.before(moment)]
+    if moment.phase == "forward":
+        # The tail needs no gather of its own, so the last layer's output is not replaced.
+        before = (tail if moment.layer == 0 else layer) if moment.entering and in_layer else 0.0
+        return (tail + layer if in_layer else tail), layer + before
+    if in_layer:
+        begun = units.gathered[units.before(moment)] if moment.layer > 0 else 0.0
+        reduced = 0.0 if moment.layer == units.layers - 1 else units.scattered[units.after(moment)]
+        return tail + layer, begun + reduced
+    return tail, layer if moment.unit == "tail" else 0.0
+
+
+def _gathered_before(units: Units, moment: Moment) -> Number:
+    """The all-gather output of the unit before, which is there when a unit is entered in forward."""
+    if not moment.entering or moment.unit in ("embed", "loss"):
+        return 0.0
+    return units.gathered[units.before(moment)]
+
+
+def _kept(units: Units, moment: Moment) -> tuple[Number, Number]:
+    """Without resharding after forward gathered units pile up, and backward gives them back one by one."""
+    embed, tail = units.gathered["embed"], units.gathered["tail"]
+    if moment.unit == "embed":
+        return embed, embed if moment.phase == "forward" else units.scattered[units.after(moment)]
+    if moment.unit in LAYERS:
+        buckets = (
+            units.gathered[moment.unit] + _gathered_before(units, moment)
+            if moment.phase == "forward"
+            else units.scattered[units.after(moment)]
+        )
+        return embed + units.up_to(moment.layer), buckets
+    piled = embed + units.up_to(units.layers - 1) + tail
+    return piled, tail + _gathered_before(units, moment) if moment.phase == "forward" else 0.0
+
+
+def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
+    """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
+    element = grad_element_bytes(case)
+    # Reduced gradients leave the device when their weights are offloaded.
+    stays = 0.0 if case.layout.offload_params else trained_states(case).grad
+    shards = {unit: unit_shards(case, unit, stays) for unit in UNITS}
+    whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
+    all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+    hold_whole = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
+
+    def grads(moment: Moment, later: bool) -> Number:
+        if moment.phase == "forward" or moment.unit == "loss":
+            return where(hold_whole, whole, all_shards) if later else 0.0
+        at_work: Number = (moment.unit_grads + moment.in_flight) * element
+        done: Number = 0.0
+        done_shards: Number = 0.0
+        if moment.unit != "tail":
+            if case.walked_model.tied:
+                at_work = at_work + units.scattered["tail"]  # reduced last: the lookup's gradient is still to come
+            else:
+                done, done_shards = units.scattered["tail"], shards["tail"]
+            for unit, layers in case.layers_after(moment).items():
+                done = done + layers * units.scattered[unit]
+                done_shards = done_shards + layers * shards[unit]
+        if not later:
+            return where(hold_whole, done, done_shards) + at_work
+        # In the last micro-batch whole gradients become shards as units finish; reduced every time, shards are there.
+        return where(hold_whole, whole - done + done_shards, all_shards) + at_work
+
+    return grads
+
+
+def step(case: Case) -> Held:
+    """Everything sharded; nothing when it is on the host, where the step runs then."""
+    states = trained_states(case)
+    if case.layout.offload_optimizer:
+        return {"params": device_shards(case)}
+    return resident(case) | {
+        "grads": trained_shards(case, states.grad),
+        "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
+    }
+
+
+def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = False) -> list[Call]:
+    """Gathers every micro-batch; reductions every micro-batch or once a step; HSDP's all-reduce of the shards.
+
+    `gathers_once`: weights stay gathered over all micro-batches of a step.
+    """
+    layout = case.layout
+    reductions = layout.grad_accum if layout.sync_each_micro_batch else layout.grad_accum * 0 + 1
+    rounds = layout.grad_accum * 0 + 1 if gathers_once else layout.grad_accum
+    grad_bytes = reduced_element_bytes(case, fp32_reduce)
+    replicated = is_column(layout.dp_replicate) or layout.dp_replicate > 1  # in columns a group of one sends nothing
+    calls: list[Call] = []
+    for unit, axis, weights in _by_axis(case):
+        times = case.repeats(unit)
+        gathered_bytes = times * sum(
+            zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight)) for weight in weights
+        )
+        calls.append(_call("all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
+        # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
+        if layout.reshard_after_forward and unit != "tail":
+            calls.append(_call("all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
+        trained = [weight for weight in weights if weight.trainable]
+        if not trained:
+            continue
+        grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), grad_bytes) for weight in trained)
+        count = times * reductions
+        calls.append(_call("reduce_scatter", axis, unit, "backward", count, grads * reductions))
+        if replicated:
+            shards = grads / case.shards(trained[0])
+            calls.append(_call("all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
+    return calls + _muon_calls(case)
+
+
+def _muon_calls(case: Case) -> list[Call]:
+    """What DTensor sends so that torch.optim.Muon multiplies matrices split on their rows, in bf16.
+
+    For every one of the five iterations a tall matrix's Gram matrix is reduced twice; any other is gathered twice
+    whole and its Gram matrix once. Counted on two ranks, torch 2.13 (the norms' single numbers are left out).
+    """
+    if case.job.optimizer.name != "muon":
+        return []
+    found: dict[tuple[str, str], tuple[Number, Number]] = {}
+    for unit in LAYERS:
+        for weight in (weight for weight in case.units()[unit] if weight.trainable and len(weight.shape) == 2):
+            rows, columns = weight.shape
+            tall = rows > columns
+            key = ("all_reduce" if tall else "all_gather", case.shard_axis(weight))
+            elements = 2 * columns**2 if tall else 2 * rows * columns + rows**2
+            times = NEWTON_SCHULZ_STEPS * case.repeats(unit)
+            count, payload = found.get(key, (0, 0.0))
+            found[key] = (count + times * (2 if tall else 3), payload + times * elements * BYTES["bf16"])
+    return [Call(op, axis, "muon", "optimizer", *sums) for (op, axis), sums in found.items()]
+
+
+def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
+    """(unit, axis, weights): experts are sharded over ranks of their own where they are split."""
+    for unit in UNITS:
+        by_axis: dict[str, list[Weight]] = {}
+        for weight in case.units()[unit]:
+            by_axis.setdefault(case.shard_axis(weight), []).append(weight)
+        for axis, weights in by_axis.items():
+            yield unit, axis, weights
+
+
+def _call(op: str, axis: str, unit: str, phase: str, count: Number, payload_bytes: Number) -> Call:
+    return Call(op, axis, unit, phase, count, payload_bytes, overlappable=True)
+
+
+def ideal(case: Case, *, fp32_reduce: bool = False) -> list[IdealCollective]:
+    """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""
+    calls = zero.ideal_collectives(
+        3,
+        sent_elements(case),
+        case.total(trainable=True),
+        accelerate_compute(case, casts_weights=True).weight_bytes,
+        reduced_element_bytes(case, fp32_reduce),
+        case.layout.grad_accum,
+        reshard=case.layout.reshard_after_forward,
+        reduce_each=case.layout.sync_each_micro_batch,
+    )
+    if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
+        shards = case.total(trainable=True) * reduced_element_bytes(case, fp32_reduce) / case.layout.state_shards
+        calls.append(IdealCollective("all_reduce", "dp_replicate", "backward", shards))
+    return calls

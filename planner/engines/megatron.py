@@ -1,0 +1,163 @@
+"""Megatron-Core: tensor, sequence, context, expert and (interleaved) pipeline parallelism, distributed optimizer.
+
+Weights and gradients lie in flat buffers, 16-bit and fp32; matrix products add their weight gradients to the fp32
+buffer themselves. The distributed optimizer (zero_stage 1) keeps fp32 weights and moments of 1 / (dp_shard x cp) of
+them, of experts 1 / edp; gradients are reduce-scattered and new weights gathered once a step, bucket by bucket.
+Read in Megatron-LM's core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py,
+core/tensor_parallel/layers.py, core/distributed/finalize_model_grads.py (main, 2025). Assumed on: overlap_grad_reduce,
+gradient_accumulation_fusion, fused Adam. Left out: padding of buckets to 128 x ranks, below a thousandth; the loss's
+and the norm's few numbers. Not here: what its modules keep (presets/kernels/te.toml, megatron.toml).
+"""
+
+from __future__ import annotations
+
+from planner.arith import Number, ceil_div, maximum, where
+from planner.case import LAYERS, Case
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import parallel_calls
+from planner.engines.model_parallel import (
+    STAGES,
+    by_axis,
+    ideal_data_collectives,
+    ideal_parallel,
+    only,
+    own_compute,
+    replicated_calls,
+    states,
+    tied_calls,
+    whole_states,
+)
+from planner.inventory import Compute, Moment
+from planner.parallelism import pipeline
+from planner.parallelism.base import IdealCollective
+from planner.rules import COMMON, Rule, reads_only
+from planner.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
+
+VOCABULARY_MULTIPLE = 128
+"""Rows a rank that the vocabulary is padded to (--make-vocab-size-divisible-by, times tp)."""
+
+SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
+"""Elements of a bucket: the larger of the first and the second times the ranks (DistributedDataParallelConfig)."""
+
+name = "megatron"
+rules: tuple[Rule, ...] = (
+    *reads_only("zero_stage", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers"),
+    *STAGES,
+    *tensor_rules(replicates_kv_heads=True, pads_vocabulary=True),
+    *CONTEXT,
+    *EXPERT,
+    *pipeline_rules(("1f1b", "interleaved"), pipeline.micro_batches_match_megatron, equal_chunks=True),
+    *COMMON,
+    only("precision", ("bf16", "fp16", "fp32"), "gradients and master weights are fp32"),
+    only("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
+    only("recompute", ("none", "attention", "full"), "attention's core is recomputed, or whole layers"),
+    Rule(
+        name="context parallelism needs a fused attention",
+        field="cp",
+        holds=lambda case: (case.layout.cp == 1) | (case.runtime.parts.attention != "unfused"),
+        sentence=lambda case: (
+            "Megatron's own attention does not split sequences (core/transformer/dot_product_attention.py)"
+        ),
+        fix=lambda case: "Use cp=1, or kernels te",
+    ),
+)
+
+
+def compute(case: Case) -> Compute:
+    """Everything in the training format."""
+    return own_compute(case)
+
+
+def resident(case: Case) -> Held:
+    """What stays between steps: 6 + 12/d bytes a parameter in 16 bits with Adam, 18 without the distributed
+    optimizer."""
+    return whole_states(case, VOCABULARY_MULTIPLE)
+
+
+def dummy_bytes(case: Case) -> Number:
+    """Matrix products that add to the buffer themselves still hand autograd a gradient of the weight's shape and
+    format, unread; Transformer Engine keeps one for every shape it has met: one layer's matrices, one expert's.
+
+    pytorch/module/base.py, get_dummy_wgrad. Megatron's own modules make a new one for each (tensor_parallel/layers.py).
+    """
+    if own_modules(case):
+        return 0.0
+    kept = {
+        (weight.name, weight.shape): weight.elements / (weight.shape[0] if weight.expert else 1)
+        for unit in LAYERS
+        if case.repeats(unit)
+        for weight in case.units()[unit]
+        if len(weight.shape) > 1
+    }
+    return sum(kept.values()) * states(case).weight
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Buffers replace the weights that were built; Adam is one kernel, so its step needs nothing more."""
+    held = resident(case)
+    return [("load", held), ("optimizer", held | {"buckets": dummy_bytes(case)})]
+
+
+def holder(case: Case) -> Holder:
+    """The states, and gradients on their way: the embedding's is made before it is added to the buffer, the head's
+    (Megatron's own module) is an unread one."""
+    held = resident(case) | {"buckets": dummy_bytes(case)}
+    element = states(case).weight
+    transient = ("embed", "tail", "layer", "dense") if own_modules(case) else ("embed", "tail")
+    # The walk adds the head's gradient of a tied table to the lookup's; here it is in the buffer already.
+    share = 0.5 if case.walked_model.tied else 1.0
+
+    def at(moment: Moment, later: bool) -> Held:
+        if not moment.in_flight or moment.unit not in transient:
+            return held
+        part = share if moment.unit == "embed" else 1.0
+        return held | {"temporaries": moment.in_flight * part * element}
+
+    return at
+
+
+def own_modules(case: Case) -> bool:
+    """Whether the modules are Megatron-LM's own, which know no flash attention, and not Transformer Engine's."""
+    return case.runtime.parts.attention == "unfused"
+
+
+def collectives(case: Case) -> list[Call]:
+    """Gradients and weights over the data-parallel ranks once a step, what is tied or whole on several ranks, and what
+    split activations cost."""
+    own = [
+        call for axis, elements in by_axis(case, VOCABULARY_MULTIPLE).items() for call in _data(case, axis, elements)
+    ]
+    return [
+        *own,
+        *tied_calls(case, VOCABULARY_MULTIPLE),
+        *replicated_calls(case, VOCABULARY_MULTIPLE),
+        *parallel_calls(case),
+    ]
+
+
+def _data(case: Case, axis: str, elements: Number) -> list[Call]:
+    """Several replicas of the sharded optimizer (num_distributed_optimizer_instances) sum their shards."""
+    each, layout = states(case), case.layout
+    shards = (
+        where(layout.ep > 1, layout.expert_data_parallel, layout.state_shards)
+        if axis == "edp"
+        else (layout.state_shards)
+    )
+    buckets = ceil_div(elements, maximum(SMALLEST_BUCKET, BUCKET_PER_RANK * shards))
+
+    def call(op: str, axis: str, phase: str, payload: Number) -> Call:
+        return Call(op, axis, "bucket", phase, buckets, payload, overlappable=True)
+
+    if layout.zero_stage == 0:
+        whole = elements * each.grad
+        return [call("all_reduce", axis, "backward", whole), call("all_reduce", "dp_replicate", "backward", whole)]
+    return [
+        call("reduce_scatter", axis, "backward", elements * each.grad),
+        call("all_reduce", "dp_replicate", "backward", elements * each.grad / shards),
+        call("all_gather", axis, "optimizer", elements * each.weight),
+    ]
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """ZeRO's and the split activations' own."""
+    return [*ideal_data_collectives(case, 1), *ideal_parallel(parallel_calls(case))]

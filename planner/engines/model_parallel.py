@@ -1,0 +1,159 @@
+"""What Megatron-Core and nanotron share: whole 16-bit weights and fp32 gradients on every rank, the optimizer's states
+split.
+
+Not here: the collectives of split activations (common.py), or what only one of them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from planner.arith import Number, ceil_div
+from planner.case import UNITS, Case
+from planner.engines.base import Call, Held
+from planner.engines.common import parallel_compute
+from planner.inventory import Compute, Weight
+from planner.parallelism import zero
+from planner.parallelism.base import IdealCollective
+from planner.parallelism.zero import StateBytes, moment_bytes
+from planner.rules import Rule, one_of
+from planner.units import BYTES
+
+NARROW, WIDE = float(BYTES["bf16"]), float(BYTES["fp32"])
+
+
+def states(case: Case) -> StateBytes:
+    """16-bit training keeps 2 + 4 + 12 bytes with Adam: gradients gather in fp32. fp32 updates its own weights."""
+    moments = moment_bytes(case.job.optimizer, WIDE)
+    if case.job.precision == "fp32":
+        return StateBytes(WIDE, WIDE, 0.0, moments)
+    return StateBytes(NARROW, WIDE, WIDE, moments)
+
+
+def own_compute(case: Case) -> Compute:
+    """Weights and results in the training format, no autocast. A pipeline stage lets its output go once it is sent."""
+    element = WIDE if case.job.precision == "fp32" else NARROW
+    return Compute(weight_bytes=element, element_bytes=element, keeps_output=False, **parallel_compute(case))
+
+
+def padded_elements(case: Case, weight: Weight, multiple: int) -> Number:
+    """Elements of a rank's weight, where the vocabulary is padded to a multiple of `multiple` rows a rank."""
+    if not is_vocabulary(case, weight):
+        return weight.elements
+    rows = ceil_div(case.model.vocab, multiple * case.layout.tp) * multiple
+    return weight.elements / weight.shape[0] * rows
+
+
+def is_vocabulary(case: Case, weight: Weight) -> bool:
+    """Whether a weight has one row a token of the vocabulary, and ranks split them."""
+    return case.runtime.parts.vocab_parallel and weight.unit in ("embed", "tail") and weight.split == 0
+
+
+def counted(case: Case, multiple: int) -> Iterator[tuple[Weight, Number]]:
+    """Each weight of a unit with its elements on this rank, all layers together, the vocabulary padded."""
+    for unit in UNITS:
+        for weight in case.units()[unit]:
+            yield weight, case.repeats(unit) * padded_elements(case, weight, multiple)
+
+
+def by_axis(case: Case, multiple: int) -> dict[str, Number]:
+    """Elements by the mesh axis over which their states are split."""
+    found: dict[str, Number] = {}
+    for weight, elements in counted(case, multiple):
+        axis = case.shard_axis(weight)
+        found[axis] = found.get(axis, 0.0) + elements
+    return found
+
+
+def whole_states(case: Case, multiple: int) -> Held:
+    """What stays between steps: weights and gradients whole, the optimizer's states split at stage 1."""
+    each, stage = states(case), case.layout.zero_stage
+    params: Number = 0.0
+    grads: Number = 0.0
+    optimizer: Number = 0.0
+    for weight, elements in counted(case, multiple):
+        params = params + zero.weight_state_bytes(elements, each, stage, 1)
+        grads = grads + zero.grad_state_bytes(elements, each, 0, 1)
+        optimizer = optimizer + zero.optimizer_state_bytes(elements, each, stage, case.shards(weight))
+    return {"params": params, "grads": grads, "optimizer": optimizer}
+
+
+def tied_calls(case: Case, multiple: int) -> list[Call]:
+    """A tied table stands on the first and on the last stage, which sum its gradients once a step.
+
+    An all-reduce of two ranks sends as much as a send of the whole, and the pipeline's axis has more than two ranks:
+    hence a send.
+    """
+    if not (case.pipelined and case.model.tied and (case.here.first or case.here.last)):
+        return []
+    elements: Number = sum(count for weight, count in counted(case, multiple) if is_vocabulary(case, weight))
+    return [Call("send", "pp", "tied", "backward", 1, elements * states(case).grad)]
+
+
+def replicated_calls(case: Case, multiple: int) -> list[Call]:
+    """Under sequence parallelism each tensor rank has seen its own tokens only, so gradients of weights that all of
+    them hold whole (norms, routers) are summed once a step."""
+    if not case.layout.sequence_parallel:
+        return []
+    whole: Number = sum(
+        count for weight, count in counted(case, multiple) if weight.split is None and not weight.expert
+    )
+    return [Call("all_reduce", "tp", "norms", "backward", 1, whole * states(case).grad)]
+
+
+def ideal_data_collectives(case: Case, multiple: int) -> list[IdealCollective]:
+    """What ZeRO's paper would send, or an all-reduce of everything at stage 0."""
+    each = states(case)
+    calls = []
+    for axis, elements in by_axis(case, multiple).items():
+        if case.layout.zero_stage:
+            calls.append(IdealCollective("reduce_scatter", axis, "backward", elements * each.grad))
+            calls.append(IdealCollective("all_gather", axis, "optimizer", elements * each.weight))
+        else:
+            calls.append(IdealCollective("all_reduce", axis, "backward", elements * each.grad))
+    share = case.layout.state_shards if case.layout.zero_stage else 1
+    whole = case.total() * each.grad / share
+    return [*calls, IdealCollective("all_reduce", "dp_replicate", "backward", whole)]
+
+
+def ideal_parallel(calls: list[Call]) -> list[IdealCollective]:
+    """The collectives of split activations, which are the paper's own, by operation, axis and phase."""
+    ordered = sorted(calls, key=lambda call: (call.op, call.axis, call.phase))
+    found = []
+    for key, same in groupby(ordered, key=lambda call: (call.op, call.axis, call.phase)):
+        together = list(same)
+        payload: Number = sum(call.payload_bytes for call in together)
+        count: Number = sum(call.count for call in together)
+        found.append(IdealCollective(*key, payload, count))
+    return found
+
+
+def only(field: str, values: tuple[str, ...], why: str) -> Rule:
+    """A choice of the job or of the layout, never a column, of which this software takes few."""
+
+    def value(case: Case) -> object:
+        if field == "optimizer":
+            return case.job.optimizer.name
+        return getattr(case.layout if hasattr(case.layout, field) else case.job, field)
+
+    return Rule(
+        name=f"{field} not supported",
+        field=field,
+        holds=lambda case: value(case) in values,
+        sentence=lambda case: f"{why}, not {value(case)}",
+        fix=lambda case: f"Use {field} {one_of(values)}",
+    )
+
+
+STAGES: tuple[Rule, ...] = (
+    Rule(
+        name="weights and gradients stay whole",
+        field="zero_stage",
+        holds=lambda case: case.layout.zero_stage <= 1,
+        sentence=lambda case: "weights and gradients stay whole on every rank",
+        fix=lambda case: "Use zero_stage=0 or 1, or engine fsdp2",
+    ),
+    only("method", ("full",), "all weights are trained"),
+)
+"""Rules of both engines that no technique asks."""

@@ -1,0 +1,153 @@
+"""nanotron: tensor parallelism in reduce-scatter mode, 1F1B or all-forward-all-backward, ZeRO-0 or 1, fp32 gradients.
+
+A micro-batch's backward leaves whole 16-bit gradients, which are added to an fp32 buffer when it has ended
+(optim/gradient_accumulator.py). When are gradients reduced? Once a step, with and without a pipeline: under ZeRO-0
+PyTorch's DDP is told to synchronise in the last backward only (parallel/pipeline_parallel/engine.py,
+_get_bwd_context) and a hook all-reduces the fp32 buffer; under ZeRO-1 there is no DDP, and the buffer is all-reduced
+whole after the last backward, unhidden (trainer.py, training_step: "too memory hungry, instead we run all_reduce").
+New weights are gathered after the step (optim/zero.py). Read in its main branch, 2025. Not here: what its modules
+keep (presets/kernels/nanotron.toml).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.arith import Number, ceil_div, where
+from planner.case import Case
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import parallel_calls
+from planner.engines.ddp import finished_elements
+from planner.engines.model_parallel import (
+    STAGES,
+    by_axis,
+    ideal_data_collectives,
+    ideal_parallel,
+    only,
+    own_compute,
+    replicated_calls,
+    states,
+    tied_calls,
+    whole_states,
+)
+from planner.inventory import Compute, Moment
+from planner.parallelism.base import IdealCollective
+from planner.rules import COMMON, Rule, reads_only, splits_only
+from planner.spec import ModelSpec
+from planner.technique_rules import EXPERT, pipeline_rules, tensor_rules
+
+VOCABULARY_MULTIPLE = 1
+"""The vocabulary is padded to a multiple of tp (make_vocab_size_divisible_by is 1)."""
+
+BUCKET_BYTES = 25 * 2**20
+"""DDP's buckets of 16-bit gradients (ddp_bucket_cap_mb)."""
+
+name = "nanotron"
+
+
+def micro_batches_match(schedule: str, stages: Number, micro_batches: Number) -> Any:
+    """1F1B warms up with one micro-batch a later stage and refuses fewer (parallel/pipeline_parallel/engine.py)."""
+    return micro_batches >= (1 if schedule == "gpipe" else stages - 1)
+
+
+rules: tuple[Rule, ...] = (
+    *splits_only("tp", "pp", "ep"),
+    *reads_only("zero_stage", "sequence_parallel", "pp_schedule", "stage_layers"),
+    *STAGES,
+    *tensor_rules(pads_vocabulary=True),
+    *EXPERT,
+    *pipeline_rules(("gpipe", "1f1b"), micro_batches_match, head_alone=True),
+    *COMMON,
+    only("precision", ("bf16", "fp16"), "16-bit gradients are gathered in fp32"),
+    only("optimizer", ("adamw",), "nanotron's other optimizers are not modelled"),
+    only("recompute", ("none", "full"), "whole layers are recomputed (recompute_layer)"),
+    Rule(
+        name="one group of shards",
+        field="dp_replicate",
+        holds=lambda case: (case.layout.zero_stage == 0) | (case.layout.dp_replicate == 1),
+        sentence=lambda case: "ZeRO-1 splits the optimizer over all data-parallel ranks",
+        fix=lambda case: "Use dp_shard for all of them",
+    ),
+)
+
+
+def compute(case: Case) -> Compute:
+    """Everything in 16 bits."""
+    return own_compute(case)
+
+
+def resident(case: Case) -> Held:
+    """Weights, the fp32 gradients and the optimizer's states; under ZeRO-0 DDP's buckets too."""
+    held = whole_states(case, VOCABULARY_MULTIPLE)
+    if case.layout.zero_stage == 0:
+        elements = held["params"] / states(case).weight
+        held["buckets"] = where(case.layout.data_parallel > 1, 1.0, 0.0) * elements * states(case).weight
+    return held
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more."""
+    held = resident(case)
+    return [("load", held), ("optimizer", held)]
+
+
+def holder(case: Case) -> Holder:
+    """The states, and the 16-bit gradients that this backward has made so far."""
+    held = resident(case)
+    element = states(case).weight
+
+    def at(moment: Moment, later: bool) -> Held:
+        made = finished_elements(case, moment) + moment.in_flight
+        return held | {"grads": held["grads"] + made * element}
+
+    return at
+
+
+def collectives(case: Case) -> list[Call]:
+    """One reduction a step, what is tied, norms (tied over the tensor ranks), and what split activations cost."""
+    own = [
+        call for axis, elements in by_axis(case, VOCABULARY_MULTIPLE).items() for call in _data(case, axis, elements)
+    ]
+    return [
+        *own,
+        *tied_calls(case, VOCABULARY_MULTIPLE),
+        *replicated_calls(case, VOCABULARY_MULTIPLE),
+        *parallel_calls(case),
+    ]
+
+
+def _data(case: Case, axis: str, elements: Number) -> list[Call]:
+    each = states(case)
+    whole = elements * each.grad
+    if case.layout.zero_stage == 0:
+        buckets = ceil_div(elements * each.weight, BUCKET_BYTES)
+        return [
+            Call("all_reduce", one, "bucket", "backward", buckets, whole, overlappable=True)
+            for one in (axis, "dp_replicate")
+        ]
+    return [
+        Call("all_reduce", axis, "buffer", "backward", 1, whole),
+        Call("all_gather", axis, "buffer", "optimizer", 1, elements * each.weight),
+    ]
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """ZeRO's and the split activations' own."""
+    return [*ideal_data_collectives(case, 1), *ideal_parallel(parallel_calls(case))]
+
+
+def stage_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Layers of each stage as nanotron cuts a model that is not told (models/base.py, build_model): the head counts as
+    the layers that cost as much, and a stage ends with the first block that passes its share.
+
+    Key and value heads count as many as query heads (models/llama.py, get_block_compute_costs).
+    """
+    each = (4 * model.heads * model.head_dim + 3 * model.ffn) * model.hidden
+    head = model.vocab * model.hidden
+    total = model.layers * each + head
+    layers, stage = [0] * stages, 0
+    for index in range(model.layers):
+        layers[stage] += 1
+        if (index + 1) * each > total * (stage + 1) / stages:
+            stage += 1
+    return tuple(layers)

@@ -1,0 +1,110 @@
+"""Transformers' own tensor parallel plan, over which Accelerate shards with FSDP2 (its ParallelismConfig).
+
+The plan splits attention and MLP column- then row-wise. The embedding stays whole, and so, it is taken, does a head
+tied to it; any other head is split and its logits gathered. Each column-parallel linear is a module of its own to
+DTensor, so queries, keys, values, gate and up each sum their input's gradient.
+Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights.
+Read in transformers 5.23.0, distributed/tensor_parallel.py, models/llama/configuration_llama.py (base_model_tp_plan),
+and accelerate 1.15, parallelism_config.py. Not here: how FSDP2 gathers (fsdp2.py).
+"""
+
+from __future__ import annotations
+
+from planner.arith import Number, is_column
+from planner.case import Case
+from planner.engines import fsdp2
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import (
+    accelerate_compute,
+    optimizer_temporaries,
+    parallel_calls,
+    parallel_ideal,
+    trained_states,
+)
+from planner.engines.ddp import finished_elements
+from planner.inventory import Compute, Moment
+from planner.parallelism.base import IdealCollective
+from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.technique_rules import tensor_rules
+
+name = "transformers-tp"
+rules: tuple[Rule, ...] = (
+    *splits_only("tp"),
+    *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
+    Rule(
+        name="without tensor parallelism it is FSDP2",
+        field="tp",
+        holds=lambda case: case.layout.tp > 1,
+        sentence=lambda case: "the plan splits nothing over one rank",
+        fix=lambda case: "Use tp=2 or more, or engine fsdp2",
+    ),
+    *tensor_rules(),
+    fsdp2.STAGE,
+    Rule(
+        name="replicas of tensor parallel groups need shards",
+        field="dp_replicate",
+        holds=lambda case: (case.layout.dp_replicate == 1) | (case.layout.dp_shard > 1),
+        sentence=lambda case: "Accelerate replicates beside tensor parallelism only what FSDP2 shards",
+        fix=lambda case: f"Use dp_shard={case.layout.dp_replicate} and dp_replicate=1",
+    ),
+    accepts("method", ("full", "lora"), "4-bit weights are not split over tensor ranks"),
+    *fsdp2.SHARDED_TENSORS,
+    *COMMON,
+    *JOB,
+)
+
+
+def _sharded(case: Case) -> bool:
+    """Whether FSDP2 is there (in columns it is taken to be: one shard of one costs the same)."""
+    return is_column(case.layout.dp_shard) or case.layout.dp_shard > 1
+
+
+def compute(case: Case) -> Compute:
+    """FSDP2 casts what it gathers; without it autocast does."""
+    return accelerate_compute(case, casts_weights=_sharded(case))
+
+
+def resident(case: Case) -> Held:
+    """FSDP2's shards of this rank's part; of one shard, all of it."""
+    return fsdp2.resident(case)
+
+
+def filled(case: Case) -> Held:
+    """FSDP2's, where there is any."""
+    return fsdp2.filled(case) if _sharded(case) and not is_column(case.layout.dp_shard) else resident(case)
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Building and the optimizer's step."""
+    if _sharded(case):
+        return fsdp2.outside(case)
+    states, stay = trained_states(case), resident(case)
+    step = stay | {
+        "grads": fsdp2.trained_shards(case, states.grad),
+        "temporaries": optimizer_temporaries(case, states.weight, sharded=False),
+    }
+    return [("load", {"params": stay["params"]}), ("optimizer", step)]
+
+
+def holder(case: Case) -> Holder:
+    """FSDP2's, or weights and the gradients made so far."""
+    if _sharded(case):
+        return fsdp2.holder(case)
+    element, stay = trained_states(case).grad, resident(case)
+    whole = case.total(trainable=True) * element
+
+    def held(moment: Moment, later: bool) -> Held:
+        so_far: Number = whole if later else finished_elements(case, moment) * element
+        return stay | {"grads": so_far + moment.in_flight * element}
+
+    return held
+
+
+def collectives(case: Case) -> list[Call]:
+    """FSDP2's (of one shard nothing is sent), and the plan's."""
+    return fsdp2.collectives(case) + parallel_calls(case, sums_each_input=True)
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """ZeRO-3's, and two all-reduces a layer each way."""
+    return fsdp2.ideal(case) + parallel_ideal(case)

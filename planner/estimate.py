@@ -1,0 +1,378 @@
+"""Every strategy side by side, or one given layout: memory, bytes on the wire, time, and whether it can be launched.
+
+Answers are plain values; `as_json` is the estimate/1 contract, `make_plan` the plan.json of one layout.
+Not here: the search for each strategy's best layout (search.py), or tables (render.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from planner.answers import Answer as Answer  # others ask for both here, where they are made
+from planner.answers import Estimate as Estimate
+from planner.case import Case
+from planner.comm import CommVolume, comm_volume
+from planner.engines import engine_of
+from planner.errors import PlannerError
+from planner.inventory import default_lora
+from planner.launchable import launch_refusal
+from planner.memory import MemoryBreakdown, memory_breakdown
+from planner.plan import PhaseMemory, Plan, Prediction
+from planner.question import Question, Strategy, case_of, check_batch, check_switches, exact_layout, limit_bytes
+from planner.reasons import reasons_of
+from planner.rules import JOB, check
+from planner.spec import Layout, Quantization
+from planner.spec.job import Method
+from planner.steptime import Coefficients, StepTime, Throughput, peak_flops, scalar, step_time, throughput
+from planner.strategies import LORA_SHARDINGS, STRATEGIES, blocks_of, rank
+from planner.units import format_bytes
+
+SCHEMA = "estimate/1"
+ADAPTED: tuple[Method, ...] = ("lora", "qlora")
+"""Methods shown beside full training when none was chosen."""
+BUFFERS = ("gathered", "buckets", "temporaries")
+"""Terms that the JSON contract sums up as buffers."""
+
+
+def answer(question: Question) -> Answer:
+    """The estimates a question asks for."""
+    if question.pins.exact:
+        layout = exact_layout(question)
+        check_strategy(question, layout)
+        case = case_of(question, layout)
+        check(case, engine_of(layout.engine).rules)
+        one = estimate(question, strategy_name(layout), layout)
+        return Answer(question, (one,), {}, 0 if one.fits and one.launchable else None)
+    check_question(question)
+    shown: list[Estimate] = []
+    unavailable: dict[str, str] = {}
+    if _other_runtime(question):
+        return _of_runtime(question)
+    _check_choices(question)
+    for strategy in strategies_of(question):
+        found = _best(question, [strategy])
+        if found is None:
+            unavailable[strategy.name] = _why_none(question, strategy)
+        else:
+            shown.append(estimate(question, strategy.name, found[1], considered=found[2]))
+    if question.both_methods and question.strategy is None:
+        for method in ADAPTED:
+            _add_adapted(question, method, shown, unavailable)
+    return Answer(question, tuple(shown), unavailable, _recommended(shown))
+
+
+AXIS_OF_CHOICE = {
+    "virtual_stages": "pp",
+    "pp_schedule": "pp",
+    "stage_layers": "pp",
+    "cp_method": "cp",
+    "sequence_parallel": "tp",
+}
+"""The axis that a choice of the layout is about."""
+
+
+def _check_choices(question: Question) -> None:
+    """The named strategies split data alone: a choice about another axis says nothing without the axis."""
+    for name, axis in AXIS_OF_CHOICE.items():
+        value = getattr(question.pins, name)
+        if value not in (None, False):
+            raise PlannerError(name, value, f"is about {axis}, which no strategy shown here has", f"Add --{axis} N")
+
+
+def _other_runtime(question: Question) -> bool:
+    """Whether the pinned runtime's engine has no named strategy of data parallelism."""
+    runtime = question.pins.runtime
+    return runtime is not None and all(strategy.engine != runtime.engine for strategy in STRATEGIES)
+
+
+def _of_runtime(question: Question) -> Answer:
+    """The pinned runtime's best layout of all its dimensions; the one with the least memory when none fits."""
+    from planner.search import rank as rank_space  # NumPy, and only for these
+
+    ranking = rank_space(question)
+    layout = ranking.best[0].layout if ranking.best else ranking.smallest
+    if layout is None:
+        why = max(ranking.rejected.items(), key=lambda pair: pair[1], default=("the options given leave none", 0))[0]
+        name = question.pins.runtime.name if question.pins.runtime else None
+        raise PlannerError("runtime", name, f"no layout is legal: {why}", "Change the number of GPUs or the options")
+    one = estimate(question, strategy_name(layout), layout, considered=ranking.considered)
+    return Answer(question, (one,), {}, _recommended([one]))
+
+
+def strategies_of(question: Question) -> list[Strategy]:
+    """All, or the one that was asked for."""
+    return [strategy for strategy in STRATEGIES if question.strategy in (None, strategy.name)]
+
+
+def check_question(question: Question) -> None:
+    """Refuse what no layout can answer (PlannerError)."""
+    check_batch(question, question.cluster.gpus)
+    check_switches(question, [strategy.engine for strategy in strategies_of(question)])
+    check_job(question)
+    _check_kind(question)
+
+
+def _add_adapted(question: Question, method: Method, shown: list[Estimate], unavailable: dict[str, str]) -> None:
+    adapted = with_adapters(question, method)
+    suited = [strategy for strategy in STRATEGIES if strategy.name in LORA_SHARDINGS]
+    found = _best(adapted, suited)
+    if found is None:
+        broken = _broken_rule(adapted, suited)
+        unavailable[method] = broken or "no sharding that suits it is left by the options given"
+        return
+    sharding, layout, considered = found
+    shown.append(estimate(adapted, method, layout, sharding=sharding, considered=considered))
+
+
+def with_adapters(question: Question, method: Method) -> Question:
+    """The same question with adapters on a frozen base, 16-bit or (qlora) 4-bit."""
+    quantization = (question.job.quantization or Quantization()) if method == "qlora" else None
+    lora = question.job.lora or default_lora(question.model)
+    job = msgspec.structs.replace(question.job, method=method, lora=lora, quantization=quantization)
+    return msgspec.structs.replace(question, job=job)
+
+
+def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, int] | None:
+    """(strategy, layout, layouts considered): the fastest that fits, else the one with the least memory."""
+    blocks = [block for strategy in strategies for block in blocks_of(question, strategy)]
+    ranking = rank(question, blocks)
+    layout = ranking.best or ranking.smallest
+    return None if layout is None else (strategy_name(layout), layout, ranking.considered)
+
+
+def _recommended(shown: list[Estimate]) -> int | None:
+    """Full training before LoRA before QLoRA: they are different results, not ways to the same one."""
+    for wanted in ("full", *ADAPTED):
+        able = [
+            place for place, one in enumerate(shown) if one.fits and one.launchable and one.case.job.method == wanted
+        ]
+        if able:
+            return min(able, key=lambda place: -(shown[place].throughput.tokens_per_s or 0.0))
+    return None
+
+
+def check_job(question: Question) -> None:
+    """Refuse a job that the model or the devices cannot do, however it is split (PlannerError)."""
+    # Any layout will do: these rules ask about the job and the devices alone.
+    check(case_of(question, Layout(engine="ddp")), JOB)
+    longest = question.model.max_seq_len
+    if question.job.seq_len > longest:
+        rule = f"{question.model.name} was made for at most {longest} tokens"
+        raise PlannerError("seq_len", question.job.seq_len, rule, f"Use seq_len={longest} or less")
+
+
+def _check_kind(question: Question) -> None:
+    pins = question.pins
+    if pins.runtime is None or pins.zero_stage is None:
+        return
+    stages = sorted({s.zero_stage for s in STRATEGIES if s.engine == pins.runtime.engine})
+    if stages and pins.zero_stage not in stages:
+        rule = f"runtime {pins.runtime.name} has stage {' or '.join(map(str, stages))} only"
+        raise PlannerError("zero_stage", pins.zero_stage, rule, f"Use zero_stage={stages[0]}")
+
+
+def _why_none(question: Question, strategy: Strategy) -> str:
+    gpus, pins = question.cluster.gpus, question.pins
+    if pins.runtime is not None and pins.runtime.engine != strategy.engine:
+        return f"runtime {pins.runtime.name} does not do it"
+    if pins.zero_stage not in (None, strategy.zero_stage):
+        return f"it is zero_stage {strategy.zero_stage}, not {pins.zero_stage}"
+    if broken := _broken_rule(question, [strategy]):
+        return broken
+    if strategy.shards == "all ranks":
+        return f"it needs 2 GPUs or more, not {gpus}"
+    if strategy.shards == "some ranks":
+        return f"it needs a GPU count with two factors above 1, not {gpus}"
+    return "the options given leave no layout"
+
+
+def _broken_rule(question: Question, strategies: list[Strategy]) -> str | None:
+    """Why no layout of the strategies runs, as the first of them tells it."""
+    for strategy in strategies:
+        for block in blocks_of(question, strategy)[:1]:
+            case = case_of(question, block.layout(block.rows[0]))
+            for rule in engine_of(strategy.engine).rules:
+                if not rule.holds(case):
+                    return rule.sentence(case)
+    return None
+
+
+def check_strategy(question: Question, layout: Layout) -> None:
+    """Refuse sizes that make another strategy than the one asked for (PlannerError)."""
+    if question.strategy not in (None, strategy_name(layout)):
+        rule = f"the sizes given make {strategy_name(layout)}"
+        raise PlannerError("strategy", question.strategy, rule, "Give the strategy or the sizes")
+
+
+def strategy_name(layout: Layout) -> str:
+    """What people call a layout."""
+    if layout.engine == "deepspeed":
+        return f"zero{layout.zero_stage}"
+    if layout.engine == "fsdp2":
+        return "hsdp" if layout.dp_replicate > 1 else "fsdp"
+    return layout.engine
+
+
+def estimate(
+    question: Question, strategy: str, layout: Layout, *, sharding: str | None = None, considered: int = 1
+) -> Estimate:
+    """Everything about one layout."""
+    case = case_of(question, layout)
+    memory, comm = memory_breakdown(case), comm_volume(case)
+    time = step_time(case, question.coefficients)
+    speed = throughput(case, time)
+    refusal = launch_refusal(_plan(case, memory, comm, time, speed))
+    fits, reasons = _fit(question, memory)
+    if time.step_s is None:
+        missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate"
+        if peak_flops(case) is not None:
+            missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
+        reasons = (*reasons, f"{missing}: no time is predicted")
+    return Estimate(
+        strategy, sharding, case, memory, comm, time, speed, fits, reasons, case.runtime.backend, refusal, considered
+    )
+
+
+def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:
+    capacity, needed = question.cluster.gpu.memory_bytes, memory.device_bytes
+    if memory.host_fits is False:
+        there = f"{format_bytes(memory.host_node_bytes)} of host memory needed on each node"
+        return False, (f"{there} of {format_bytes(question.cluster.host_memory_bytes or 0.0)}",)
+    unknown = () if memory.host_fits else ("the hosts' memory is unknown: what is offloaded may not fit there",)
+    if capacity is None:
+        return True, ("the device's memory is unknown", *unknown)
+    if needed <= limit_bytes(question):
+        return True, unknown
+    largest = max(memory.peak.terms.items(), key=lambda pair: pair[1])
+    there = f"{format_bytes(needed)} needed of {format_bytes(capacity)}"
+    if needed <= capacity:
+        return False, (
+            f"{there}: less than {question.headroom:.0%} headroom, largest is {largest[0]} in {memory.peak.phase}",
+        )
+    return False, (f"{there}, largest is {largest[0]} {format_bytes(largest[1])} in {memory.peak.phase}",)
+
+
+# -- plan.json -----------------------------------------------------------------------------------------------------
+
+
+def make_plan(case: Case, coefficients: Coefficients) -> Plan:
+    """The plan of one layout with its whole prediction, for the executor to run and the report to join."""
+    time = step_time(case, coefficients)
+    return _plan(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time)).sealed()
+
+
+def plan_of(one: Estimate) -> Plan:
+    """The plan of an estimate, nothing computed again."""
+    return _plan(one.case, one.memory, one.comm, one.time, one.throughput).sealed()
+
+
+def _plan(case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime, speed: Throughput) -> Plan:
+    return Plan(
+        model=case.model,
+        cluster=case.cluster,
+        job=case.job,
+        layout=case.layout,
+        runtime=case.runtime,
+        prediction=Prediction(
+            memory=memory.phases,
+            collectives=comm.engine,
+            ideal_collectives=comm.ideal,
+            step_s=scalar(time.step_s),
+            tokens_per_s=scalar(speed.tokens_per_s),
+        ),
+    )
+
+
+# -- estimate/1 ----------------------------------------------------------------------------------------------------
+
+
+def as_json(found: Answer) -> bytes:
+    """One object, as `answer_dict`."""
+    return msgspec.json.encode(answer_dict(found))
+
+
+def answer_dict(found: Answer) -> dict[str, Any]:
+    """The contract's keys first."""
+    question = found.question
+    return {
+        "schema": SCHEMA,
+        "model": question.model,
+        "cluster": question.cluster,
+        "job": question.job,
+        "runtime": {one.case.runtime.name: one.case.runtime for one in found.estimates},
+        "calibration": question.coefficients,
+        "headroom": question.headroom,
+        "estimates": [estimate_dict(one, question.coefficients) for one in found.estimates],
+        "recommended": found.recommended,
+        "reasons": reasons_of(found),
+        "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
+    }
+
+
+def estimate_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
+    """One estimate as the contract has it."""
+    time = {
+        name: getattr(one.time, name)
+        for name in ("step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "optimizer_s")
+    }
+    return {
+        "strategy": one.strategy,
+        "sharding": one.sharding,
+        "method": one.case.job.method,
+        "layout": msgspec.structs.asdict(one.case.layout),
+        "global_batch_size": one.case.layout.global_batch_size,
+        "runtime": one.case.runtime.name,
+        "fits": one.fits,
+        "reasons": list(one.reasons),
+        "launchable": one.launchable,
+        "backend": one.backend,
+        "launch_refusal": one.refusal,
+        "memory": memory_dict(one, known),
+        "comm": {
+            "collectives": [msgspec.structs.asdict(call) for call in one.comm.engine],
+            "ideal_collectives": [msgspec.structs.asdict(call) for call in one.comm.ideal],
+            "all_reduce_bytes": one.comm.all_reduce_bytes,
+            "wire_bytes_per_rank": one.comm.wire_bytes_per_rank,
+            "inter_node_bytes_per_rank": one.comm.inter_node_bytes_per_rank,
+            "ideal_wire_bytes_per_rank": one.comm.ideal_wire_bytes_per_rank,
+        },
+        "time": time,
+        "throughput": msgspec.structs.asdict(one.throughput),
+        "layouts_considered": one.considered,
+    }
+
+
+def breakdown(one: Estimate) -> dict[str, float]:
+    """The peak by the contract's seven terms; `overhead` is what allocator and device add to live bytes."""
+    terms = one.memory.peak.terms
+    return {
+        **{term: terms[term] for term in ("params", "grads", "optimizer", "activations", "logits")},
+        "buffers": sum(terms[term] for term in BUFFERS),
+        "overhead": one.memory.device_bytes - one.memory.peak.total,
+    }
+
+
+def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
+    """Peak, band, capacity, and every phase of each pipeline stage that differs from the others."""
+    peak = one.memory.peak
+    return {
+        "peak_bytes": peak.total,
+        "low_bytes": peak.total * known.memory_low,
+        "high_bytes": peak.total * known.memory_high,
+        "reserved_bytes": one.memory.reserved_bytes,
+        "device_bytes": one.memory.device_bytes,
+        "capacity_bytes": one.case.cluster.gpu.memory_bytes,
+        "host_bytes": one.memory.host,
+        "host_node_bytes": one.memory.host_node_bytes,
+        "host_capacity_bytes": one.case.cluster.host_memory_bytes,
+        "peak_stage": one.memory.stage,
+        "peak_phase": peak.phase,
+        "breakdown": breakdown(one),
+        "stages": [{"stage": stage.stage, "phases": _phases_dict(stage.phases)} for stage in one.memory.stages],
+    }
+
+
+def _phases_dict(phases: tuple[PhaseMemory, ...]) -> list[dict[str, Any]]:
+    return [{"phase": phase.phase, "total_bytes": phase.total, "terms": phase.terms} for phase in phases]

@@ -1,0 +1,255 @@
+"""The extremes that still fit: fewest GPUs, longest sequence, largest micro-batch, largest batch in one pass.
+
+Each is the edge of a quantity in which memory is monotone, found by doubling and bisecting over whole answers of the
+recommendation. Not here: what fits (search.py, memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from planner.errors import PlannerError
+from planner.estimate import Estimate
+from planner.question import LARGEST_BATCH, Question
+from planner.recommend import FREE, Constraints, recommend
+from planner.reply import Reply, Resize, ask, summary
+from planner.rules import divisors
+
+SCHEMA = "fit/1"
+QUANTITIES = ("gpus", "seq-len", "micro-batch", "global-batch")
+DEFAULT_MAX_GPUS = 1024
+DEFAULT_SEQ_STEP = 128
+"""Sequences are cut into tiles and over ranks; an odd length is nobody's answer."""
+
+REFUSALS_IN_A_ROW = 64
+"""So many neighbours without a legal layout, and the rest is not tried."""
+
+MOST_VALUES = LARGEST_BATCH
+
+Asked = Callable[[Question], Reply]
+"""A question's best layout, within the constraints."""
+
+
+class Fitted(msgspec.Struct, frozen=True):
+    """`value` is the edge and `best` its layout (None: not even the easiest value fits). `limit` says what stops the
+    next value, `beyond`, or why there is none to try."""
+
+    quantity: str
+    value: int | None
+    best: Estimate | None
+    beyond: int | None
+    limit: str
+
+
+class Fits(msgspec.Struct, frozen=True):
+    """The answers asked for, and those that the options leave no choice in, with the reason."""
+
+    question: Question
+    found: tuple[Fitted, ...]
+    fixed: dict[str, str]
+
+
+def fit(
+    question: Question,
+    resize: Resize,
+    wanted: Sequence[str] = QUANTITIES,
+    *,
+    max_gpus: int = DEFAULT_MAX_GPUS,
+    seq_step: int = DEFAULT_SEQ_STEP,
+    constraints: Constraints = FREE,
+    size_option: str = "--max-gpus",
+) -> Fits:
+    """Every quantity of `wanted`; the number of GPUs through `resize`, the others on the question's own cluster."""
+    replied = partial(ask, constraints=constraints)
+    if question.cluster.gpu.memory_bytes is None:
+        rule = "has no known memory, so nothing can be said to fit"
+        raise PlannerError("gpu", question.cluster.gpu.name, rule, "Give a GPU whose preset has memory_gib")
+    if any(quantity != "gpus" for quantity in wanted):
+        recommend(
+            question, 1, constraints
+        )  # what is wrong with the question itself is said once, not taken for an edge
+    found: list[Fitted] = []
+    fixed: dict[str, str] = {}
+    for quantity in wanted:
+        reason = _fixed(question, quantity)
+        if reason:
+            fixed[quantity] = reason
+        elif quantity == "gpus":
+            found.append(_fewest_gpus(resize, max_gpus, size_option, replied))
+        elif quantity == "seq-len":
+            found.append(_longest_sequence(question, seq_step, replied))
+        elif quantity == "micro-batch":
+            found.append(_largest_micro_batch(question, replied))
+        else:
+            found.append(_largest_batch(question, replied))
+    return Fits(question, tuple(found), fixed)
+
+
+def _fixed(question: Question, quantity: str) -> str:
+    if quantity == "micro-batch" and question.pins.micro_batch_size is not None:
+        return f"it is given: {question.pins.micro_batch_size}"
+    if quantity == "global-batch" and question.job.global_batch_size is not None:
+        return f"it is given: {question.job.global_batch_size}"
+    return ""
+
+
+# -- the four quantities -------------------------------------------------------------------------------------------
+
+
+def _fewest_gpus(resize: Resize, max_gpus: int, size_option: str, replied: Asked) -> Fitted:
+    sizes = gpu_sizes(resize(None).cluster.gpus_per_node, max_gpus)
+    end = f"more than {max_gpus} GPUs are not searched ({size_option})"
+    return _smallest("gpus", sizes, lambda gpus: replied(resize(gpus)), end)
+
+
+def gpu_sizes(per_node: int, most: int) -> list[int]:
+    """Parts of a node that divide it, then whole nodes."""
+    return [*(size for size in divisors(per_node)[:-1] if size <= most), *range(per_node, most + 1, per_node)]
+
+
+def _longest_sequence(question: Question, step: int, replied: Asked) -> Fitted:
+    longest = question.model.max_seq_len
+    lengths = [*range(step, longest, step), longest]
+
+    def at(seq_len: int) -> Reply:
+        job = msgspec.structs.replace(question.job, seq_len=seq_len)
+        return replied(msgspec.structs.replace(question, job=job))
+
+    return _largest("seq-len", lengths, at, f"{question.model.name} was made for at most {longest} tokens")
+
+
+def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
+    batch = question.job.global_batch_size
+    sizes: Sequence[int] = range(1, MOST_VALUES + 1) if batch is None else divisors(batch)
+
+    def at(micro: int) -> Reply:
+        pins = msgspec.structs.replace(question.pins, micro_batch_size=micro)
+        return replied(msgspec.structs.replace(question, pins=pins))
+
+    end = f"it is the whole global batch of {batch}" if batch else f"more than {MOST_VALUES} are not searched"
+    return _largest("micro-batch", sizes, at, end)
+
+
+def _largest_batch(question: Question, replied: Asked) -> Fitted:
+    """Accumulation makes any multiple of a batch that fits, so the question is what goes through in one pass."""
+    gpus, passes = question.cluster.gpus, question.pins.grad_accum or 1
+    parts = [part * passes for part in divisors(gpus)[:-1]]  # legal where several ranks share a sequence
+    sizes = [*parts, *range(gpus * passes, min(MOST_VALUES, gpus * passes * 2**16) + 1, gpus * passes)]
+
+    def at(batch: int) -> Reply:
+        job = msgspec.structs.replace(question.job, global_batch_size=batch)
+        pins = msgspec.structs.replace(question.pins, grad_accum=passes)
+        return replied(msgspec.structs.replace(question, job=job, pins=pins))
+
+    return _largest("global-batch", sizes, at, f"more than {sizes[-1]} are not searched")
+
+
+# -- the edge ------------------------------------------------------------------------------------------------------
+
+
+def boundary(count: int, holds: Callable[[int], bool]) -> int:
+    """The first of `count` places where `holds` ends, `count` where it never does: doubling, then bisecting.
+
+    The place before it holds and it does not, whatever `holds` is; it is the only such place when `holds` is monotone.
+    """
+    low, stride = -1, 1
+    while (high := min(low + stride, count)) < count and holds(high):
+        low, stride = high, stride * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return high
+
+
+class _Replies:
+    """Replies by place, each asked once. A value that no layout can have takes its nearest neighbour's reply."""
+
+    def __init__(self, values: Sequence[int], at: Callable[[int], Reply]) -> None:
+        self.values, self.at = values, at
+        self.seen: dict[int, Reply] = {}
+
+    def __call__(self, place: int) -> Reply:
+        if place not in self.seen:
+            self.seen[place] = self.at(self.values[place])
+        return self.seen[place]
+
+    def legal(self, place: int, direction: int) -> int | None:
+        """The first place from here, up (1) or down (-1), at which there is a layout to look at."""
+        for _ in range(REFUSALS_IN_A_ROW):
+            if not 0 <= place < len(self.values):
+                return None
+            if not self(place).refused:
+                return place
+            place += direction
+        return None
+
+
+def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str) -> Fitted:
+    replies = _Replies(values, at)
+
+    def too_small(place: int) -> bool:
+        legal = replies.legal(place, 1)
+        return legal is None or replies(legal).best is None
+
+    edge = boundary(len(values), too_small)
+    answer = replies.legal(edge, 1) if edge < len(values) else None
+    if answer is None:
+        last = replies.legal(len(values) - 1, -1)
+        reply = replies(len(values) - 1 if last is None else last)
+        at_most = "" if last is None else f"{values[last]}: "
+        return Fitted(quantity, None, None, None, f"{at_most}{reply.reason}; {end}")
+    below = replies.legal(edge - 1, -1)
+    if below is None:
+        return Fitted(quantity, values[answer], replies(answer).best, None, "nothing smaller can be asked for")
+    return Fitted(quantity, values[answer], replies(answer).best, values[below], replies(below).reason)
+
+
+def _largest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str) -> Fitted:
+    replies = _Replies(values, at)
+
+    def fits(place: int) -> bool:
+        legal = replies.legal(place, -1)
+        return legal is None or replies(legal).best is not None
+
+    edge = boundary(len(values), fits)
+    beyond = replies.legal(edge, 1) if edge < len(values) else None
+    answer = replies.legal(edge - 1, -1)
+    if answer is None:
+        first = replies(0 if beyond is None else beyond)
+        smallest = None if beyond is None else values[beyond]
+        return Fitted(quantity, None, None, smallest, first.reason)
+    limit = end if beyond is None else replies(beyond).reason
+    return Fitted(quantity, values[answer], replies(answer).best, None if beyond is None else values[beyond], limit)
+
+
+# -- fit/1 ---------------------------------------------------------------------------------------------------------
+
+
+def as_json(found: Fits) -> bytes:
+    """One object: the question's nouns, then one answer a quantity."""
+    question = found.question
+    answers: list[dict[str, Any]] = [
+        {
+            "quantity": one.quantity,
+            "value": one.value,
+            "beyond": one.beyond,
+            "limit": one.limit,
+            "best": None if one.best is None else summary(one.best),
+        }
+        for one in found.found
+    ]
+    return msgspec.json.encode(
+        {
+            "schema": SCHEMA,
+            "model": question.model,
+            "cluster": question.cluster,
+            "job": question.job,
+            "headroom": question.headroom,
+            "answers": answers,
+            "fixed": found.fixed,
+        }
+    )

@@ -1,0 +1,90 @@
+"""`@formula`: a function whose result has a unit and a source, and which can be watched at work.
+
+Under `trace()` each call records its name, inputs, value, unit and source, nested as they were called: that tree is
+`planner explain`. Outside a trace a call costs one comparison. Not here: any formula.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_active: list[Step] = []
+_known: dict[str, FormulaInfo] = {}
+
+
+class FormulaInfo(msgspec.Struct, frozen=True):
+    """What docs/formulas.md prints of one formula."""
+
+    name: str
+    unit: str
+    source: str
+    about: str
+    signature: str
+
+
+class Step(msgspec.Struct):
+    """One recorded call; `steps` are the formulas it called."""
+
+    name: str
+    unit: str
+    source: str
+    about: str
+    inputs: dict[str, Any] = msgspec.field(default_factory=dict)
+    value: Any = None
+    steps: list[Step] = msgspec.field(default_factory=list)
+
+
+def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare a function a formula: `unit` of its value, `source` where it comes from."""
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        signature: inspect.Signature | None = None
+        about = (function.__doc__ or "").strip().splitlines()[0] if function.__doc__ else ""
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not _active:
+                return function(*args, **kwargs)
+            nonlocal signature
+            signature = signature or inspect.signature(function)
+            step = Step(name, unit, source, about, dict(signature.bind(*args, **kwargs).arguments))
+            _active[-1].steps.append(step)
+            _active.append(step)
+            try:
+                step.value = function(*args, **kwargs)
+            finally:
+                _active.pop()
+            return step.value  # type: ignore[no-any-return]
+
+        _known[f"{function.__module__}.{name}"] = FormulaInfo(
+            name, unit, source, about, f"{function.__module__}.{name}"
+        )
+        return call
+
+    return declare
+
+
+@contextmanager
+def trace(name: str) -> Iterator[Step]:
+    """Record every formula called inside, as the children of the step that is yielded."""
+    root = Step(name, "", "", "")
+    _active.append(root)
+    try:
+        yield root
+    finally:
+        _active.pop()
+
+
+def known_formulas() -> list[FormulaInfo]:
+    """All formulas of the modules imported so far, by name."""
+    return [_known[key] for key in sorted(_known)]

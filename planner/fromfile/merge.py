@@ -1,0 +1,170 @@
+"""A file's options joined with the command line's, which win; and the account of both, as text and as JSON.
+
+Here names become the planner's own: a Hub id a preset, an engine a runtime, "auto" buckets a number of elements.
+Not here: what any key means (one module a format), or the rules that options obey (planner/options.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from planner.errors import PlannerError, did_you_mean
+from planner.fromfile import hub
+from planner.fromfile.deepspeed import OfHidden
+from planner.fromfile.sheet import HARMLESS, Line, Understood
+from planner.options import SIZES, model_of
+from planner.question import ENGINE_RUNTIMES, ENGINE_SWITCHES
+
+SPLIT = ("strategy", "engine", "zero_stage", "dp_replicate", "dp_shard", "reshard_after_forward", *ENGINE_SWITCHES)
+AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
+REPLACES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*SIZES, "tied"), ("model",)),
+    **dict.fromkeys(("gpus", "nodes", "gpus_per_node"), ("gpus", "nodes", "gpus_per_node")),
+    **dict.fromkeys(AXES, ("strategy",)),
+    "strategy": SPLIT,
+    "runtime": SPLIT,
+    "zero_stage": ("strategy", "engine"),
+    "micro_batch_size": ("global_batch_size",),
+    "grad_accum": ("global_batch_size",),
+    "global_batch_size": ("grad_accum",),
+    "method": ("lora_rank", "lora_alpha", "lora_targets", "lora_upcast"),
+}
+"""An option of the command line replaces the file's, and those of the file that make sense only with it."""
+
+Given = Mapping[str, Any]
+Accepts = Mapping[str, tuple[str, ...] | None]
+"""Options there are, and the words a choice has."""
+
+
+class Merged(NamedTuple):
+    """What is asked after all, and the file's lines: those that count, and those the command line replaced."""
+
+    given: dict[str, Any]
+    found: Understood
+    replaced: tuple[tuple[Line, str], ...]
+
+
+def merged(found: Understood, given: Given, accepts: Accepts) -> Merged:
+    """The file under the command line."""
+    typed = [name for name, value in given.items() if value not in (None, ())]
+    by = {name: name for name in typed}
+    for name in typed:
+        by |= {other: name for other in REPLACES.get(name, ()) if other not in by}
+    if given.get("method") != "full":  # adapters keep the file's rank and targets whatever they adapt
+        by = {name: whom for name, whom in by.items() if whom != "method" or name == "method"}
+    if "runtime" in by:
+        by.setdefault("engine", by["runtime"])
+    replaced = tuple((line, by[line.option]) for line in found.lines if line.option in by)
+    lines = [_named(line, found, given) for line in found.lines if line.option not in by]
+    for line in lines:
+        _accepted(line, found, accepts)
+    whole = {**given, **{line.option: line.value for line in lines if not isinstance(line.value, OfHidden)}}
+    if any(isinstance(line.value, OfHidden) for line in lines):
+        hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
+        lines = [_sized(line, hidden) for line in lines]
+        whole |= {line.option: line.value for line in lines}
+    return Merged(whole, msgspec.structs.replace(found, lines=tuple(lines)), replaced)
+
+
+def _named(line: Line, found: Understood, given: Given) -> Line:
+    """Models and engines under the planner's own names."""
+    if line.option == "model":
+        value, how = hub.find(line.value, found.path, tuple(given.get("presets") or ()))
+        return msgspec.structs.replace(line, value=value, note="; ".join(filter(None, (line.note, how))))
+    if line.option == "engine":
+        engine = next((name for name in line.value if name in ENGINE_RUNTIMES), None)
+        if engine is None:
+            rule = f"means engine {line.value[0]}, which this version does not know"
+            fix = "Say which runtime stands in for it: --runtime NAME (planner presets runtimes lists them)"
+            raise PlannerError(f"{found.path}: {_keys(line)}", None, rule, fix)
+        note = line.note
+        if engine != line.value[0]:
+            note = f"{line.value[0]}'s own engine is not known to this version: {engine} is estimated"
+        return Line(line.keys, "runtime", ENGINE_RUNTIMES[engine], note)
+    return line
+
+
+def _sized(line: Line, hidden: int) -> Line:
+    if not isinstance(line.value, OfHidden):
+        return line
+    note = f"{line.note}: {line.value.text}, hidden = {hidden}"
+    return msgspec.structs.replace(line, value=line.value.elements(hidden), note=note)
+
+
+def _accepted(line: Line, found: Understood, accepts: Accepts) -> None:
+    """Refuse what this planner has no option or no word for."""
+    option = f"--{line.option.replace('_', '-')}"
+    where = f"{found.path}: {_keys(line)}"
+    if line.option not in accepts:
+        fix = "Take the key out of a copy of the file to estimate without it"
+        raise PlannerError(where, None, f"means {option} {line.value}, an option this version does not have", fix)
+    words = accepts[line.option]
+    if words is not None and str(line.value) not in words:
+        near = did_you_mean(str(line.value), words)
+        rule = f"means {option} {line.value}, which is not one of {', '.join(words)}"
+        raise PlannerError(where, None, rule, f"{near} Give {option} yourself")
+
+
+def _keys(line: Line) -> str:
+    return ", ".join(line.keys) or line.note or line.option
+
+
+# -- the account ---------------------------------------------------------------------------------------------------
+
+
+def as_json(one: Merged) -> dict[str, Any]:
+    """The `from` object of estimate/1."""
+    return {
+        "path": one.found.path,
+        "format": one.found.format,
+        "understood": [msgspec.structs.asdict(line) for line in one.found.lines],
+        "replaced": [{**_plain(line), "by": f"--{by.replace('_', '-')}"} for line, by in one.replaced],
+        "ignored": [msgspec.structs.asdict(ignored) for ignored in one.found.ignored],
+    }
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    value = line.value
+    if isinstance(value, OfHidden):
+        value = value.text
+    elif isinstance(value, tuple):
+        value = " or ".join(value)
+    return {**msgspec.structs.asdict(line), "value": value}
+
+
+def as_text(one: Merged) -> str:
+    """What was understood, what the command line replaced, what was ignored and why."""
+    found = one.found
+    rows = [(", ".join(line.keys) or "(absent)", f"{line.option} = {line.value}", line.note) for line in found.lines]
+    text = [f"{found.path}: {found.format} configuration", "understood:", *_columns(rows)]
+    if one.replaced:
+        text.append("the command line says otherwise:")
+        text += _columns([
+            (", ".join(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
+             f"--{by.replace('_', '-')} stands")
+            for line, by in one.replaced
+        ])  # fmt: skip
+    if found.ignored:
+        text.append("ignored:")
+        text += _columns([(ignored.key, ignored.why) for ignored in found.ignored if ignored.effect != "none"])
+        text += _columns([
+            (ignored.key, ignored.why)
+            for ignored in found.ignored
+            if ignored.effect == "none" and ignored.why != HARMLESS
+        ])  # fmt: skip
+        if harmless := [ignored.key for ignored in found.ignored if ignored.why == HARMLESS]:
+            text.append(f"  {HARMLESS}: {', '.join(harmless)}")
+    return "\n".join(text)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    return [
+        ("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])).rstrip()
+        for row in rows
+    ]

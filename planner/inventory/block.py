@@ -1,0 +1,182 @@
+"""One decoder layer: its weights, and the norms and residual connections between its two branches.
+
+Not here: the branches' inside (attention.py, mla.py, mlp.py, moe.py), embedding and head (ends.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.inventory import ops
+from planner.inventory.attention import attention_weights, walk_attention
+from planner.inventory.compute import Compute
+from planner.inventory.mla import mla_weights, walk_mla
+from planner.inventory.mlp import mlp_weights, walk_mlp
+from planner.inventory.moe import moe_weights, walk_moe
+from planner.inventory.names import names_of
+from planner.inventory.tape import Tape, Tensor
+from planner.inventory.tensors import Weight
+from planner.spec import ModelSpec
+
+KINDS = ("dense", "layer")
+"""Kinds of layer in the order they run: "dense" leads a mixture of experts, "layer" is every other one."""
+
+
+@lru_cache(maxsize=512)
+def layer_parts(model: ModelSpec, kind: str = "layer") -> dict[str, dict[str, Weight]]:
+    """Weights of one layer by part and role, in the order the model code registers them.
+
+    Parts: "attention", "mlp", and each norm by its place in `Names.norms`: "norm0" to "norm3".
+    """
+    names = names_of(model.family, model.layer_norms)
+    parts: dict[str, dict[str, Weight]] = {}
+    for module in names.layer:
+        if module == names.attention_module:
+            attention = mla_weights(model, model.mla, kind) if model.mla else attention_weights(model, kind)
+            parts["attention"] = attention
+        elif module == names.mlp_module:
+            experts = model.moe is not None and kind == "layer"
+            parts["mlp"] = moe_weights(model, model.moe, kind) if experts and model.moe else mlp_weights(model, kind)
+        else:
+            parts[f"norm{names.norms.index(module)}"] = norm_weights(model, module, kind)
+    return parts
+
+
+def norm_weights(model: ModelSpec, name: str, unit: str) -> dict[str, Weight]:
+    """A norm over the hidden size: its weight and, for LayerNorm, its bias."""
+    weight = Weight(name=name, shape=(model.hidden,), unit=unit)
+    if model.norm == "rmsnorm":
+        return {"": weight}
+    return {"": weight, ".bias": Weight(name=f"{name}.bias", shape=(model.hidden,), unit=unit)}
+
+
+def layer_weights(model: ModelSpec, kind: str = "layer") -> tuple[Weight, ...]:
+    """All weights of one layer of a kind in the order the model code registers them."""
+    return tuple(weight for part in layer_parts(model, kind).values() for weight in part.values())
+
+
+def execution_order(model: ModelSpec, kind: str = "layer") -> dict[str, tuple[int, int]]:
+    """Names of a layer's weights in the order they are used: their place, and the tensor their module reads, counted
+    along the way (two that read the same tensor have the same count)."""
+    parts = layer_parts(model, kind)
+    attention, mlp = parts["attention"], parts["mlp"]
+    steps = [
+        parts["norm0"],
+        {role: weight for role, weight in attention.items() if not role.startswith("output")},
+        {role: weight for role, weight in attention.items() if role.startswith("output")},
+        parts.get("norm2", {}),
+        parts.get("norm1", {}),
+        {role: weight for role, weight in mlp.items() if "down" not in role},
+        {role: weight for role, weight in mlp.items() if "down" in role},
+        parts.get("norm3", {}),
+    ]
+    ordered = [(weight.name, reads) for reads, step in enumerate(steps) for weight in step.values()]
+    return {name: (place, reads) for place, (name, reads) in enumerate(ordered)}
+
+
+def walk_layer(
+    tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, table: tuple[Tensor, ...], kind: str = "layer"
+) -> Tensor:
+    """The layer's forward from its input (held by the caller) to its output."""
+    parts = layer_parts(model, kind)
+    if model.block == "parallel":
+        return _parallel(tape, x, model, compute, table, parts)
+    normal = compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm0"]))
+    attended = _attention(tape, normal, model, compute, table, parts)
+    tape.drop(normal)
+    attended = _after(tape, attended, model, compute, parts.get("norm2"))
+    middle = ops.add(tape, x, attended)
+    tape.drop(attended)
+    normal = walk_norm(tape, middle, model, compute, parts["norm1"])
+    if not _deals(compute, parts):
+        normal = compute.gather(tape, normal)
+    down = _mlp(tape, normal, model, compute, parts)
+    tape.drop(normal)
+    down = _after(tape, down, model, compute, parts.get("norm3"))
+    output = ops.add(tape, middle, down)
+    tape.drop(middle, down)
+    return output
+
+
+def walk_norm(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights: dict[str, Weight]) -> Tensor:
+    """A norm over the hidden size."""
+    if model.norm == "layernorm":
+        return ops.layer_norm(tape, x, compute.trained(weights[""]), weights[".bias"], share=compute.residual_share)
+    return compute.norm(tape, x, weights[""], scales_in_fp32=model.family in ("gemma2", "gemma3_text", "gpt_oss"))
+
+
+def _after(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights: dict[str, Weight] | None) -> Tensor:
+    """The norm after a branch, of those that have one; lets go of x."""
+    if weights is None:
+        return x
+    normal = walk_norm(tape, x, model, compute, weights)
+    tape.drop(x)
+    return normal
+
+
+def _attention(
+    tape: Tape,
+    x: Tensor,
+    model: ModelSpec,
+    compute: Compute,
+    table: tuple[Tensor, ...],
+    parts: dict[str, dict[str, Weight]],
+) -> Tensor:
+    if model.mla:
+        output = walk_mla(tape, x, model, model.mla, compute, table, parts["attention"])
+    else:
+        output = walk_attention(tape, x, model, compute, table, parts["attention"])
+    return compute.dropout(tape, compute.reduce(tape, output), _branch_dropout(model))
+
+
+def _mlp(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, parts: dict[str, dict[str, Weight]]) -> Tensor:
+    if model.moe and "router" in parts["mlp"]:
+        output = walk_moe(tape, x, model, model.moe, compute, parts["mlp"])
+    else:
+        output = walk_mlp(tape, x, model, compute, parts["mlp"])
+    if not _deals(compute, parts):
+        output = compute.reduce(tape, output)
+    return compute.dropout(tape, output, _branch_dropout(model))
+
+
+def _deals(compute: Compute, parts: dict[str, dict[str, Weight]]) -> bool:
+    """Whether the layer's experts are whole ones elsewhere, to which each tensor rank sends its own tokens."""
+    return "router" in parts["mlp"] and compute.routed_share < 1
+
+
+def _branch_dropout(model: ModelSpec) -> float:
+    """Falcon drops out of the sum of both branches instead."""
+    return 0.0 if model.family == "falcon" else model.dropout
+
+
+def _parallel(
+    tape: Tape,
+    x: Tensor,
+    model: ModelSpec,
+    compute: Compute,
+    table: tuple[Tensor, ...],
+    parts: dict[str, dict[str, Weight]],
+) -> Tensor:
+    """Attention and MLP from one input: GPT-NeoX and Falcon 40B with a norm each, phi and Falcon 7B with one."""
+    normal = compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm0"]))
+    early = model.family == "falcon" and "norm1" in parts
+    second = _second_norm(tape, x, model, compute, parts) if early else None
+    attended = _attention(tape, normal, model, compute, table, parts)
+    if second is None:
+        second = _second_norm(tape, x, model, compute, parts) if "norm1" in parts else tape.hold(normal)
+    tape.drop(normal)
+    down = _mlp(tape, second, model, compute, parts)
+    tape.drop(second)
+    both = ops.add(tape, down, attended)
+    tape.drop(down, attended)
+    if model.family == "falcon":
+        both = compute.dropout(tape, both, model.dropout)
+    output = ops.add(tape, both, x)
+    tape.drop(both)
+    return output
+
+
+def _second_norm(
+    tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, parts: dict[str, dict[str, Weight]]
+) -> Tensor:
+    return compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm1"]))

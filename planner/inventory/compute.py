@@ -1,0 +1,198 @@
+"""How the model code computes: number formats, frozen or trained weights, adapters, which kernels.
+
+One value that the walks of block.py, attention.py and ends.py share. Not here: the operations (ops.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.arith import Number
+from planner.errors import PlannerError
+from planner.inventory import fused, ops
+from planner.inventory.forms import is_layer_linear
+from planner.inventory.lora import adapted_linear
+from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
+from planner.inventory.tensors import NOTHING, Size, Weight
+from planner.spec import Kernels, Lora
+
+KERNELS = {
+    "norm": ("eager-fp32", "fused", "native"),
+    "rotary": ("eager", "fused"),
+    "attention": ("flash", "unfused"),
+    "mlp": ("eager", "fused", "fused-recomputed"),
+    "loss": ("eager-fp32", "native", "megatron", "nanotron", "fused-linear"),
+    "column_input": ("kept", "regathered"),
+}
+"""What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
+means)."""
+
+
+HF = Kernels()
+"""Transformers' modules."""
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """`weight_bytes` a weight element as the forward sees it, `element_bytes` a result of a matrix product.
+
+    They differ only under autocast (fp32 weights, 16-bit products). `adapter_bytes` is an element of LoRA's matrices
+    as the forward sees them. `linear_keeps_input` is for linear functions that keep it though the weight is frozen,
+    `keeps_output` for pipeline stages that hold their output until its gradient comes. `seq_len` is told to kernels
+    that keep something quadratic in it, else 0. `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a
+    full element on a CPU. `layer_form` is how the layers' linear weights are held or multiplied (forms.py).
+    """
+
+    @property
+    def residual_share(self) -> float:
+        """This rank's part of the residual stream's tokens: 1/tp under sequence parallelism."""
+        return 1 / self.tp if self.sequence_parallel else 1.0
+
+    @property
+    def routed_share(self) -> float:
+        """The part of the residual stream's tokens that this rank sends to experts: its own under sequence parallelism
+        where whole experts are spread over ranks, else all of them, as every tensor rank has a part of each expert."""
+        return self.residual_share if self.ep > 1 else 1.0
+
+    def heads(self, count: int) -> int:
+        """Attention heads of this rank."""
+        return -(-count // self.tp)
+
+    def local(self, weight: Weight) -> Weight:
+        """This rank's part of a weight."""
+        return local_part(weight, self.kernels, self.tp, self.ep)
+
+    def gather(self, tape: Tape, x: Tensor) -> Tensor:
+        """The whole sequence for a column-parallel linear; takes over the variable. Sequence parallelism gathers, else
+        every rank has it."""
+        if not self.sequence_parallel:
+            return x
+        whole = tape.new(x.size * self.tp, needs_grad=x.needs_grad)
+        tape.record(whole, (), lambda grad: tape.grad_of(x))
+        if self.kernels.column_input == "regathered":
+            whole.source = x
+        else:
+            tape.drop(x)
+        return whole
+
+    def reduce(self, tape: Tape, x: Tensor) -> Tensor:
+        """The sum of a row-parallel linear's parts; takes over the variable. Sequence parallelism scatters it."""
+        if not self.sequence_parallel:
+            return x
+        part = tape.new(x.size * (1 / self.tp), needs_grad=x.needs_grad)
+        tape.record(part, (), lambda grad: tape.grad_of(x))
+        tape.drop(x)
+        return part
+
+    def gather_logits(self, tape: Tape, logits: Tensor, head: Weight) -> Tensor:
+        """Logits over the whole vocabulary where the head is split and the loss is not; takes over the variable."""
+        if self.local(head).shape == head.shape or self.kernels.loss_parallel:
+            return logits
+        whole = tape.new(logits.size * self.tp, needs_grad=logits.needs_grad, term=LOGITS)
+        tape.record(whole, (), lambda grad: tape.grad_of(logits))
+        tape.drop(logits)
+        return whole
+
+    def attention_workspace(self, k: Tensor, v: Tensor) -> Size:
+        """Other ranks' keys and values beside this rank's: two blocks under way in a ring, all of them gathered, or
+        (Ulysses) the tensors before they are dealt by heads."""
+        if self.cp == 1:
+            return NOTHING
+        factor = {"ring": 2, "allgather": self.cp, "ulysses": 1}[self.cp_method]
+        return (k.size + v.size) * factor
+
+    weight_bytes: float
+    element_bytes: float
+    autocast: bool = False
+    lora: Lora | None = None
+    adapter_bytes: float = 4.0
+    recompute: str = "none"
+    linear_keeps_input: bool = False
+    kernels: Kernels = HF
+    tp: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    cp_method: str = "ring"
+    ep: int = 1
+    seq_len: int = 0
+    keeps_output: bool = True
+    mask_bytes: float = 1.0
+    layer_form: str = "plain"
+
+    def trained(self, weight: Weight) -> Weight:
+        """The weight as the method has it: LoRA freezes everything but adapters, QLoRA packs the layers' matrices."""
+        if self.layer_form != "plain" and is_layer_linear(weight):
+            weight = msgspec.structs.replace(weight, form=self.layer_form)
+        return weight if self.lora is None or weight.adapter else msgspec.structs.replace(weight, trainable=False)
+
+    def linear(
+        self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
+    ) -> Tensor:
+        """A linear module, with its adapter when it is one of the targets."""
+        bias = None if bias is None else self.local(bias)
+        copied = self.autocast and self.element_bytes < self.weight_bytes
+        if self.lora is not None and weight.name.rpartition(".")[2] in self.lora.targets:
+            return adapted_linear(
+                tape,
+                x,
+                self.local(self.trained(weight)),
+                self.lora,
+                element_bytes=self.element_bytes,
+                adapter_bytes=self.adapter_bytes,
+                base_copied=copied,
+                keeps_input=self.linear_keeps_input,
+                autocast=self.autocast,
+                bias=bias,
+            )
+        return ops.linear(
+            tape,
+            x,
+            self.local(self.trained(weight)),
+            element_bytes=self.element_bytes,
+            copies_weight=copied,
+            keeps_input=self.linear_keeps_input,
+            term=term,
+            bias=bias,
+        )
+
+    def norm(
+        self, tape: Tape, x: Tensor, weight: Weight, *, rows: int | None = None, scales_in_fp32: bool = False
+    ) -> Tensor:
+        """RMSNorm; under autocast it stays in the residual's fp32. `rows` counts those of a token inside attention,
+        where every rank sees the whole sequence."""
+        share = self.residual_share if rows is None else 1.0
+        if self.kernels.norm != "eager-fp32":
+            return fused.rms_norm(tape, x, self.trained(weight), share=share, rows=rows or 1)
+        return ops.rms_norm_eager(
+            tape,
+            x,
+            self.trained(weight),
+            element_bytes=x.size.per_token / (weight.elements * share * (rows or 1)),
+            weight_bytes=self.weight_bytes,
+            share=share,
+            rows=rows or 1,
+            scales_in_fp32=scales_in_fp32,
+        )
+
+    def dropout(self, tape: Tape, x: Tensor, probability: float) -> Tensor:
+        """Dropout, with the mask of this device's kernel; takes over the variable."""
+        output = ops.dropout(tape, x, probability, self.mask_bytes / self.element_bytes)
+        tape.drop(x)
+        return output
+
+
+def local_part(weight: Weight, kernels: Kernels, tp: Number, ep: Number) -> Weight:
+    """A rank's part of a weight; the embedding and the head are whole unless the kernels split the vocabulary."""
+    split = kernels.vocab_parallel or (kernels.head_parallel and weight.name.startswith("lm_head"))
+    return weight.part(1 if weight.unit in ("embed", "tail") and not split else tp, ep)
+
+
+def check_kernels(name: str, parts: Kernels) -> None:
+    """Refuse a kernels preset that asks for code the inventory does not know."""
+    for part, known in KERNELS.items():
+        if getattr(parts, part) not in known:
+            raise PlannerError(
+                f"kernels {name}: {part}",
+                getattr(parts, part),
+                "is not a kernel the inventory knows",
+                f"Known: {', '.join(known)}",
+            )

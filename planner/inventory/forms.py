@@ -1,0 +1,37 @@
+"""Forms in which a layer's linear weights are held or multiplied: 4-bit NormalFloat (QLoRA), 8-bit float (fp8).
+
+What the linear function allocates for them stands in ops.py. Not here: who is asked for which (spec/job.py).
+"""
+
+from __future__ import annotations
+
+from planner.arith import Number
+from planner.formula import formula
+from planner.inventory.tensors import Weight
+from planner.spec import Quantization
+from planner.units import BYTES
+
+CODE_BYTES = 0.5
+"""A 4-bit code."""
+BLOCK, OUTER_BLOCK = 64, 256
+"""Weights a scale, and scales a scale of scales (bitsandbytes' defaults)."""
+PACKED = CODE_BYTES / BYTES["bf16"]
+"""16-bit elements that one 4-bit weight is stored in."""
+
+
+def is_layer_linear(weight: Weight) -> bool:
+    """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms, embedding and head stay."""
+    return weight.unit not in ("embed", "tail") and len(weight.shape) == 2 and not weight.adapter
+
+
+@formula(unit="bytes", source="QLoRA, Dettmers et al. 2023, section 3: fp32 scales of 64, or 8-bit ones scaled by 256")
+def nf4_scale_bytes(elements: Number, double: bool) -> Number:
+    """Scales beside the codes: 0.0625 bytes a weight, 0.0159 with double quantisation."""
+    if not double:
+        return elements * BYTES["fp32"] / BLOCK
+    return elements / BLOCK + elements * BYTES["fp32"] / (BLOCK * OUTER_BLOCK)
+
+
+def nf4_element_bytes(quantization: Quantization) -> float:
+    """Code and scales of one weight element."""
+    return CODE_BYTES + float(nf4_scale_bytes(1.0, quantization.double))

@@ -1,0 +1,189 @@
+"""Fused kernels on a tape: one operation where Transformers' modules take several, and what it keeps for backward.
+
+Written after Megatron-LM's, Transformer Engine's, flash-attn's and Liger's autograd functions; each docstring names
+its own. Not here: the eager operations (ops.py), or which model code calls what (attention.py, mlp.py, ends.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.inventory.ops import cast, copied, dropout, product_of
+from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
+from planner.inventory.tensors import Size, Weight
+
+
+def rms_norm(tape: Tape, x: Tensor, weight: Weight, *, share: float = 1.0, rows: int = 1) -> Tensor:
+    """RMSNorm in one kernel: keeps its input as it came and the reciprocal root (fp32 a row); one kernel makes both
+    gradients.
+
+    Apex's fused_rms_norm, Transformer Engine, flash-attn's Triton norm and torch's own rms_norm alike. `share` and
+    `rows` as in ops.rms_norm_eager.
+    """
+    output = tape.new(x.size, needs_grad=x.needs_grad or weight.trainable)
+    root = tape.new(Size(per_token=4.0 * rows * share))
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(x)
+        if weight.trainable:
+            tape.weight_grad(weight.elements)
+
+    tape.record(output, (x, root), backward)
+    tape.drop(root)
+    return output
+
+
+def rotary(tape: Tape, x: Tensor, table: Sequence[Tensor]) -> Tensor:
+    """Rotary positions in one kernel (flash-attn's, Transformer Engine's): keeps only the shared tables."""
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+    return tape.record(output, table, lambda grad: tape.grad_of(x))
+
+
+def gated(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True) -> Tensor:
+    """`act(gate) * up` in one kernel (Megatron-LM's SwiGLUFunction): keeps gate and up.
+
+    With `kept` False the product is made again in backward instead of staying for the next matrix product.
+    """
+    output = tape.new(up.size, needs_grad=gate.needs_grad or up.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(gate)
+        tape.grad_of(up)
+
+    tape.record(output, (gate, up), backward)
+    if not kept:
+        output.source = tape.hold(up)
+    return output
+
+
+def activated(tape: Tape, x: Tensor, *, kept: bool = True) -> Tensor:
+    """A plain activation in one kernel with its bias (Megatron-LM's bias_gelu): keeps its input; `kept` as in gated."""
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+    tape.record(output, (x,), lambda grad: tape.grad_of(x))
+    if not kept:
+        output.source = tape.hold(x)
+    return output
+
+
+def core_attention(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    groups: int,
+    element_bytes: float,
+    probability: float = 0.0,
+    mask_share: float = 0.5,
+    sequence_ranks: int = 1,
+    recompute: bool = False,
+) -> Tensor:
+    """softmax(q k) v with the scores of every pair of tokens as tensors: Megatron-LM's DotProductAttention.
+
+    Keeps q, k, v, the softmax's result and, with dropout, its mask and result: 5 bytes a head and pair in 16 bits
+    (Korthikanti et al. 2022, section 4.1). Scaling, masking and softmax are one kernel that writes its gradient in
+    place. Keys and values of grouped queries are repeated. `recompute` is Megatron's selective recomputation: q, k, v
+    are kept and the rest is made again.
+    """
+
+    def forward(tensors: tuple[Tensor, ...]) -> Tensor:
+        rows, keys, values = tensors
+        if groups > 1:
+            keys, values = copied(tape, keys, groups), copied(tape, values, groups)
+        else:
+            tape.hold(keys), tape.hold(values)
+        pairs = Size(per_pair=element_bytes * heads * sequence_ranks)
+        scores = product_of(tape, rows, keys, pairs)
+        softmax = tape.new(pairs, needs_grad=scores.needs_grad)
+        tape.record(softmax, (softmax,), lambda grad: tape.grad_of(scores, alias=grad))
+        tape.drop(scores, keys)
+        dropped = dropout(tape, softmax, probability, mask_share)
+        tape.drop(softmax)
+        attended = product_of(tape, dropped, values, rows.size)
+        tape.drop(dropped, values)
+        return attended
+
+    return recomputed(tape, (q, k, v), forward) if recompute else forward((q, k, v))
+
+
+def recomputed(tape: Tape, inputs: tuple[Tensor, ...], forward: Callable[[tuple[Tensor, ...]], Tensor]) -> Tensor:
+    """A part of a layer that keeps only its inputs; its forward runs again when backward reaches it."""
+    if not tape.keeping:
+        return forward(inputs)
+    nodes, tape.nodes = tape.nodes, []
+    tape.keeping = False
+    output = forward(inputs)
+    tape.keeping = True
+    tape.nodes = nodes
+
+    def backward(grad: Storage) -> None:
+        outer, tape.nodes = tape.nodes, []
+        again = tuple(tape.view(one) for one in inputs)
+        result = forward(again)
+        inner, tape.nodes = tape.nodes, outer
+        tape.drop(result)
+        grad.holders += 1
+        tape.grads[result] = grad
+        tape.play(inner)
+        tape.drop(*again)
+        for one, copy in zip(inputs, again, strict=True):
+            value = tape.grads.pop(copy, None)
+            if value is not None:
+                tape.grad_of(one, alias=value)
+                tape.release(value)
+
+    return tape.record(output, inputs, backward)
+
+
+def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, element_bytes: float, *, cast_outside: bool) -> Tensor:
+    """Cross-entropy on this rank's part of the vocabulary: keeps the fp32 softmax, which becomes the gradient. Takes
+    over the variable.
+
+    Megatron-LM casts inside its function and works in place on that one copy. nanotron casts before it
+    (`cast_outside`), and its function subtracts the maximum into a second fp32 tensor
+    (parallel/tensor_parallel/functional.py, _ShardedCrossEntropy), so two are alive at once.
+    """
+    ratio = 4.0 / element_bytes
+    wide = logits
+    if cast_outside:
+        wide = cast(tape, logits, ratio)
+        tape.drop(logits)
+    softmax = tape.new(logits.size * ratio, needs_grad=logits.needs_grad, term=LOGITS)
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        in_place = wide.size == softmax.size
+        tape.grad_of(wide, alias=softmax.storage if in_place else None)
+
+    tape.record(loss, (softmax,), backward)
+    tape.drop(softmax, wide)
+    return loss
+
+
+def linear_cross_entropy(tape: Tape, x: Tensor, weight: Weight, *, element_bytes: float) -> Tensor:
+    """Head and loss together, a piece of the tokens at a time (Liger's FusedLinearCrossEntropy).
+
+    Both gradients are made in forward and kept; of the logits only a piece is alive, whose tokens are as many times
+    fewer than all as the vocabulary is wider than the hidden size.
+    """
+    out_features, in_features = weight.features
+    rows = x.size.per_token / (element_bytes * in_features)
+    piece = Size(per_token=rows * element_bytes * min(in_features, out_features))
+    tape.weight = weight.elements
+    input_grad = tape.new(x.size)
+    weight_grad = tape.new(Size(fixed=weight.elements * element_bytes)) if weight.trainable else None
+    # the logits in their own format, the gradient written over them
+    tape.release(tape.allocate(piece, LOGITS))
+    loss = tape.new(Size(fixed=4.0), needs_grad=x.needs_grad or weight.trainable)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(x, alias=input_grad.storage)
+        if weight_grad is not None:
+            tape.weight_grad(weight.elements)
+
+    kept = (input_grad,) if weight_grad is None else (input_grad, weight_grad)
+    tape.record(loss, kept, backward)
+    tape.weight = 0
+    tape.drop(*kept)
+    return loss

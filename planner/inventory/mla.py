@@ -1,0 +1,127 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024): its weights and its walk.
+
+Not here: ordinary attention (attention.py).
+"""
+
+from __future__ import annotations
+
+from planner.inventory import ops
+from planner.inventory.compute import Compute
+from planner.inventory.tape import Storage, Tape, Tensor
+from planner.inventory.tensors import Size, Weight
+from planner.spec import Mla, ModelSpec
+
+
+def mla_weights(model: ModelSpec, mla: Mla, unit: str = "layer") -> dict[str, Weight]:
+    """Weights by role in the order the model code registers them: q or q_a, q_norm, q_b; kv_a, kv_norm, kv_b; output.
+
+    The projections down to the latents are replicated under tensor parallelism: every head reads the whole latent.
+    """
+
+    def weight(module: str, *shape: int, split: int | None = None) -> Weight:
+        return Weight(
+            name=f"self_attn.{module}",
+            shape=shape,
+            unit=unit,
+            split=split,
+            pieces=None if split is None else model.heads,
+        )
+
+    found: dict[str, Weight] = {}
+    if mla.q_lora_rank is None:
+        found["q"] = weight("q_proj", model.qk_width, model.hidden, split=0)
+    else:
+        found["q_a"] = weight("q_a_proj", mla.q_lora_rank, model.hidden)
+        found["q_norm"] = weight("q_a_layernorm", mla.q_lora_rank)
+        found["q_b"] = weight("q_b_proj", model.qk_width, mla.q_lora_rank, split=0)
+    found["kv_a"] = weight("kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)
+    found["kv_norm"] = weight("kv_a_layernorm", mla.kv_lora_rank)
+    found["kv_b"] = weight(
+        "kv_b_proj", model.heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank, split=0
+    )
+    found["output"] = weight("o_proj", model.hidden, model.v_width, split=1)
+    return found
+
+
+def walk_mla(
+    tape: Tape,
+    x: Tensor,
+    model: ModelSpec,
+    mla: Mla,
+    compute: Compute,
+    table: tuple[Tensor, ...],
+    weights: dict[str, Weight],
+) -> Tensor:
+    """Latent attention's forward: queries and keys are put together from a part without positions and one with."""
+    if "q" in weights:
+        flat = compute.linear(tape, x, weights["q"])
+    else:
+        down = compute.linear(tape, x, weights["q_a"])
+        latent = compute.norm(tape, down, weights["q_norm"], rows=1)
+        tape.drop(down)
+        flat = compute.linear(tape, latent, weights["q_b"])
+        tape.drop(latent)
+    turning = mla.qk_rope_head_dim / mla.qk_head_dim
+    q_still, q_turning = ops.split(tape, flat, (1 - turning, turning))
+    tape.drop(flat)
+    compressed = compute.linear(tape, x, weights["kv_a"])
+    share = mla.kv_lora_rank / (mla.kv_lora_rank + mla.qk_rope_head_dim)
+    kv_plain, k_turning = ops.split(tape, compressed, (share, 1 - share))
+    tape.drop(compressed)
+    kv_latent = compute.norm(tape, kv_plain, weights["kv_norm"], rows=1)
+    tape.drop(kv_plain)
+    rotate = _rotated_complex if model.family == "deepseek_v2" else _rotated_pairs
+    q_turned, k_turned = rotate(tape, q_turning, table), rotate(tape, k_turning, table)
+    tape.drop(q_turning, k_turning)
+    q = ops.joined(tape, (q_still, q_turned))
+    tape.drop(q_still, q_turned)
+    k, v = _expanded(tape, kv_latent, k_turned, model, mla, compute, weights["kv_b"])
+    tape.drop(kv_latent, k_turned)
+    value_share = mla.v_head_dim / mla.qk_head_dim
+    workspace = compute.attention_workspace(k, v)
+    heads = compute.heads(model.heads)
+    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, value_share=value_share)
+    tape.drop(q, k, v)
+    attended = ops.laid_out(tape, attended)
+    output = compute.linear(tape, attended, weights["output"])
+    tape.drop(attended)
+    return output
+
+
+def _expanded(
+    tape: Tape, latent: Tensor, turned: Tensor, model: ModelSpec, mla: Mla, compute: Compute, weight: Weight
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of every head from the latent; values stay a view, so the product is kept whole."""
+    flat = compute.linear(tape, latent, weight)
+    share = mla.qk_nope_head_dim / (mla.qk_nope_head_dim + mla.v_head_dim)
+    k_still, v = ops.split(tape, flat, (share, 1 - share))
+    tape.drop(flat)
+    size = Size(per_token=compute.element_bytes * compute.heads(model.heads) * mla.qk_head_dim)
+    keys = tape.new(size, needs_grad=latent.needs_grad or k_still.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        # two writes into slices: each makes the gradient anew, with zeros where it wrote
+        whole = tape.allocate(size)
+        tape.grad_of(k_still)
+        again = tape.allocate(size)
+        tape.release(whole)
+        tape.grad_of(turned)
+        tape.release(again)
+
+    tape.record(keys, (), backward)
+    tape.drop(k_still)
+    return keys, v
+
+
+def _rotated_pairs(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """DeepSeek-V3: even and odd elements times the half tables, then joined: keeps only the tables."""
+    return ops.rotary_halves(tape, x, (table[0], table[1]), sliced=True)
+
+
+def _rotated_complex(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """DeepSeek-V2: complex numbers in fp32: keeps only the table."""
+    wide = ops.copied(tape, x)
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+    tape.record(output, (table[0],), lambda grad: tape.grad_of(wide))
+    tape.drop(wide)
+    return output

@@ -1,0 +1,400 @@
+"""Eager PyTorch operations on a tape: what each keeps for backward and what its backward allocates.
+
+One function an operation, with the rule it follows in PyTorch's derivatives.yaml. Not here: which operations a model
+calls (block.py, attention.py, ends.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.inventory.forms import PACKED
+from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
+from planner.inventory.tensors import NOTHING, Size, Weight
+
+
+def cast(tape: Tape, x: Tensor, ratio: float) -> Tensor:
+    """`x.to(dtype)`: a new tensor `ratio` times as large, or x itself when its dtype is right already."""
+    if ratio == 1:
+        return tape.hold(x)
+    output = tape.new(x.size * ratio, needs_grad=x.needs_grad, term=LOGITS if x.storage.term == LOGITS else TEMPORARIES)
+    return tape.record(output, (), lambda grad: tape.grad_of(x))
+
+
+def linear(
+    tape: Tape,
+    x: Tensor,
+    weight: Weight,
+    *,
+    element_bytes: float,
+    copies_weight: bool = False,
+    keeps_input: bool = False,
+    term: str = TEMPORARIES,
+    bias: Weight | None = None,
+    share: float = 1.0,
+) -> Tensor:
+    """`x @ weight.T + bias`: keeps x when the weight is trained (or `keeps_input`); backward makes both gradients, then
+    lets go.
+
+    A 4-bit weight is unpacked for every product and let go (bitsandbytes' MatMul4Bit); for an 8-bit product weight,
+    input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8, dynamic scaling).
+    An input of another format is cast anew for every call; under autocast the 16-bit copy of a weight that is held
+    in fp32 (`copies_weight`) lives with the graph. x has `share` of the tokens.
+    """
+    out_features, in_features = weight.features
+    more = bias.elements if bias is not None else 0
+    copies: tuple[Tensor, ...] = ()
+    inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
+    if copies_weight:
+        copies = (tape.new(Size(fixed=(weight.elements + more) * element_bytes), term=GATHERED),)
+    tape.weight = fetched_elements(weight)
+    forms = _forms(tape, weight, inner.size, element_bytes)
+    output = tape.new(
+        Size(per_token=out_features * element_bytes * share), needs_grad=x.needs_grad or weight.trainable, term=term
+    )
+    tape.release(*forms)
+
+    kept = inner if inner.source is None else inner.source
+    regathers = weight.trainable and inner.source is not None
+
+    def backward(grad: Storage) -> None:
+        regathered = tape.allocate(inner.size) if regathers else None
+        again = _forms(tape, weight, grad.size, element_bytes)
+        if weight.trainable:
+            narrow = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
+            tape.weight_grad(weight.elements + more)
+            tape.release(*narrow)
+        tape.grad_of(inner)
+        tape.release(*again)
+        if regathered is not None:
+            tape.release(regathered)
+
+    # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
+    kept_input = (kept,) if weight.trainable or (keeps_input and weight.form != "nf4") else ()
+    kept_copy = copies if inner.needs_grad else ()
+    tape.record(output, kept_input + kept_copy, backward)
+    tape.weight = 0
+    tape.drop(inner, *copies)
+    return output
+
+
+def fetched_elements(weight: Weight) -> int:
+    """Elements a sharded engine sees of the weight: a 4-bit one is packed into 16-bit elements."""
+    return round(weight.elements * PACKED) if weight.form == "nf4" else weight.elements
+
+
+def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float) -> list[Storage]:
+    """What a product makes of its operands in another format and lets go: `other` is the size of the second one."""
+    if weight.form == "nf4":
+        return [tape.allocate(Size(fixed=weight.elements * element_bytes))]
+    if weight.form == "fp8":
+        return [tape.allocate(Size(fixed=float(weight.elements))), tape.allocate(other * (1 / element_bytes))]
+    return []
+
+
+def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """`a + b`: keeps nothing; the gradient is passed on as it is, or cast when the other operand was wider."""
+    output = tape.new(max(a.size, b.size), needs_grad=a.needs_grad or b.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        for operand in (a, b):
+            tape.grad_of(operand, alias=grad if operand.size == grad.size else None)
+
+    return tape.record(output, (), backward)
+
+
+def mul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """`a * b` of equal shapes: each operand is kept for the other's gradient."""
+    return product_of(tape, a, b, a.size)
+
+
+def product_of(tape: Tape, a: Tensor, b: Tensor, size: Size) -> Tensor:
+    """A product of two tensors of the graph, element by element or of matrices: each operand is kept for the other's
+    gradient."""
+    output = tape.new(size, needs_grad=a.needs_grad or b.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(a)
+        tape.grad_of(b)
+
+    return tape.record(output, ((b,) if a.needs_grad else ()) + ((a,) if b.needs_grad else ()), backward)
+
+
+def silu(tape: Tape, x: Tensor) -> Tensor:
+    """SiLU keeps its input."""
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+    return tape.record(output, (x,), lambda grad: tape.grad_of(x))
+
+
+def rms_norm_eager(
+    tape: Tape,
+    x: Tensor,
+    weight: Weight,
+    *,
+    element_bytes: float,
+    weight_bytes: float,
+    share: float = 1.0,
+    rows: int = 1,
+    scales_in_fp32: bool = False,
+) -> Tensor:
+    """Transformers' RMSNorm: square, mean, reciprocal root and product in fp32, cast back, times the weight.
+
+    Keeps the fp32 input, the root (4 bytes a row) and, when the weight is trained, the normalised input. A token has
+    `rows` rows (one, or one a head), of which `share` are this rank's (sequence parallelism). Gemma and gpt-oss
+    multiply by the weight before they cast (`scales_in_fp32`).
+    """
+    hidden = weight.elements * rows * share
+    full, row = Size(per_token=4.0 * hidden), Size(per_token=4.0 * rows * share)
+    wide = cast(tape, x, full.per_token / x.size.per_token)
+    squared = tape.new(full, needs_grad=x.needs_grad)
+
+    def square_backward(grad: Storage) -> None:
+        # pow's derivative, grad * (2 * x ** 1): two temporaries beside the result
+        power, doubled = tape.allocate(full), tape.allocate(full)
+        tape.grad_of(wide)
+        tape.release(power, doubled)
+
+    tape.record(squared, (wide,), square_backward)
+    variance = tape.new(row, needs_grad=x.needs_grad)
+    tape.record(variance, (), lambda grad: tape.grad_of(squared))
+    tape.drop(squared)
+    shifted = tape.new(row, needs_grad=x.needs_grad)
+    tape.record(shifted, (), lambda grad: tape.grad_of(variance, alias=grad))
+    root = tape.new(row, needs_grad=x.needs_grad)
+
+    def root_backward(grad: Storage) -> None:
+        cube, scaled = tape.allocate(row), tape.allocate(row)
+        tape.grad_of(shifted)
+        tape.release(cube, scaled)
+
+    tape.record(root, (root,), root_backward)
+    tape.drop(shifted)
+    scaled32 = tape.new(full, needs_grad=x.needs_grad)
+
+    def scale_backward(grad: Storage) -> None:
+        tape.grad_of(wide)
+        product = tape.allocate(full)
+        tape.grad_of(root)
+        tape.release(product)
+
+    tape.record(scaled32, (wide, root), scale_backward)
+    tape.drop(root, wide)
+    if scales_in_fp32:
+        normal, width = tape.hold(scaled32), 4.0
+    else:
+        normal, width = cast(tape, scaled32, element_bytes / 4.0), max(element_bytes, weight_bytes)
+    output = tape.new(Size(per_token=width * hidden), needs_grad=x.needs_grad or weight.trainable)
+
+    def weight_backward(grad: Storage) -> None:
+        product = tape.allocate(output.size) if weight.trainable else None
+        tape.grad_of(normal)
+        if product is not None:
+            tape.weight_grad(weight.elements)
+            tape.release(product)
+
+    tape.record(output, (normal,) if weight.trainable else (), weight_backward)
+    tape.drop(normal, scaled32, variance)
+    if not scales_in_fp32:
+        return output
+    narrow = cast(tape, output, element_bytes / 4.0)
+    tape.drop(output)
+    return narrow
+
+
+def layer_norm(tape: Tape, x: Tensor, weight: Weight, bias: Weight, *, share: float = 1.0) -> Tensor:
+    """torch's own LayerNorm: keeps its input, and mean and reciprocal root in fp32; one kernel makes all gradients."""
+    output = tape.new(x.size, needs_grad=x.needs_grad or weight.trainable)
+    rows = (tape.new(Size(per_token=4.0 * share)), tape.new(Size(per_token=4.0 * share)))
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(x)
+        if weight.trainable:
+            tape.weight_grad(weight.elements + bias.elements)
+
+    tape.record(output, (x, *rows), backward)
+    tape.drop(*rows)
+    return output
+
+
+def scaled(tape: Tape, x: Tensor) -> Tensor:
+    """`x * number`: keeps nothing."""
+    output = tape.new(x.size, needs_grad=x.needs_grad, term=LOGITS if x.storage.term == LOGITS else TEMPORARIES)
+    return tape.record(output, (), lambda grad: tape.grad_of(x))
+
+
+def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Tensor:
+    """Dropout keeps its mask: one byte an element from CUDA's kernel, of which x's bytes are 1 / `mask_share`."""
+    if probability == 0:
+        return tape.hold(x)
+    mask = tape.new(x.size * mask_share)
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+    tape.record(output, (mask,), lambda grad: tape.grad_of(x))
+    tape.drop(mask)
+    return output
+
+
+def split(tape: Tape, x: Tensor, parts: Sequence[float]) -> list[Tensor]:
+    """`split` along the features: views, whose gradients wait for each other and are then joined in a new tensor."""
+    join = tape.view(x)
+    waiting: list[Storage] = []
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(x)
+        tape.release(*waiting)
+
+    tape.record(join, (), backward)
+
+    def hand_on(grad: Storage) -> None:
+        grad.holders += 1
+        waiting.append(grad)
+        tape.grads.setdefault(join, Storage(Size(), TEMPORARIES))
+
+    views = [tape.view(join, part) for part in parts]
+    for view in views:
+        tape.record(view, (), hand_on)
+    tape.drop(join)
+    return views
+
+
+def slices(tape: Tape, x: Tensor, parts: Sequence[float]) -> list[Tensor]:
+    """Slices of x: views, each of which makes a gradient of x's whole size, zero elsewhere."""
+    views = [tape.view(x, part) for part in parts]
+    for view in views:
+        tape.record(view, (), lambda grad: tape.grad_of(x))
+    return views
+
+
+def joined(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
+    """`cat`: a new tensor; the gradients are views of its own."""
+    total = parts[0].size
+    for part in parts[1:]:
+        total = total + part.size
+    output = tape.new(total, needs_grad=any(part.needs_grad for part in parts))
+
+    def backward(grad: Storage) -> None:
+        for part in parts:
+            tape.grad_of(part, alias=grad)
+
+    return tape.record(output, (), backward)
+
+
+def copied(tape: Tape, x: Tensor, ratio: float = 1.0) -> Tensor:
+    """A copy in another order of axes, or repeated `ratio` times: keeps nothing."""
+    output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
+    return tape.record(output, (), lambda grad: tape.grad_of(x))
+
+
+def laid_out(tape: Tape, attended: Tensor) -> Tensor:
+    """`transpose(1, 2).contiguous()` after attention, when queries that were joined lie head by head, and so does the
+    kernel's output: a copy. Queries straight from a projection lie token by token, and it costs nothing."""
+    output = copied(tape, attended)
+    tape.drop(attended)
+    return output
+
+
+def rotary_eager(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """`x * cos + rotate_half(x) * sin` as Transformers writes it: keeps only the two shared tables."""
+    half = x.size * 0.5
+    with_cos = tape.new(x.size, needs_grad=x.needs_grad)
+    tape.record(with_cos, (table[0],), lambda grad: tape.grad_of(x))
+    negated = tape.allocate(half)
+    turned = tape.allocate(x.size)
+    tape.release(negated)
+    with_sin = tape.new(x.size, needs_grad=x.needs_grad)
+
+    def turn_backward(grad: Storage) -> None:
+        # grad * sin, cut into halves, one negated, each padded to full width, then added
+        product, negative = tape.allocate(x.size), tape.allocate(half)
+        first = tape.allocate(x.size)
+        tape.release(negative)
+        second = tape.allocate(x.size)
+        tape.release(product)
+        tape.grad_of(x)
+        tape.release(first, second)
+
+    tape.record(with_sin, (table[1],), turn_backward)
+    tape.release(turned)
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+
+    def add_backward(grad: Storage) -> None:
+        tape.grad_of(with_cos, alias=grad)
+        tape.grad_of(with_sin, alias=grad)
+
+    tape.record(output, (), add_backward)
+    tape.drop(with_cos, with_sin)
+    return output
+
+
+def rotary_halves(tape: Tape, x: Tensor, table: tuple[Tensor, ...], *, sliced: bool = False) -> Tensor:
+    """gpt-oss and DeepSeek-V3: each half of a head (or its even and odd elements, `sliced`) times the half tables,
+    then joined: keeps only the tables."""
+    half = x.size * 0.5
+    first, second = (slices if sliced else split)(tape, x, (0.5, 0.5))
+    parts = []
+    for _ in range(2):
+        one, two = tape.new(half, needs_grad=x.needs_grad), tape.new(half, needs_grad=x.needs_grad)
+        tape.record(one, (table[0],), lambda grad: tape.grad_of(first))
+        tape.record(two, (table[1],), lambda grad: tape.grad_of(second))
+        both = add(tape, one, two)
+        tape.drop(one, two)
+        parts.append(both)
+    tape.drop(first, second)
+    output = joined(tape, parts)
+    tape.drop(*parts)
+    return output
+
+
+def flash_attention(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: float,
+    workspace: Size = NOTHING,
+    value_share: float = 1.0,
+    mask: Size | None = None,
+) -> Tensor:
+    """Scaled dot-product attention, flash kernels: keeps q, k, v, the output and the log-sum-exp (fp32 a head).
+
+    `workspace` is what context parallelism holds beside them: other ranks' keys and values, and in backward their
+    gradients too. The output is as wide as the values: `value_share` of the queries. A `mask` that was asked for as
+    booleans is kept as numbers of the queries' format.
+    """
+    output = tape.new(q.size * value_share, needs_grad=q.needs_grad or k.needs_grad or v.needs_grad)
+    numbers = () if mask is None else (tape.new(mask),)
+    log_sum = tape.new(Size(per_token=4.0 * heads))
+    tape.release(tape.allocate(workspace))
+
+    def backward(grad: Storage) -> None:
+        # the kernel writes all three gradients, wanted or not
+        unwanted = [tape.allocate(tensor.size) for tensor in (q, k, v) if not tensor.needs_grad]
+        unwanted.append(tape.allocate(workspace * 2))
+        for tensor in (q, k, v):
+            tape.grad_of(tensor)
+        tape.release(*unwanted)
+
+    tape.record(output, (q, k, v, output, log_sum, *numbers), backward)
+    tape.drop(log_sum, *numbers)
+    return output
+
+
+def split_heads(tape: Tape, x: Tensor) -> Tensor:
+    """`view(...).transpose(1, 2)`: no copy forward; the gradient comes back in another layout and is copied."""
+    output = tape.view(x)
+    return tape.record(output, (), lambda grad: tape.grad_of(x))
+
+
+def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """log-softmax and negative log-likelihood in fp32: keeps the log-probabilities, makes two gradients of
+    their size."""
+    log_probabilities = tape.new(logits.size, needs_grad=logits.needs_grad, term=LOGITS)
+
+    def softmax_backward(grad: Storage) -> None:
+        tape.grad_of(logits)
+
+    tape.record(log_probabilities, (log_probabilities,), softmax_backward)
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+    tape.record(loss, (log_probabilities,), lambda grad: tape.grad_of(log_probabilities))
+    tape.drop(log_probabilities)
+    return loss

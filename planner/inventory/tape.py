@@ -1,0 +1,203 @@
+"""A walk through one forward and backward pass, holding tensors as eager PyTorch does.
+
+The model code (block.py, attention.py, ends.py) creates tensors, saves and drops them; each operation records what
+its backward allocates. Running the nodes in reverse gives every moment at which memory can peak, as sizes that are
+polynomials of the batch. Not here: weights, gradients kept between units, buckets (engines/), or any device.
+
+Autograd's rules used here (torch 2.13, autograd/engine.cpp and derivatives.yaml): nodes run in reverse order of
+creation; a node allocates all its results, then its incoming gradient and saved tensors are released, then a second
+gradient for the same tensor is added out of place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from planner.inventory.tensors import NOTHING, Size
+
+ACTIVATIONS, LOGITS, TEMPORARIES, GATHERED = "activations", "logits", "temporaries", "gathered"
+TERMS = (ACTIVATIONS, LOGITS, TEMPORARIES, GATHERED)
+
+
+class Moment(NamedTuple):
+    """Live bytes at one allocation.
+
+    `unit` is "embed", "layer", "tail" (final norm and head) or "loss"; `layer` its 0-based index, else -1. `live`
+    follows TERMS. `unit_grads` counts the elements of weight gradients this unit has finished in this backward,
+    `in_flight` those just produced and not yet handed to whoever keeps gradients. `entering` marks the moment before
+    a unit's first operation; `weight` counts the elements of the weight that the operation at hand uses.
+    """
+
+    phase: str
+    unit: str
+    layer: int
+    live: tuple[Size, ...]
+    unit_grads: int
+    in_flight: int
+    entering: bool = False
+    weight: int = 0
+
+
+class Storage:
+    """Bytes under one term, and how many hold them: variables, views, the graph."""
+
+    __slots__ = ("holders", "size", "term")
+
+    def __init__(self, size: Size, term: str) -> None:
+        self.size, self.term, self.holders = size, term, 1
+
+
+class Tensor:
+    """A place in the graph over a storage, or over a part of it. Tensors over one storage are views of each other.
+
+    `source` is this rank's part of a gathered tensor that is gathered again in backward: it is what gets kept.
+    """
+
+    __slots__ = ("needs_grad", "size", "source", "storage")
+
+    def __init__(self, storage: Storage, needs_grad: bool, size: Size | None = None) -> None:
+        self.storage, self.needs_grad = storage, needs_grad
+        self.size = storage.size if size is None else size
+        self.source: Tensor | None = None
+
+
+Backward = Callable[[Storage], None]
+
+
+class Node(NamedTuple):
+    """One autograd node: its output, what it saved, what its backward does, the unit and the weight it belongs to."""
+
+    output: Tensor
+    saved: tuple[Storage, ...]
+    backward: Backward
+    unit: str
+    layer: int
+    weight: int
+
+
+class Tape:
+    """Records a forward pass, then plays its backward."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, Size] = dict.fromkeys(TERMS, NOTHING)
+        self.moments: list[Moment] = []
+        self.nodes: list[Node] = []
+        self.keeping = True
+        self.grads: dict[Tensor, Storage] = {}
+        self.phase, self.unit, self.layer = "forward", "", -1
+        self.unit_grads = self.in_flight = self.weight = 0
+        self._given: list[tuple[Tensor, Storage]] = []
+
+    def enter(self, unit: str, layer: int = -1) -> None:
+        """The operations that follow belong to this unit."""
+        self.unit, self.layer, self.unit_grads = unit, layer, 0
+        self._mark(entering=True)
+
+    # -- storages --------------------------------------------------------------------------------------------
+    def allocate(self, size: Size, term: str = TEMPORARIES) -> Storage:
+        """A new storage, held once, and a moment at which the peak may stand."""
+        self.live[term] = self.live[term] + size
+        self._mark()
+        return Storage(size, term)
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """One more variable bound to the tensor."""
+        tensor.storage.holders += 1
+        if tensor.source is not None:
+            tensor.source.storage.holders += 1
+        return tensor
+
+    def release(self, *storages: Storage) -> None:
+        """One holder less; the last one frees the storage."""
+        for storage in storages:
+            storage.holders -= 1
+            if storage.holders == 0:
+                self.live[storage.term] = self.live[storage.term] - storage.size
+
+    def drop(self, *tensors: Tensor) -> None:
+        """Variables that go out of scope."""
+        for tensor in tensors:
+            self.release(tensor.storage)
+            if tensor.source is not None:
+                self.release(tensor.source.storage)
+
+    def _mark(self, *, entering: bool = False) -> None:
+        live = tuple(self.live.values())
+        self.moments.append(
+            Moment(self.phase, self.unit, self.layer, live, self.unit_grads, self.in_flight, entering, self.weight)
+        )
+
+    # -- autograd --------------------------------------------------------------------------------------------
+    def new(self, size: Size, *, needs_grad: bool = False, term: str = TEMPORARIES) -> Tensor:
+        """A new tensor, held by the variable it is bound to."""
+        return Tensor(self.allocate(size, term), needs_grad)
+
+    def view(self, tensor: Tensor, part: float = 1.0) -> Tensor:
+        """Another place in the graph over the same storage, or a part of it, held by its own variable."""
+        tensor.storage.holders += 1
+        return Tensor(tensor.storage, tensor.needs_grad, tensor.size * part)
+
+    def record(self, output: Tensor, saved: Sequence[Tensor], backward: Backward) -> Tensor:
+        """Record how `output` was made; what is saved is held until its backward has run."""
+        if output.needs_grad and self.keeping:
+            storages = tuple(tensor.storage for tensor in saved)
+            for storage in storages:
+                storage.holders += 1
+                if storage.term == TEMPORARIES:
+                    self.live[TEMPORARIES] = self.live[TEMPORARIES] - storage.size
+                    self.live[ACTIVATIONS] = self.live[ACTIVATIONS] + storage.size
+                    storage.term = ACTIVATIONS
+            self.nodes.append(Node(output, storages, backward, self.unit, self.layer, self.weight))
+        return output
+
+    def backward(self, output: Tensor, grad: Size = NOTHING) -> None:
+        """Run all nodes in reverse order of creation, from the loss or (with the gradient received for it) from a
+        pipeline stage's output."""
+        self.phase = "backward"
+        self.grads[output] = self.allocate(grad)
+        nodes, self.nodes = self.nodes, []
+        self.play(nodes)
+
+    def play(self, nodes: Sequence[Node]) -> None:
+        """Run nodes in reverse; a node that no gradient reached is passed over."""
+        for node in reversed(nodes):
+            grad = self.grads.pop(node.output, None)
+            if grad is None:
+                self.release(*node.saved)
+                continue
+            if (node.unit, node.layer) != (self.unit, self.layer):
+                self.enter(node.unit, node.layer)
+            outer, self._given = self._given, []
+            self.weight = node.weight
+            node.backward(grad)
+            given, self._given = self._given, outer
+            self.release(grad, *node.saved)
+            self.unit_grads += self.in_flight
+            self.in_flight = self.weight = 0
+            for tensor, value in given:
+                self._deliver(tensor, value)
+
+    def _deliver(self, tensor: Tensor, value: Storage) -> None:
+        held = self.grads.get(tensor)
+        if held is None:
+            self.grads[tensor] = value
+        else:
+            self.grads[tensor] = self.allocate(value.size, value.term)
+            self.release(held, value)
+
+    def grad_of(self, tensor: Tensor, alias: Storage | None = None) -> None:
+        """Inside a backward: make the gradient of an input, or pass the incoming one on as an alias."""
+        if not tensor.needs_grad:
+            return
+        if alias is None:
+            value = self.allocate(tensor.size, LOGITS if tensor.storage.term == LOGITS else TEMPORARIES)
+        else:
+            alias.holders += 1
+            value = alias
+        self._given.append((tensor, value))
+
+    def weight_grad(self, elements: int) -> None:
+        """Inside a backward: a weight's gradient of that many elements was just computed."""
+        self.in_flight += elements
+        self._mark()

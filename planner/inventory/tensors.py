@@ -1,0 +1,114 @@
+"""Entries of the inventory: weights with their shapes, and the size of a tensor as a polynomial of the batch.
+
+Not here: which weights a model has (block.py, attention.py, ends.py, lora.py) or who shards them (parallelism/).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import msgspec
+
+from planner.arith import Number, ceil_div, is_column, where
+
+
+class Size(NamedTuple):
+    """Bytes of a tensor: per_token * (micro_batch * seq) + per_position * seq + fixed + per_pair * micro_batch * seq^2.
+
+    The coefficients make one walk over the model serve every batch size, as numbers or as columns. Pairs are those of
+    attention that no fused kernel computes.
+    """
+
+    per_token: float = 0.0
+    per_position: float = 0.0
+    fixed: float = 0.0
+    per_pair: float = 0.0
+
+    def __add__(self, other: Size) -> Size:  # type: ignore[override]
+        return Size(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
+
+    def __sub__(self, other: Size) -> Size:
+        return Size(self[0] - other[0], self[1] - other[1], self[2] - other[2], self[3] - other[3])
+
+    def __mul__(self, factor: float) -> Size:  # type: ignore[override]
+        return Size(self[0] * factor, self[1] * factor, self[2] * factor, self[3] * factor)
+
+    def at(self, micro_batch: Number, seq: Number) -> Number:
+        """Bytes for `micro_batch` sequences of `seq` tokens."""
+        tokens = micro_batch * seq
+        return self.per_token * tokens + self.per_position * seq + self.fixed + self.per_pair * (tokens * seq)
+
+
+NOTHING = Size()
+
+
+class Weight(msgspec.Struct, frozen=True, kw_only=True):
+    """One weight tensor: its name in the model code, shape in elements, and the unit it is wrapped with.
+
+    `unit` is "embed", "dense" (each of the leading dense layers of a mixture of experts), "layer" (each of the other
+    layers) or "tail". `adapter` marks LoRA's matrices. `split` is the dimension that tensor parallelism divides (None:
+    every rank holds it whole), in `pieces` that cannot be divided further (heads; None: its rows). The first dimension
+    of an `expert` weight counts experts. `transposed` marks a matrix held as (in, out). `form` is how a linear function
+    finds it: "plain", or "nf4" and "fp8" (forms.py).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    unit: str
+    trainable: bool = True
+    adapter: bool = False
+    split: int | None = None
+    pieces: int | None = None
+    expert: bool = False
+    transposed: bool = False
+    form: str = "plain"
+
+    def part(self, tp: Number = 1, ep: Number = 1) -> Weight:
+        """What one rank of `tp` tensor- and `ep` expert-parallel ranks holds; in columns its shape has columns.
+
+        Experts are divided by ep where there is any, else like every other weight. A dimension of fewer pieces than
+        ranks is held by several of them (key and value heads).
+        """
+        if self.expert:
+            dim0 = ceil_div(self.shape[0], ep)
+            split = self._divided(where(ep > 1, 1, tp))
+            return msgspec.structs.replace(self, shape=(dim0, *split[1:]))
+        return msgspec.structs.replace(self, shape=self._divided(tp))
+
+    def _divided(self, tp: Number) -> tuple[Any, ...]:
+        if self.split is None or (not is_column(tp) and tp == 1):
+            return self.shape
+        rows = self.shape[self.split]
+        pieces = rows if self.pieces is None else self.pieces
+        mine = ceil_div(pieces, tp) * (rows // pieces)
+        return (*self.shape[: self.split], mine, *self.shape[self.split + 1 :])
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def features(self) -> tuple[Any, Any]:
+        """(out, in) of a matrix, or of one expert's."""
+        rows, columns = self.shape[-2:]
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+def with_bias(weight: Weight, biased: bool) -> dict[str, Weight]:
+    """A matrix under "" and, if it has one, its bias under ".bias": split as the outputs are."""
+    if not biased:
+        return {"": weight}
+    last = len(weight.shape) - 1
+    outputs = last if weight.transposed else last - 1
+    divided = weight.split == outputs
+    bias = Weight(
+        name=f"{weight.name}_bias" if weight.expert else f"{weight.name}.bias",
+        shape=(*weight.shape[:-2], weight.features[0]),
+        unit=weight.unit,
+        split=last - 1 if divided else None,
+        pieces=weight.pieces if divided else None,
+        expert=weight.expert,
+    )
+    return {"": weight, ".bias": bias}

@@ -1,0 +1,107 @@
+"""The weights of a model by unit: the groups of modules that engines wrap, gather and reduce together.
+
+Not here: the weights of one block (block.py and its neighbours), or which rank holds what (tensors.Weight.part).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.inventory.block import layer_weights
+from planner.inventory.compute import Compute
+from planner.inventory.ends import first_weights, tail_weights
+from planner.inventory.lora import adapter_weights
+from planner.inventory.moe import is_router, used_share
+from planner.inventory.tensors import Weight
+from planner.spec import Lora, ModelSpec
+
+UNITS = ("embed", "dense", "layer", "tail")
+"""In forward order: the embedding; leading dense layers of a mixture of experts; all other layers; norm and head."""
+LAYERS = ("dense", "layer")
+"""Units that repeat."""
+
+
+@lru_cache(maxsize=256)
+def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[Weight, ...]]:
+    """The weights of each unit, of one layer where it repeats; with LoRA, bases frozen and adapters in.
+
+    A tied table belongs to the tail, where it is used last and first.
+    """
+    units = {
+        "embed": () if model.tied else first_weights(model),
+        "dense": layer_weights(model, "dense") if model.dense_layers else (),
+        "layer": layer_weights(model),
+        "tail": (*(first_weights(model) if model.tied else ()), *tail_weights(model)),
+    }
+    if lora is None:
+        return units
+    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora)
+    return {unit: _with_adapters(weights, lora, compute) for unit, weights in units.items()}
+
+
+def _with_adapters(weights: tuple[Weight, ...], lora: Lora, compute: Compute) -> tuple[Weight, ...]:
+    result: list[Weight] = []
+    for weight in weights:
+        result.append(compute.trained(weight))
+        if weight.unit in LAYERS and weight.name.rpartition(".")[2] in lora.targets:
+            result.extend(adapter_weights(weight, lora))
+    return tuple(result)
+
+
+def repeats(model: ModelSpec, unit: str) -> int:
+    """How often a unit occurs in the whole model."""
+    counts = {"dense": model.dense_layers, "layer": model.layers - model.dense_layers}
+    return counts.get(unit, 1)
+
+
+def model_weights(model: ModelSpec, lora: Lora | None = None) -> list[Weight]:
+    """Every weight tensor of the model, layers repeated, in forward order."""
+    units = unit_weights(model, lora)
+    return [weight for unit in UNITS for _ in range(repeats(model, unit)) for weight in units[unit]]
+
+
+def parameters(model: ModelSpec, lora: Lora | None = None, *, trainable: bool = False) -> int:
+    """Elements of all weights, or of the trained ones."""
+    return sum(repeats(model, unit) * unit_elements(model, lora, unit, trainable or None) for unit in UNITS)
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Elements of the weights that one token uses: of the experts only its `top_k`."""
+    idle = sum(weight.elements * (1 - used_share(weight, model.moe)) for weight in unit_weights(model)["layer"])
+    return parameters(model) - round(repeats(model, "layer") * idle)
+
+
+@lru_cache(maxsize=64)
+def lora_targets(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the linear modules of a layer, which can carry an adapter: routers and experts are no such modules."""
+    names = (
+        weight.name.rpartition(".")[2]
+        for unit in LAYERS
+        for weight in unit_weights(model)[unit]
+        if len(weight.shape) == 2 and not weight.expert and not is_router(weight, model)
+    )
+    return tuple(dict.fromkeys(names))
+
+
+def default_lora(model: ModelSpec) -> Lora:
+    """Adapters on queries and values (Hu et al. 2021), or on the matrix that holds them both."""
+    legal = lora_targets(model)
+    wanted = [
+        ("q_proj", "v_proj"),
+        *((name,) for name in ("qkv_proj", "query_key_value", "c_attn")),
+        ("q_b_proj", "kv_b_proj"),
+        ("q_proj", "kv_b_proj"),
+    ]
+    return Lora(targets=next(names for names in wanted if set(names) <= set(legal)))
+
+
+@lru_cache(maxsize=4096)
+def unit_elements(
+    model: ModelSpec, lora: Lora | None, unit: str, trainable: bool | None = None, adapter: bool | None = None
+) -> int:
+    """Elements of the weights of one unit, all or those that are (not) trained, (not) adapters."""
+    return sum(
+        weight.elements
+        for weight in unit_weights(model, lora)[unit]
+        if trainable in (None, weight.trainable) and adapter in (None, weight.adapter)
+    )

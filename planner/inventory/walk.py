@@ -1,0 +1,276 @@
+"""One forward and backward pass over a stage of the model: every moment at which memory may peak.
+
+Three layers of a kind stand for all of that kind: the first, the middle ones, the last. Not here: what one layer does
+(block.py and its neighbours), or how tensors live and die (tape.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from planner.inventory.block import walk_layer
+from planner.inventory.compute import Compute
+from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
+from planner.inventory.tape import ACTIVATIONS, Moment, Storage, Tape, Tensor
+from planner.inventory.tensors import NOTHING, Size
+from planner.inventory.units import LAYERS, unit_weights
+from planner.spec import ModelSpec
+
+SAMPLE = 3
+"""Layers of one kind that are walked."""
+
+Live = tuple[Size, ...]
+"""Bytes by term, as tape.TERMS."""
+
+
+class Stage(NamedTuple):
+    """Part of the model on one pipeline rank: how many layers of each kind, whether it has the embedding and the
+    head."""
+
+    first: bool
+    last: bool
+    dense: int
+    layers: int
+
+
+class Walk(NamedTuple):
+    """Moments in no particular order, what one micro-batch keeps between its forward and its backward, and how much of
+    that is one layer's, for each kind in LAYERS."""
+
+    moments: tuple[Moment, ...]
+    kept: Live
+    layer: tuple[Live, Live]
+
+
+def whole_model(model: ModelSpec) -> Stage:
+    """The only stage of a model that is not cut."""
+    return Stage(True, True, model.dense_layers, model.layers - model.dense_layers)
+
+
+class _Sampled(NamedTuple):
+    """Moments of a sample, the bytes a layer of each kind keeps, and what is kept when forward ends."""
+
+    moments: tuple[Moment, ...]
+    layer: tuple[Live, Live]
+    kept: Live
+
+
+@lru_cache(maxsize=1024)
+def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
+    """Every moment of one forward and backward pass of a stage at which memory may peak.
+
+    What a middle layer keeps is counted for each of them. `Moment.layer` is the index within the stage; each middle
+    layer's moment is given for the first and the last of them that backward reaches.
+    """
+    sampled = _sampled(model, compute, stage.first, stage.last, min(stage.dense, SAMPLE), min(stage.layers, SAMPLE))
+    places = _places(stage, sampled.layer)
+    moments = tuple(moment for raw in sampled.moments for moment in _unfolded(raw, places))
+    return Walk(moments, _plus(sampled.kept, places.all_extra), sampled.layer)
+
+
+@lru_cache(maxsize=1024)
+def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
+    tape = Tape()
+    table: tuple[Tensor, ...]
+    if first:
+        tape.enter("embed")
+        x = walk_embedding(tape, model, compute)
+        table = rotary_tables(tape, model, compute)
+    else:
+        # The received input stays until its gradient has been sent back.
+        if dense + layers:
+            tape.enter(LAYERS[0] if dense else LAYERS[1], 0)
+        else:  # nothing but the head
+            tape.enter("tail")
+        x = tape.hold(tape.new(residual(model, compute), needs_grad=True, term=ACTIVATIONS))
+        table = rotary_tables(tape, model, compute)
+    held = [tuple(tape.live.values())]
+    for index in range(dense + layers):
+        kind = LAYERS[0] if index < dense else LAYERS[1]
+        tape.enter(kind, index)
+        output = (
+            walk_layer(tape, x, model, compute, table, kind)
+            if compute.recompute in ("none", "attention")
+            else _checkpointed(tape, x, model, compute, table, kind)
+        )
+        tape.drop(x)
+        x = output
+        held.append(tuple(tape.live.values()))
+    if last:
+        tape.enter("tail")
+        tape.drop(*table)
+        loss = walk_loss(tape, x, model, compute)
+        kept = tuple(tape.live.values())
+        tape.backward(loss)
+        tape.drop(loss)
+    else:
+        tape.drop(*table)
+        if compute.keeps_output:
+            sent = tape.view(x)
+            tape.record(sent, (x,), lambda grad: None)
+            tape.drop(sent)
+        tape.drop(x)
+        kept = tuple(tape.live.values())
+        tape.backward(x, x.size)
+    each = tuple(
+        _minus(held[at + min(count, 2)], held[at + min(count, 2) - 1]) if count else (NOTHING,) * len(kept)
+        for at, count in ((0, dense), (dense, layers))
+    )
+    return _Sampled(tuple(_highest(tape.moments)), (each[0], each[1]), kept)
+
+
+@lru_cache(maxsize=1024)
+def kept_by_layer(model: ModelSpec, compute: Compute, kind: str) -> Size:
+    """What one layer of a kind keeps between its forward and its backward, all terms together; no backward is run."""
+    tape = Tape()
+    x = tape.new(residual(model, compute), needs_grad=True)
+    table = rotary_tables(tape, model, compute)
+    totals = []
+    for index in range(2):
+        tape.enter(kind, index)
+        run = walk_layer if compute.recompute in ("none", "attention") else _checkpointed
+        output = run(tape, x, model, compute, table, kind)
+        tape.drop(x)
+        x = output
+        totals.append(sum(tape.live.values(), NOTHING))
+    return totals[1] - totals[0]
+
+
+def _plus(live: Live, more: Live) -> Live:
+    return tuple(one + two for one, two in zip(live, more, strict=True))
+
+
+def _minus(live: Live, less: Live) -> Live:
+    return tuple(one - two for one, two in zip(live, less, strict=True))
+
+
+def _highest(moments: list[Moment]) -> list[Moment]:
+    """The moments of each unit that no other moment of it exceeds in every respect: only they can be a peak.
+
+    Finished gradients count both ways: some engines hold more as they grow, some give accumulated ones back.
+    """
+    kept: dict[tuple[str, str, int, bool], list[tuple[Height, Moment]]] = {}
+    for moment in moments:
+        height = _height(moment)
+        rivals = kept.setdefault((moment.phase, moment.unit, moment.layer, moment.entering), [])
+        for rival, _ in rivals:
+            if _covers(rival, height):
+                break
+        else:
+            rivals[:] = [rival for rival in rivals if not _covers(height, rival[0])]
+            rivals.append((height, moment))
+    return [moment for rivals in kept.values() for _, moment in rivals]
+
+
+Height = tuple[float, float, float, float, int, int, int, int]
+
+
+def _height(moment: Moment) -> Height:
+    one, two, three, four = moment.live
+    return (
+        one[0] + two[0] + three[0] + four[0],
+        one[1] + two[1] + three[1] + four[1],
+        one[2] + two[2] + three[2] + four[2],
+        one[3] + two[3] + three[3] + four[3],
+        moment.unit_grads + moment.in_flight,
+        -moment.unit_grads,
+        moment.in_flight,
+        moment.weight,
+    )
+
+
+def _covers(high: Height, low: Height) -> bool:
+    # Written out: it runs some ten thousand times a question.
+    return (
+        high[0] >= low[0]
+        and high[1] >= low[1]
+        and high[2] >= low[2]
+        and high[3] >= low[3]
+        and high[4] >= low[4]
+        and high[5] >= low[5]
+        and high[6] >= low[6]
+        and high[7] >= low[7]
+    )
+
+
+class _Places(NamedTuple):
+    """For each sampled layer: (real index, bytes kept by layers that were not sampled before it) of the first and of
+    the last layer that it stands for."""
+
+    of_layer: tuple[tuple[tuple[int, Live], ...], ...]
+    all_extra: Live
+
+
+def _places(stage: Stage, middle: tuple[Live, Live]) -> _Places:
+    found: list[tuple[tuple[int, Live], ...]] = []
+    extra: Live = tuple(size * 0 for size in middle[0])
+    begin = 0
+    for count, each in zip((stage.dense, stage.layers), middle, strict=True):
+        before = extra
+        more = max(count - SAMPLE, 0)
+        extra = _plus(extra, tuple(size * more for size in each))
+        for sampled in range(min(count, SAMPLE)):
+            if sampled == 1 and more:
+                found.append(((begin + 1, before), (begin + count - 2, extra)))
+            else:
+                found.append(((begin + sampled + (more if sampled > 1 else 0), extra if sampled > 1 else before),))
+        begin += count
+    return _Places(tuple(found), extra)
+
+
+def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
+    """A moment of the sample as moments of the real stage."""
+    if raw.layer < 0:
+        full = raw.unit != "embed"
+        return [raw._replace(live=_plus(raw.live, places.all_extra)) if full else raw]
+    moments = [raw._replace(layer=index, live=_plus(raw.live, more)) for index, more in places.of_layer[raw.layer]]
+    # Forward only grows: the last of the layers it stands for is the fullest.
+    return moments if raw.phase == "backward" else moments[-1:]
+
+
+def _checkpointed(
+    tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, table: tuple[Tensor, ...], kind: str
+) -> Tensor:
+    """A layer under full or selective recompute: its input is kept (and, selectively, some results), its forward runs
+    again when backward reaches it.
+
+    PyTorch stops the second forward at the last tensor that is needed; the two residual-sized results it spares are
+    counted here, which never decides the peak (the MLP's first gradients are larger). Selectively saved results are
+    taken to be let go as the second forward makes them again.
+    """
+    nodes, tape.nodes = tape.nodes, []
+    tape.keeping = False
+    output = walk_layer(tape, x, model, compute, table, kind)
+    tape.keeping = True
+    tape.nodes = nodes
+    source = x
+    results = tape.allocate(saved_results(model, compute, kind), ACTIVATIONS) if compute.recompute != "full" else None
+
+    def backward(grad: Storage) -> None:
+        if results is not None:
+            tape.release(results)
+        again = tape.view(source)
+        tape.nodes = []
+        result = walk_layer(tape, again, model, compute, table, kind)
+        inner, tape.nodes = tape.nodes, []
+        tape.drop(result)
+        grad.holders += 1
+        tape.grads[result] = grad
+        tape.play(inner)
+        tape.drop(again)
+        value = tape.grads.pop(again, None)
+        if value is not None:
+            tape.grad_of(source, alias=value)
+            tape.release(value)
+
+    return tape.record(output, (source, *table), backward)
+
+
+def saved_results(model: ModelSpec, compute: Compute, kind: str) -> Size:
+    """What `sac:matmul` keeps of a layer: the results of its matrix products and of attention (PyTorch's selective
+    activation checkpointing with a policy that saves aten.mm and scaled_dot_product_attention)."""
+    weights = [compute.local(weight) for weight in unit_weights(model)[kind] if len(weight.shape) == 2]
+    products = sum(weight.shape[0] * (compute.residual_share if weight.split == 1 else 1) for weight in weights)
+    heads = compute.heads(model.heads)
+    return Size(per_token=(products + heads * model.head_dim) * compute.element_bytes + 4.0 * heads)

@@ -1,0 +1,68 @@
+"""Whether installed software can run a plan: the backend's own refusal, asked through the seam of backend.py.
+
+The planner names no backend module in an import, so it works without the executor installed. Not here: any rule of a
+backend (executor/backends/).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from typing import cast
+
+from planner.backend import Backend
+from planner.errors import PlannerError, did_you_mean
+from planner.plan import Plan
+from planner.question import ENGINE_RUNTIMES, Question
+
+ENTRY_POINTS = "meshwright.backends"
+OWN = {
+    "accelerate": "executor.backends.accelerate:AccelerateBackend",
+    "deepspeed": "executor.backends.deepspeed:DeepSpeedBackend",
+}
+"""Ours, by name: reading every installed package's entry points costs more than a whole estimate."""
+
+
+def launch_refusal(plan: Plan) -> str | None:
+    """Why no installed backend runs this plan, or None when the runtime's backend does."""
+    name = plan.runtime.backend
+    if name is None:
+        return f"runtime {plan.runtime.name} names no backend"
+    backend = find_backend(name)
+    if backend is None:
+        return f"backend {name} is not installed; install meshwright[run]"
+    return backend.refusal(plan)
+
+
+@lru_cache(maxsize=16)
+def find_backend(name: str) -> Backend | None:
+    """A backend by name: ours, or another package's entry point."""
+    place = OWN.get(name) or _installed(name)
+    if place is None:
+        return None
+    module, _, attribute = place.partition(":")
+    try:
+        return cast(Backend, getattr(import_module(module), attribute)())
+    except ModuleNotFoundError:
+        return None
+
+
+def _installed(name: str) -> str | None:
+    from importlib.metadata import entry_points  # 20 ms, and only for backends that are not ours
+
+    return next((point.value for point in entry_points(group=ENTRY_POINTS, name=name)), None)
+
+
+def launchable_engines(question: Question, backend: str | None = None) -> tuple[str, ...]:
+    """Engines whose usual (or pinned) runtime names a backend that is installed; those of one backend if asked."""
+    if backend is not None and find_backend(backend) is None:
+        raise PlannerError("backend", backend, "is not installed", did_you_mean(backend, OWN))
+    found = []
+    for engine in ENGINE_RUNTIMES:
+        try:
+            name = question.runtime(engine).backend
+        except PlannerError:
+            continue  # an engine whose runtime preset is not here
+        if name is not None and backend in (None, name) and find_backend(name) is not None:
+            found.append(engine)
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""Offload: states and activations wait in the host's memory, and cross the host's link when they are used.
+
+ZeRO-Offload (Ren et al. 2021) moves the optimizer and its step to the host; ZeRO-Infinity (Rajbhandari et al. 2021)
+and FSDP's CPUOffloadPolicy move weights as well; saved activations can wait there from forward to backward. Legend:
+P elements, d shards. Not here: the buffers that software adds (engines/host.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.arith import Number, maximum
+from planner.formula import formula
+from planner.parallelism.zero import StateBytes
+
+ZERO_OFFLOAD = "ZeRO-Offload: Democratizing Billion-Scale Model Training, Ren et al. 2021, section 3 and table 1"
+LAYERS_ON_DEVICE = 1
+"""Layers whose saved tensors are on the device beside those of the layer at work: one is on its way out or in."""
+
+
+class Transfer(NamedTuple):
+    """What one rank moves over its host link in one phase of a step, both directions, in bytes."""
+
+    phase: str
+    to_host_bytes: Number
+    to_device_bytes: Number
+    overlappable: bool
+
+
+@formula(unit="bytes", source=ZERO_OFFLOAD)
+def host_state_bytes(elements: Number, states: StateBytes, shards: Number, grad_bytes: Number) -> Number:
+    """A rank's gradients, master weights and moments in host memory: 2 + 12 bytes an element with Adam, over d."""
+    return elements * (grad_bytes + states.optimizer) / shards
+
+
+@formula(unit="bytes", source=ZERO_OFFLOAD)
+def step_traffic_bytes(elements: Number, states: StateBytes, shards: Number) -> Number:
+    """Both directions of one step together, the least there is: gradients out, new weights in; 4 bytes an element."""
+    return elements * (states.grad + states.weight) / shards
+
+
+@formula(unit="layers", source="saved tensors leave when the next layer begins; all but the last have left after it")
+def offloaded_layers(layers: Number) -> Number:
+    """Layers whose saved tensors are in host memory when `layers` are done and one more is at work."""
+    return maximum(layers - LAYERS_ON_DEVICE, 0.0 * layers)
+
+
+@formula(unit="s", source="both directions of a full-duplex link at once; the slower decides")
+def offload_seconds(to_host_bytes: Number, to_device_bytes: Number, link_bytes_per_s: Number) -> Number:
+    """Seconds a rank's host link is busy; `link_bytes_per_s` is its rate in one direction."""
+    return maximum(to_host_bytes, to_device_bytes) / link_bytes_per_s
+
+
+@formula(unit="s", source="an element-wise update is limited by memory; every byte is read or written once")
+def host_update_seconds(accessed_bytes: Number, host_bytes_per_s: Number, sharers: Number) -> Number:
+    """Seconds of an optimizer step on the host; `sharers` ranks of the node divide its memory's rate."""
+    return accessed_bytes * sharers / host_bytes_per_s

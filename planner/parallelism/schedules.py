@@ -1,0 +1,176 @@
+"""Pipeline schedules: what each rank does in which order, and how many micro-batches it holds meanwhile.
+
+Legend: p stages of ranks, i the rank, m micro-batches a step, v chunks (virtual stages) a rank.
+Orders are those of torch.distributed.pipelining; it has no ZB-H2, whose order is that of Qi et al. 2023, figure 3.
+Not here: seconds (makespan.py), layers, bytes and legality (pipeline.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from planner.arith import Number, maximum, minimum
+from planner.formula import formula
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
+"""Those that split a backward into input gradients (I) and weight gradients (W)."""
+
+SOURCES = (
+    "GPipe, Huang et al. 2019; 1F1B and interleaved, Narayanan et al. 2021; ZB-H1, ZB-H2, ZB-V, Qi et al. 2023; "
+    "orders as in torch.distributed.pipelining 2.13"
+)
+
+
+class Action(NamedTuple):
+    """One piece of work: F forward, B whole backward, I input gradients, W weight gradients."""
+
+    kind: str
+    micro_batch: int
+    chunk: int
+
+
+def stage_of(schedule: str, stages: int, rank: int, chunk: int) -> int:
+    """Place in the model (0 to p*v - 1) of a rank's chunk: chunks go round the ranks, under ZB-V there and back."""
+    if schedule == "zb-v" and chunk == 1:
+        return 2 * stages - 1 - rank
+    return chunk * stages + rank
+
+
+def rank_of(schedule: str, stages: int, stage: int) -> int:
+    """The rank that holds a place in the model."""
+    if schedule == "zb-v" and stage >= stages:
+        return 2 * stages - 1 - stage
+    return stage % stages
+
+
+def micro_batches_per_round(stages: Number, micro_batches: Number) -> Number:
+    """Micro-batches a rank takes through one chunk before it turns to the next: p, or as torch stretches it when
+    p does not divide m (m = 10 on 4 stages: two rounds of 5)."""
+    return micro_batches // maximum(1, micro_batches // stages)
+
+
+def warmup(schedule: str, stages: Number, rank: Number, micro_batches: Number, virtual_stages: Number) -> Number:
+    """Forwards of chunks before forwards and backwards alternate (not yet limited to the m*v there are)."""
+    after = stages - 1 - rank
+    earlier_chunks = (virtual_stages - 1) * micro_batches_per_round(stages, micro_batches)
+    if schedule == "gpipe":
+        return micro_batches * virtual_stages
+    return earlier_chunks + (after if schedule in ("1f1b", "zb-h1") else 2 * after)
+
+
+def weight_delay(schedule: str, rank: Number) -> Number:
+    """Input gradients that ZB-H1 and ZB-H2 run ahead of weight gradients: the later the rank, the more."""
+    return 2 * rank if schedule == "zb-h2" else rank
+
+
+@lru_cache(maxsize=8)
+def actions(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> tuple[tuple[Action, ...], ...]:
+    """What each rank does, in its order. The caller has checked the shape (pipeline.py)."""
+    if schedule == "zb-v":
+        return tuple(_zb_v(stages, rank, micro_batches) for rank in range(stages))
+    return _alternating(schedule, stages, micro_batches, virtual_stages)
+
+
+def _alternating(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[tuple[Action, ...], ...]:
+    """Forwards ahead, then one forward and one backward in turn, then the backwards that are left.
+
+    All ranks take the same forwards and the same backwards in the same order and differ in how far they run ahead.
+    """
+    total = micro_batches * chunks
+    turn = int(micro_batches_per_round(stages, micro_batches))
+    split = schedule in ZERO_BUBBLE
+    places = [divmod(step % (turn * chunks), turn) for step in range(total)]
+    numbers = [step // (turn * chunks) * turn + within for step, (_, within) in enumerate(places)]
+    forwards = [Action("F", number, chunk) for number, (chunk, _) in zip(numbers, places, strict=True)]
+    grads, weights = (
+        [Action(kind, number, chunks - 1 - chunk) for number, (chunk, _) in zip(numbers, places, strict=True)]
+        for kind in ("I" if split else "B", "W")
+    )
+    orders = []
+    for rank in range(stages):
+        ahead = min(int(warmup(schedule, stages, rank, micro_batches, chunks)), total)
+        delay = int(weight_delay(schedule, rank)) if split else total
+        order = forwards[:ahead]
+        for step in range(total):
+            order += forwards[ahead + step : ahead + step + 1]
+            order.append(grads[step])
+            if step >= delay:
+                order.append(weights[step - delay])
+        if split:
+            order += weights[max(total - delay, 0) :]
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+def _zb_v(stages: int, rank: int, micro_batches: int) -> tuple[Action, ...]:
+    """Two chunks a rank, the second on the way back, so that the last stage starts backward on rank 0.
+
+    The pattern needs 2p - 1 micro-batches to fill; with fewer, the missing ones are left out of it.
+    """
+    pattern = max(2 * stages - 1, micro_batches)
+    order: list[Action] = []
+    done = {(kind, chunk): 0 for kind in "FIW" for chunk in (0, 1)}
+
+    def do(kinds: str, chunk: int) -> None:
+        for kind in kinds:
+            order.append(Action(kind, done[kind, chunk], chunk))
+            done[kind, chunk] += 1
+
+    for _ in range(2 * (stages - rank) - 1):
+        do("F", 0)
+    for _ in range(rank):
+        do("F", 1)
+        do("F", 0)
+    for _ in range(stages - rank):
+        do("FIW", 1)
+    while done["F", 1] < pattern:
+        if done["F", 0] < pattern:
+            do("F", 0)
+        do("IW", 0)
+        do("FIW", 1)
+    for _ in range(rank):
+        do("I", 0)
+        do("I", 1)
+    for _ in range(stages - rank):
+        do("IW", 0)
+    for chunk in (1, 0):
+        while done["W", chunk] < pattern:
+            do("W", chunk)
+    return tuple(action for action in order if action.micro_batch < micro_batches)
+
+
+@formula(unit="micro-batches", source=SOURCES)
+def in_flight(schedule: str, stages: Number, rank: Number, micro_batches: Number, virtual_stages: Number) -> Number:
+    """Most micro-batches whose activations a rank holds at once, each counted for all of the rank's layers.
+
+    One chunk of one micro-batch is 1/v. It is held from its forward to its B, or to its W where backward is split:
+    the weight gradients still need the inputs. Hence ZB-H1 holds p on every rank, not p - i as 1F1B does.
+    """
+    total = micro_batches * virtual_stages
+    if schedule == "gpipe":
+        return total / virtual_stages
+    if schedule == "zb-v":
+        there, back = minimum(micro_batches, 2 * stages - 1 - rank), minimum(micro_batches, rank + 1)
+        return (there + back) / virtual_stages
+    ahead = warmup(schedule, stages, rank, micro_batches, virtual_stages) + 1
+    if schedule in ZERO_BUBBLE:
+        ahead = ahead + weight_delay(schedule, rank)
+    return minimum(total, ahead) / virtual_stages
+
+
+@formula(unit="micro-batches", source="Zero Bubble Pipeline Parallelism, Qi et al. 2023, section 2.3")
+def awaiting_weight_grads(
+    schedule: str, stages: Number, rank: Number, micro_batches: Number, virtual_stages: Number
+) -> Number:
+    """How many of `in_flight` have their input gradients already when the count first peaks: they hold less.
+
+    The paper's (p - i) M_B + i M_W for ZB-H1, (2p - 2i - 1) M_B + 2i M_W for ZB-H2. None without a split backward,
+    nor under ZB-V, where W follows I at once until the forwards are over.
+    """
+    if schedule not in ("zb-h1", "zb-h2"):
+        return 0.0 * micro_batches
+    total = micro_batches * virtual_stages
+    alternated = total - 1 - warmup(schedule, stages, rank, micro_batches, virtual_stages)
+    return maximum(0.0, minimum(alternated, weight_delay(schedule, rank))) / virtual_stages

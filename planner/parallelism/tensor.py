@@ -1,0 +1,79 @@
+"""Tensor parallelism: heads, ffn and vocabulary split over ranks that see the same tokens (Shoeybi et al. 2019).
+
+A column-parallel linear is followed by a row-parallel one, whose results are summed over the ranks. Sequence
+parallelism (Korthikanti et al. 2022) splits the tokens between those pairs: the sum becomes a reduce-scatter, and a
+gather stands before the next pair. Which dimension of which weight is split stands with the weight
+(inventory/tensors.py). Not here: what is kept for backward (inventory/compute.py).
+"""
+
+from __future__ import annotations
+
+from planner.arith import Number
+from planner.formula import formula
+from planner.parallelism.base import IdealCollective
+
+KORTHIKANTI = "Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models), section 4.2"
+PAIRS = 2
+"""Column- and row-parallel pairs in a layer: attention and the MLP."""
+
+
+@formula(unit="bytes", source=KORTHIKANTI)
+def residual_bytes(tokens: Number, hidden: Number, element_bytes: Number) -> Number:
+    """The residual stream of one micro-batch, whole: what every sum, gather or scatter of a layer is given."""
+    return tokens * hidden * element_bytes
+
+
+def layer_collectives(
+    payload_bytes: Number,
+    layers: Number,
+    *,
+    sequence_parallel: bool,
+    regathers: bool,
+    recomputes: bool,
+    input_grads: Number = PAIRS,
+) -> list[IdealCollective]:
+    """Collectives of `layers` layers for one micro-batch of `payload_bytes` residual.
+
+    `regathers`: the kept input is this rank's part, so backward gathers it again. `recomputes`: backward runs the
+    forward once more, with its collectives. `input_grads`: sums of an input's gradient in a layer, more than one a pair
+    where every column-parallel linear makes its own (without sequence parallelism).
+    """
+    each, times = PAIRS * layers, 2 if recomputes else 1
+    calls = []
+    if not sequence_parallel:
+        calls.append(_call("all_reduce", "forward", each, payload_bytes))
+        calls.append(_call("all_reduce", "backward", each * (times - 1) + input_grads * layers, payload_bytes))
+        return calls
+    again = each if regathers else 0
+    calls.append(_call("all_gather", "forward", each, payload_bytes))
+    calls.append(_call("reduce_scatter", "forward", each, payload_bytes))
+    calls.append(_call("all_gather", "backward", each * times + again, payload_bytes))
+    calls.append(_call("reduce_scatter", "backward", each * times, payload_bytes))
+    return calls
+
+
+def embedding_collectives(payload_bytes: Number, *, sequence_parallel: bool) -> list[IdealCollective]:
+    """A table split by vocabulary: the looked-up parts are summed; backward gathers only what was scattered."""
+    if not sequence_parallel:
+        return [_call("all_reduce", "forward", 1, payload_bytes)]
+    return [_call("reduce_scatter", "forward", 1, payload_bytes), _call("all_gather", "backward", 1, payload_bytes)]
+
+
+def head_collectives(
+    payload_bytes: Number, logits_bytes: Number, statistics_bytes: Number, *, sequence_parallel: bool, gathers: bool
+) -> list[IdealCollective]:
+    """A head split by vocabulary: its input's gradient is summed; logits are gathered, or the loss exchanges three
+    statistics a token (maximum, sum of exponentials, the target's logit)."""
+    calls = [_call("reduce_scatter" if sequence_parallel else "all_reduce", "backward", 1, payload_bytes)]
+    if sequence_parallel:
+        calls.append(_call("all_gather", "forward", 1, payload_bytes))
+    calls.append(
+        _call("all_gather", "forward", 1, logits_bytes)
+        if gathers
+        else _call("all_reduce", "forward", 3, statistics_bytes)
+    )
+    return calls
+
+
+def _call(op: str, phase: str, count: Number, payload_bytes: Number) -> IdealCollective:
+    return IdealCollective(op, "tp", phase, count * payload_bytes, count)

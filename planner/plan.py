@@ -1,0 +1,184 @@
+"""plan.json: a decision by value, with its prediction and a hash over what was decided.
+
+A plan is data. Reading one validates it field by field and evaluates nothing. Not here: making the prediction
+(estimate.py) or running it (the executor).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner import __version__
+from planner.errors import PlannerError
+from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
+
+SCHEMA = "plan/1"
+
+
+class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Live bytes on one rank at the fullest moment of one phase, by term.
+
+    Phases: load, forward, backward, forward.next, backward.next (later micro-batches), optimizer.
+    Terms: params, grads, optimizer, activations, logits, gathered (unsharded copies of weights), buckets
+    (communication buffers), temporaries.
+    """
+
+    phase: str
+    terms: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(self.terms.values())
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one kind in one optimizer step, as one rank makes them.
+
+    `payload_bytes` is what all `count` calls were given together: the whole tensor of an all-reduce or broadcast,
+    the gathered result of an all-gather, the whole input of a reduce-scatter. `wire_bytes_per_rank` is what
+    crossed. `key` joins a prediction with its measurement.
+    """
+
+    op: str
+    group: str
+    ranks: int
+    unit: str
+    phase: str
+    count: float
+    payload_bytes: float
+    wire_bytes_per_rank: float = 0.0
+    link: str = ""
+    overlappable: bool = False
+
+    @property
+    def key(self) -> str:
+        """operation/group/unit/phase."""
+        return f"{self.op}/{self.group}/{self.unit}/{self.phase}"
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner said of the layout: compared with the run, line by line, by `executor report`."""
+
+    memory: tuple[PhaseMemory, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    ideal_collectives: tuple[Collective, ...] = ()
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One decision: model, cluster, job and layout by value, the runtime, and what was predicted."""
+
+    schema: str = SCHEMA
+    made_by: str = f"meshwright {__version__}"
+    content_hash: str = ""
+    model: ModelSpec
+    cluster: Cluster
+    job: TrainingJob
+    layout: Layout
+    runtime: Runtime
+    prediction: Prediction = Prediction()
+
+    def sealed(self) -> Plan:
+        """The same plan with its hash filled in."""
+        return msgspec.structs.replace(self, content_hash=content_hash(self))
+
+
+def content_hash(plan: Plan) -> str:
+    """SHA-256 over everything but the hash itself, keys sorted."""
+    return hash_of(msgspec.json.decode(msgspec.json.encode(plan)))
+
+
+def hash_of(raw: dict[str, Any]) -> str:
+    """Of the object as written, so that fields which later versions add do not change the hash of an older plan."""
+    import hashlib  # OpenSSL takes milliseconds to load, and most questions make no plan
+
+    bare = _plain({key: value for key, value in raw.items() if key != "content_hash"})
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as floats: a byte count written as 7 reads back as 7.0."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """plan.json as bytes: sealed, indented, stable key order."""
+    return msgspec.json.format(msgspec.json.encode(plan.sealed()), indent=2) + b"\n"
+
+
+def decode_plan(raw: bytes, name: str = "plan") -> Plan:
+    """Read plan.json; refuse what is truncated, edited, of another major version or not a plan (PlannerError)."""
+    try:
+        head = msgspec.json.decode(raw, type=dict)
+    except msgspec.DecodeError as error:
+        raise PlannerError(
+            name, None, f"is not complete JSON ({error})", "Make it again with planner recommend -o"
+        ) from None
+    except msgspec.ValidationError:
+        raise PlannerError(
+            name, None, "is JSON but not a plan object", "Give a file written by planner recommend -o"
+        ) from None
+    kind, _, major = str(head.get("schema", "")).partition("/")
+    if kind != "plan":
+        raise PlannerError(
+            f"{name}: schema", head.get("schema"), f"must be {SCHEMA}", "Give a file written by planner recommend -o"
+        )
+    if major != SCHEMA.partition("/")[2]:
+        raise PlannerError(
+            f"{name}: schema",
+            head["schema"],
+            f"this version reads {SCHEMA}",
+            "Update meshwright, or make the plan again with this version",
+        )
+    try:
+        plan = msgspec.json.decode(raw, type=Plan)
+    except msgspec.ValidationError as error:
+        raise PlannerError(
+            name, None, f"does not follow {SCHEMA}: {error}", "Make it again with planner recommend -o"
+        ) from None
+    if plan.content_hash != hash_of(head):
+        raise PlannerError(
+            f"{name}: content_hash",
+            plan.content_hash[:20],
+            "the plan was edited after it was made, so its prediction no longer holds",
+            "Make it again with planner recommend or estimate and the options you want, and -o",
+        )
+    return plan
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """`decode_plan` of a file."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise PlannerError(
+            "plan", path, f"cannot be read ({error.strerror})", "Give a file written by planner recommend -o"
+        ) from None
+    return decode_plan(raw, str(path))
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file whole or not at all (a temporary neighbour, fsync, rename), else PlannerError."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+        raise PlannerError(
+            "output", path, f"cannot be written ({error.strerror})", "Choose a folder that exists and is yours"
+        ) from None

@@ -1,0 +1,572 @@
+"""Presets: find a model, GPU, cluster, runtime, ... by name, read its TOML file and turn it into base units.
+
+Folders are searched in order: those given, those of MESHWRIGHT_PRESETS, the packaged one; the first that has the
+name wins. Not here: the facts (presets/*.toml), or reading a Hugging Face config.json (huggingface.py).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from planner.errors import PlannerError, did_you_mean
+from planner.formats import FORMATS
+from planner.spec import Allocator, Cluster, Gpu, Kernels, Link, ModelSpec, Moe, Nics, Runtime, Tier
+from planner.units import GB, GIB, MICRO, TERA
+
+KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
+ENVIRONMENT = "MESHWRIGHT_PRESETS"
+LARGEST_COUNT = 1_000_000
+
+T = TypeVar("T")
+Folders = Sequence[str | os.PathLike[str]]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)]
+
+RATED = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
+"""Number formats that a device may have a peak rate for."""
+
+LARGEST = {
+    "layers": 10_000,
+    "hidden": 2**20,
+    "heads": 2**16,
+    "kv_heads": 2**16,
+    "head_dim": 2**16,
+    "ffn": 2**24,
+    "vocab": 2**24,
+    "max_seq_len": 2**30,
+}
+"""Sizes above these are typing errors: each is over ten times the largest in any published model."""
+
+ROPE_SCALING = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Kinds of rotary scaling the trainer takes, and the numbers each must have."""
+
+
+BLOCK_FACTS = (
+    "block", "norm", "layer_norms", "embedding_norm", "qk_norm", "gated", "activation", "qkv_bias", "output_bias",
+    "mlp_bias", "head_bias", "positions", "rotary_fraction", "sliding_window", "attention_sinks",
+    "attention_soft_cap", "logit_soft_cap", "dropout", "attention_dropout",
+)  # fmt: skip
+"""Facts that a family fixes unless its config.json has a key for them."""
+
+FREE = {
+    "falcon": ("layer_norms",),
+    "gpt_neox": ("block", "rotary_fraction"),
+    "phi": ("rotary_fraction",),
+    "phi3": ("rotary_fraction",),
+}
+"""Facts beside the plain keys that a family's config.json may choose."""
+
+
+class _Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A domain that is neither the node nor the cluster: GPUs of a module, or of a rack whose NVLink joins nodes."""
+
+    name: str
+    gpus: Annotated[int, msgspec.Meta(ge=2, le=LARGEST_COUNT)]
+    link: str
+    gb_per_s_per_direction: Positive
+    latency_us: NotNegative
+
+
+class _Taper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a network narrows: beyond so many GPUs each gets its cards' rate over the oversubscription."""
+
+    beyond_gpus: Count
+    oversubscription: Annotated[float, msgspec.Meta(ge=1)]
+    link: str
+    latency_us: NotNegative
+
+
+class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One node in a person's units: gigabits of a network card, gigabytes of the links inside."""
+
+    gpus: Count
+    intra_link: str
+    intra_link_gb_per_s_per_direction: Positive
+    intra_link_latency_us: NotNegative
+    nics: Count
+    nic_gbit_per_s: Positive
+    inter_link: str
+    inter_link_latency_us: NotNegative
+    host_link: str | None = None
+    host_link_gb_per_s_per_direction: Positive | None = None
+    host_memory_gib: Positive | None = None
+    host_memory_gb_per_s: Positive | None = None
+    tiers: tuple[_Tier, ...] = ()
+
+
+class _NodeFile(_Node, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    gpu: str
+    sources: dict[str, str] = {}
+
+
+class _GpuFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: Literal["cuda", "hip", "cpu"]
+    memory_gib: Positive | None = None
+    memory_gb_per_s: Positive | None = None
+    power_w: Positive | None = None
+    dense_tflops: dict[str, float] = {}
+    node: _Node | None = None
+    sources: dict[str, str] = {}
+
+
+class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    node: str
+    nodes: Count = 1
+    tapers: tuple[_Taper, ...] = ()
+    sources: dict[str, str] = {}
+
+
+class _AllocatorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fragmentation: NotNegative = 0.0
+    context_gib: NotNegative = 0.0
+
+
+class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    engine: str
+    kernels: str
+    backend: str | None = None
+    allocator: _AllocatorTable = _AllocatorTable()
+    sources: dict[str, str] = {}
+
+
+def names(kind: str, *, folders: Folders = ()) -> list[str]:
+    """Every id of one kind, sorted; aliases are not ids."""
+    found = {path.stem for folder in _search_path(folders) for path in (folder / _known(kind)).glob("*.toml")}
+    return sorted(found - {"aliases"})
+
+
+def aliases(kind: str, *, folders: Folders = ()) -> dict[str, str]:
+    """Short names of one kind, each with the id it stands for."""
+    return dict(sorted(_aliases(_known(kind), folders).items()))
+
+
+def provenance(kind: str, name: str, *, folders: Folders = ()) -> dict[str, str]:
+    """Where each fact of a preset comes from: its [sources] table as written."""
+    path = _found(_known(kind), name, folders)
+    return _checked(_read(path).get("sources", {}), dict[str, str], path, "sources")
+
+
+def model(name: str, *, folders: Folders = ()) -> ModelSpec:
+    """The model of that name or alias."""
+    path = _found("models", name, folders)
+    raw = _read(path)
+    raw.pop("sources", None)
+    spec = _checked({**raw, "name": path.stem}, ModelSpec, path)
+    check_model(spec, str(path))
+    return spec
+
+
+def gpu(name: str, *, folders: Folders = ()) -> Gpu:
+    """The GPU of that name or alias. A CPU's memory is this host's; `cluster` divides it among the ranks."""
+    path = _found("gpus", name, folders)
+    return _gpu(path, _checked(_read(path), _GpuFile, path))
+
+
+def cluster(
+    name: str,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    nodes: int | None = None,
+    *,
+    folders: Folders = (),
+) -> Cluster:
+    """The cluster of that name, cut to the wanted size; a GPU's name means nodes of its preset's [node] table.
+
+    Any two of `gpus`, `gpus_per_node`, `nodes` give the third; one alone is filled from the preset. On a CPU a
+    device is a process, so `gpus` alone puts all of them on one node, and a node's memory is divided among them.
+    """
+    shape, gpu_path, default_nodes, tapers, title = _cluster_parts(name, folders)
+    gpu_file = _checked(_read(gpu_path), _GpuFile, gpu_path)
+    cpu = gpu_file.kind == "cpu"
+    nodes, per_node = _arrange(title, shape.gpus, default_nodes, cpu, gpus, gpus_per_node, nodes)
+    device = _gpu(gpu_path, gpu_file)
+    if cpu and device.memory_bytes is not None:
+        device = msgspec.structs.replace(device, memory_bytes=device.memory_bytes // per_node)
+    inter_link, pods = _network(shape, tapers, nodes, per_node)
+    return Cluster(
+        name=title,
+        gpu=device,
+        nodes=nodes,
+        gpus_per_node=per_node,
+        intra_link=_link(shape.intra_link, shape.intra_link_gb_per_s_per_direction, shape.intra_link_latency_us),
+        inter_link=inter_link,
+        tiers=(*_domains(shape, per_node), *pods),
+        nics=Nics(
+            per_node=shape.nics,
+            bytes_per_s_per_direction=_base(shape.nic_gbit_per_s, GB / 8),
+            gpus_sharing=max(1, math.ceil(1 / _nics_per_gpu(shape, per_node) - 1e-9)),
+        ),
+        host_link=_host_link(shape),
+        host_memory_bytes=None if shape.host_memory_gib is None else shape.host_memory_gib * GIB,
+        host_memory_bytes_per_s=None if shape.host_memory_gb_per_s is None else _base(shape.host_memory_gb_per_s, GB),
+    )
+
+
+def runtime(name: str, *, folders: Folders = ()) -> Runtime:
+    """The runtime of that name: engine, kernels, backend and what its allocator adds."""
+    path = _found("runtimes", name, folders)
+    file = _checked(_read(path), _RuntimeFile, path)
+    return Runtime(
+        name=path.stem,
+        engine=file.engine,
+        kernels=file.kernels,
+        parts=kernels(file.kernels, folders=folders),
+        backend=file.backend,
+        allocator=Allocator(fragmentation=file.allocator.fragmentation, context_bytes=file.allocator.context_gib * GIB),
+    )
+
+
+def kernels(name: str, *, folders: Folders = ()) -> Kernels:
+    """What the model code keeps and computes, by that name."""
+    path = _found("kernels", name, folders)
+    facts = {key: value for key, value in _read(path).items() if key != "sources"}
+    return _checked(facts, Kernels, path)
+
+
+def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
+    """A calibration preset as written: its reader knows what the keys mean."""
+    return _read(_found("calibrations", name, folders))
+
+
+def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:
+    """Any preset's file in its own units, [sources] left out."""
+    return {key: value for key, value in _read(_found(_known(kind), name, folders)).items() if key != "sources"}
+
+
+def check_model(spec: ModelSpec, where: str) -> None:
+    """Refuse sizes that no decoder of the family can have. `where` names the file in the message."""
+
+    def refuse(key: str, rule: str, fix: str = "") -> PlannerError:
+        return PlannerError(f"{where}: {key}", getattr(spec, key), rule, fix)
+
+    if spec.family not in FORMATS:
+        raise refuse("family", "is not a model_type this version plans", did_you_mean(spec.family, FORMATS))
+    for key, largest in LARGEST.items():
+        if not 1 <= getattr(spec, key) <= largest:
+            raise refuse(key, f"must be from 1 to {largest}")
+    if spec.parameters is not None and spec.parameters < 1:
+        raise refuse("parameters", "must be at least 1", "Leave it out when it is not published")
+    if spec.heads % spec.kv_heads:
+        fix = _divisor_fix("kv_heads", spec.heads, spec.kv_heads)
+        raise refuse("kv_heads", f"must divide the {spec.heads} attention heads", fix)
+    if spec.hidden % spec.heads:
+        fix = _divisor_fix("heads", spec.hidden, spec.heads)
+        raise refuse("heads", f"must divide the hidden size {spec.hidden}, as Transformers demands", fix)
+    if spec.positions == "rope" and spec.head_dim % 2:
+        fix = f"Try head_dim = {spec.head_dim + 1}"
+        raise refuse("head_dim", "must be even, since rotary positions turn pairs", fix)
+    if not 0 < spec.norm_eps < 1:
+        raise refuse("norm_eps", "must be between 0 and 1", "Llama uses 1e-5")
+    if not 0 < spec.rope_theta < math.inf:
+        raise refuse("rope_theta", "must be above 0", "Llama 2 uses 10000, Llama 3 500000")
+    if spec.rope_scaling is not None:
+        _check_rope_scaling(spec.rope_scaling, f"{where}: rope_scaling")
+    _check_facts(spec, where)
+    if spec.moe is not None:
+        _check_moe(spec, spec.moe, where)
+
+
+def _check_facts(spec: ModelSpec, where: str) -> None:
+    """Refuse facts that the family's modules do not have: a plan for them could not be trained."""
+    form = FORMATS[spec.family]
+    plain = ModelSpec(name="", layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, ffn=1, vocab=1)
+    for field in BLOCK_FACTS:
+        allowed = form.facts.get(field, getattr(plain, field))
+        free = field in form.keys or field in FREE.get(spec.family, ())
+        if not free and getattr(spec, field) != allowed:
+            rule = f"must be {_said(allowed)} in a {spec.family}"
+            raise PlannerError(f"{where}: {field}", _said(getattr(spec, field)), rule, "See planner/formats.py")
+    for field in ("moe", "mla"):
+        needed = any(key.startswith(f"{field}.") for key in form.keys)
+        if needed != (getattr(spec, field) is not None):
+            rule = f"a {spec.family} {'needs' if needed else 'has no'} table [{field}]"
+            raise PlannerError(f"{where}: {field}", None, rule)
+    if spec.positions == "rope" and spec.rotary_dim % 2:
+        rule = f"must make an even part of the head of {spec.head_dim}, since rotary positions turn pairs"
+        raise PlannerError(f"{where}: rotary_fraction", spec.rotary_fraction, rule)
+
+
+def _said(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _check_moe(spec: ModelSpec, moe: Moe, where: str) -> None:
+    rules = (
+        ("experts", 1, 2**16),
+        ("top_k", 1, moe.experts),
+        ("expert_ffn", 1, LARGEST["ffn"]),
+        ("shared_experts", 0, 2**10),
+        ("dense_layers", 0, spec.layers - 1),
+        ("top_groups", 1, moe.groups),
+    )
+    for key, least, most in rules:
+        if not least <= getattr(moe, key) <= most:
+            raise PlannerError(f"{where}: moe.{key}", getattr(moe, key), f"must be from {least} to {most}")
+    if moe.experts % moe.groups:
+        raise PlannerError(f"{where}: moe.groups", moe.groups, f"must divide the {moe.experts} experts")
+
+
+def _check_rope_scaling(scaling: dict[str, float | int | str | bool], where: str) -> None:
+    kind = str(scaling.get("rope_type"))
+    if kind not in ROPE_SCALING:
+        raise PlannerError(f"{where}.rope_type", kind, "is not supported", did_you_mean(kind, ROPE_SCALING))
+    for key in ROPE_SCALING[kind]:
+        value = scaling.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise PlannerError(f"{where}.{key}", value, f"must be a number above 0 for rope_type {kind}")
+
+
+def _divisor_fix(key: str, whole: int, wanted: int) -> str:
+    divisors = [d for d in range(1, min(whole, 2 * wanted) + 1) if whole % d == 0]
+    near = sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:2])
+    return f"Try {key} = {' or '.join(map(str, near))}"
+
+
+def _gpu(path: Path, file: _GpuFile) -> Gpu:
+    if unknown := sorted(set(file.dense_tflops) - set(RATED)):
+        advice = did_you_mean(unknown[0], RATED)
+        raise PlannerError(f"{path}: dense_tflops", unknown[0], "is not a number format known here", advice)
+    for number_format, tflops in file.dense_tflops.items():
+        if tflops <= 0:
+            rule = "must be above 0; leave out what the device does not have"
+            raise PlannerError(f"{path}: dense_tflops.{number_format}", tflops, rule)
+    memory = _host_memory_bytes() if file.kind == "cpu" else None
+    return Gpu(
+        name=path.stem,
+        kind=file.kind,
+        memory_bytes=memory if file.memory_gib is None else float(round(file.memory_gib * GIB)),
+        memory_bytes_per_s=None if file.memory_gb_per_s is None else _base(file.memory_gb_per_s, GB),
+        flops_per_s={number_format: _base(tflops, TERA) for number_format, tflops in file.dense_tflops.items()},
+        power_w=file.power_w,
+    )
+
+
+def _base(value: float, factor: float) -> float:
+    """In base units, without the last binary digits of the product: people read them in plan.json."""
+    return float(f"{value * factor:.12g}")
+
+
+def _host_memory_bytes() -> float | None:
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):  # not every system says
+        return None
+
+
+def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple[_Taper, ...], str]:
+    """The node, the GPU's file, the default number of nodes, where the network narrows, and the name to show."""
+    if path := _find("clusters", name, folders):
+        file = _checked(_read(path), _ClusterFile, path)
+        node_path = _found("nodes", file.node, folders)
+        node = _checked(_read(node_path), _NodeFile, node_path)
+        for place, tier in enumerate(node.tiers):
+            _check_domain(f"{node_path}: tiers[{place}].gpus", tier.gpus, node.gpus)
+        for place, taper in enumerate(file.tapers):
+            _check_domain(f"{path}: tapers[{place}].beyond_gpus", taper.beyond_gpus, node.gpus)
+        return node, _found("gpus", node.gpu, folders), file.nodes, file.tapers, path.stem
+    if path := _find("gpus", name, folders):
+        gpu_file = _checked(_read(path), _GpuFile, path)
+        if gpu_file.node is None:
+            raise PlannerError("cluster", name, f"{path} has no [node] table", "Add one, or name a cluster")
+        return gpu_file.node, path, 1, (), path.stem
+    known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *_aliases("gpus", folders)}
+    raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", did_you_mean(name, known))
+
+
+def _check_domain(field: str, gpus: int, node_gpus: int) -> None:
+    """Refuse a domain that cuts nodes, or is a node: `intra_link` says what joins that."""
+    if gpus == node_gpus or max(gpus, node_gpus) % min(gpus, node_gpus):
+        near = max(2, gpus // node_gpus) * node_gpus
+        raise PlannerError(
+            field, gpus, f"must be whole nodes of {node_gpus} GPUs, or a part that divides one", f"Try {near}"
+        )
+
+
+def _link(name: str, gb_per_s: float, latency_us: float) -> Link:
+    return Link(name=name, bytes_per_s_per_direction=_base(gb_per_s, GB), latency_s=_base(latency_us, MICRO))
+
+
+def _host_link(node: _Node) -> Link | None:
+    """One GPU's way to host memory. Copies are large, so its latency is not asked for."""
+    if node.host_link is None or node.host_link_gb_per_s_per_direction is None:
+        return None
+    return _link(node.host_link, node.host_link_gb_per_s_per_direction, 0.0)
+
+
+def _domains(node: _Node, per_node: int) -> Iterator[Tier]:
+    """The node file's further tiers, cut to the GPUs in use: a rack of nodes half used holds half as many."""
+    for tier in node.tiers:
+        inside = tier.gpus < node.gpus
+        gpus = tier.gpus if inside else tier.gpus * per_node // node.gpus
+        if not inside or gpus < per_node:
+            yield Tier(name=tier.name, gpus=gpus, link=_link(tier.link, tier.gb_per_s_per_direction, tier.latency_us))
+
+
+def _network(node: _Node, tapers: Sequence[_Taper], nodes: int, per_node: int) -> tuple[Link, list[Tier]]:
+    """One GPU's share of what lies outside nodes: the widest link that this many nodes need, and the pods before it."""
+    full = _nics_per_gpu(node, per_node) * node.nic_gbit_per_s / 8
+    link = _link(node.inter_link, full, node.inter_link_latency_us)
+    pods: list[Tier] = []
+    for taper in sorted(tapers, key=lambda taper: taper.beyond_gpus):
+        pod = taper.beyond_gpus * per_node // node.gpus
+        if per_node < pod < nodes * per_node:
+            pods.append(Tier(name=f"pod of {pod}", gpus=pod, link=link))
+            link = _link(taper.link, full / taper.oversubscription, taper.latency_us)
+    return link, pods
+
+
+def _nics_per_gpu(node: _Node, per_node: int) -> float:
+    """One GPU's share of its node's network cards.
+
+    Idle neighbours free the cards that are shared, not those that stand next to another GPU.
+    """
+    return min(node.nics / per_node, max(1.0, node.nics / node.gpus))
+
+
+def _arrange(
+    title: str, node_gpus: int, default_nodes: int, cpu: bool, gpus: int | None, per_node: int | None, nodes: int | None
+) -> tuple[int, int]:
+    """Nodes, and devices a node, that give the wanted size."""
+    for field, value in (("gpus", gpus), ("gpus_per_node", per_node), ("nodes", nodes)):
+        if value is not None and (type(value) is not int or not 1 <= value <= LARGEST_COUNT):
+            raise PlannerError(field, value, f"must be a whole number from 1 to {LARGEST_COUNT}")
+    in_a_node = LARGEST_COUNT if cpu else node_gpus
+    if per_node is not None and per_node > in_a_node:
+        fix = f"Try gpus_per_node = {node_gpus} and more nodes"
+        raise PlannerError("gpus_per_node", per_node, f"a node of {title} has {node_gpus} GPUs", fix)
+    if gpus is None:
+        nodes, per_node = nodes or default_nodes, per_node or node_gpus
+        if nodes * per_node > LARGEST_COUNT:
+            raise PlannerError("nodes", nodes, f"with {per_node} GPUs each is more than {LARGEST_COUNT} GPUs")
+        return nodes, per_node
+    if nodes is not None:
+        if gpus % nodes:
+            raise PlannerError("gpus", gpus, f"is not a multiple of {nodes} nodes", _multiple_fix("gpus", gpus, nodes))
+        if per_node is not None and nodes * per_node != gpus:
+            raise PlannerError("gpus", gpus, f"is not {nodes} nodes of {per_node}", f"Try gpus = {nodes * per_node}")
+        if gpus // nodes > in_a_node:
+            rule = f"a node of {title} has {node_gpus} GPUs, so {gpus} need at least {-(-gpus // node_gpus)} nodes"
+            raise PlannerError("nodes", nodes, rule, f"Leave nodes out, or try gpus = {nodes * node_gpus}")
+        return nodes, gpus // nodes
+    per_node = min(gpus, per_node or (gpus if cpu else node_gpus))
+    if gpus % per_node:
+        rule = f"must be a multiple of the {per_node} GPUs in a node of {title}"
+        raise PlannerError("gpus", gpus, rule, _multiple_fix("gpus", gpus, per_node))
+    return gpus // per_node, per_node
+
+
+def _multiple_fix(field: str, value: int, step: int) -> str:
+    below = value // step * step
+    near = [below, below + step] if below else [below + step]
+    return f"Try {field} = {' or '.join(map(str, near))}"
+
+
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise PlannerError("kind", kind, "is not a kind of preset", did_you_mean(kind, KINDS))
+    return kind
+
+
+def _packaged() -> Path:
+    """presets/ inside the package when installed from a wheel, beside it in a source checkout."""
+    package = Path(__file__).parent
+    inside = package / "presets"
+    return inside if inside.is_dir() else package.parent / "presets"
+
+
+def _search_path(folders: Folders) -> list[Path]:
+    given = [("presets", Path(folder)) for folder in folders]
+    listed = os.environ.get(ENVIRONMENT, "")
+    given += [(ENVIRONMENT, Path(folder)) for folder in listed.split(os.pathsep) if folder]
+    for field, folder in given:
+        if not folder.is_dir():
+            raise PlannerError(field, folder, "is not a folder", "Name a folder laid out like presets/")
+    return [folder for _, folder in given] + [_packaged()]
+
+
+def _find(kind: str, name: str, folders: Folders) -> Path | None:
+    """The file of an id, or else of an alias."""
+    wanted = name.lower()
+    return _file_of(kind, wanted, folders) or _file_of(kind, _aliases(kind, folders).get(wanted, ""), folders)
+
+
+def _file_of(kind: str, wanted: str, folders: Folders) -> Path | None:
+    # A name is never a path: "../secrets" is unknown, not a file elsewhere.
+    if not wanted or wanted == "aliases" or set(wanted) & {"/", "\\", "\0"}:
+        return None
+    paths = (folder / kind / f"{wanted}.toml" for folder in _search_path(folders))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _found(kind: str, name: str, folders: Folders) -> Path:
+    if path := _find(kind, name, folders):
+        return path
+    known = {*names(kind, folders=folders), *_aliases(kind, folders)}
+    advice = did_you_mean(name, known) if known else f"No {kind} are installed"
+    one = kind if kind == "kernels" else kind.removesuffix("s")
+    raise PlannerError(one, name, f"is not among the {kind} known here", advice)
+
+
+def _aliases(kind: str, folders: Folders) -> dict[str, str]:
+    """Alias -> id over all folders, the first folder winning."""
+    merged: dict[str, str] = {}
+    for folder in reversed(_search_path(folders)):
+        if (path := folder / kind / "aliases.toml").is_file():
+            merged.update(_checked(_read(path), dict[str, str], path))
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            raw = tomllib.load(stream)
+    except OSError as error:
+        raise PlannerError("preset", path, f"cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 are both ValueError
+        raise PlannerError(str(path), None, f"is not TOML ({error})", "Copy a neighbouring file and edit it") from None
+    for key, value in _numbers(raw):
+        if not abs(value) < 1e30:  # false for nan as well
+            raise PlannerError(f"{path}: {key}", value, "is not a sensible number")
+    return raw
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _numbers(inner, f"{key}[{index}]")
+    elif isinstance(value, int | float):
+        yield key, value
+
+
+def _checked(raw: Any, type_: type[T], path: Path, table: str = "") -> T:
+    """`raw` as `type_`, or a refusal that names file, key and rule."""
+    try:
+        return msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        rule, _, place = str(error).partition(" - at `$")
+        key = ".".join(part for part in (table, place.strip(".`")) if part)
+        advice = "presets/README.md says what each key means"
+        if unknown := rule.partition("unknown field `")[2].rstrip("`"):
+            if not key:
+                advice = did_you_mean(unknown, getattr(type_, "__struct_fields__", ()))
+            key, rule = f"{key}.{unknown}".strip("."), "is not a key of this kind of preset"
+        value = raw
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        raise PlannerError(f"{path}: {key}" if key else str(path), value, rule, advice) from None

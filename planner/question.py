@@ -1,0 +1,371 @@
+"""The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
+
+Not here: parsing a command line (cli.py) or any answer (estimate.py, search.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from planner import presets
+from planner.case import Case
+from planner.errors import PlannerError
+from planner.inventory.compute import check_kernels
+from planner.presets import Folders
+from planner.rules import divisors, nearest
+from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
+from planner.steptime import Coefficients
+
+ENGINE_RUNTIMES = {
+    "ddp": "accelerate-ddp",
+    "fsdp2": "accelerate-fsdp2",
+    "deepspeed": "deepspeed-zero",
+    "deepspeed-autotp": "deepspeed-autotp",
+    "deepspeed-pipeline": "deepspeed-pipeline",
+    "transformers-tp": "transformers-tp",
+    "torchtitan": "torchtitan",
+    "megatron": "megatron-core",
+    "nanotron": "nanotron",
+}
+"""The runtime meant when only an engine is known."""
+
+USUAL_STAGES = dict.fromkeys(ENGINE_RUNTIMES, 3) | {
+    "ddp": 0,
+    "deepspeed-autotp": 1,
+    "deepspeed-pipeline": 1,
+    "megatron": 1,
+    "nanotron": 1,
+}
+"""The ZeRO stage meant when only an engine is known."""
+SHARD_ALL = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "megatron", "nanotron")
+"""Engines that shard over every data-parallel rank."""
+SEQUENCE_PARALLEL = ("torchtitan", "megatron", "nanotron")
+"""Engines that split the residual stream over tensor ranks unless told not to."""
+
+
+class Strategy(NamedTuple):
+    """A named way to split: an engine, what it shards, and over what."""
+
+    name: str
+    engine: str
+    zero_stage: int
+    shards: str
+
+
+STRATEGIES = (
+    Strategy("ddp", "ddp", 0, "nothing"),
+    Strategy("fsdp", "fsdp2", 3, "all ranks"),
+    Strategy("hsdp", "fsdp2", 3, "some ranks"),
+    Strategy("zero1", "deepspeed", 1, "all ranks"),
+    Strategy("zero2", "deepspeed", 2, "all ranks"),
+    Strategy("zero3", "deepspeed", 3, "all ranks"),
+)
+
+DEFAULT_CALIBRATION = "uncalibrated"
+DEFAULT_HEADROOM = 0.1
+"""Share of the device's memory kept free: predictions are good to 5 %, fragmentation varies from run to run."""
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Tried when no global batch size asks for others."""
+LARGEST_BATCH = 2**24
+LARGEST_SEQ = 2**30
+GROUP_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
+
+
+ENGINE_SWITCHES = {
+    "ddp_bucket_bytes": "ddp",
+    "reduce_bucket_elements": "deepspeed",
+    "allgather_bucket_elements": "deepspeed",
+    "zero3_prefetch_elements": "deepspeed",
+    "zero3_persistence_elements": "deepspeed",
+    "zero3_max_live_elements": "deepspeed",
+    "zero3_max_reuse_elements": "deepspeed",
+    "overlap_comm": "deepspeed",
+}
+"""Fields of a layout that one engine, and those built on it, alone read."""
+
+
+CHOICES = (
+    "sequence_parallel",
+    "cp_method",
+    "pp_schedule",
+    "virtual_stages",
+    "stage_layers",
+    "offload_optimizer",
+    "offload_params",
+    "offload_activations",
+    "zero_secondary_shard",
+)
+"""Fields of a layout that go into every layout looked at once they are given."""
+
+
+class Pins(msgspec.Struct, frozen=True):
+    """What the person fixed of the layout; None is free. Any group size makes the layout exact.
+
+    `switches` are those of ENGINE_SWITCHES that were given.
+    """
+
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    zero_stage: int | None = None
+    micro_batch_size: int | None = None
+    grad_accum: int | None = None
+    recompute: str | None = None
+    reshard_after_forward: bool | None = None
+    sync_each_micro_batch: bool | None = None
+    sequence_parallel: bool | None = None
+    cp_method: str | None = None
+    pp_schedule: str | None = None
+    virtual_stages: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    offload_optimizer: bool | None = None
+    offload_params: bool | None = None
+    offload_activations: bool | None = None
+    zero_secondary_shard: int | None = None
+    runtime: Runtime | None = None
+    switches: tuple[tuple[str, int | bool], ...] = ()
+
+    def applied(self, layout: Layout) -> Layout:
+        """The layout with the choices that were made, and the switches of its engine. Rules come later."""
+        own: dict[str, Any] = {
+            name: value for name, value in self.switches if layout.engine.startswith(ENGINE_SWITCHES[name])
+        }
+        own |= {name: value for name in CHOICES if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(layout, **own) if own else layout
+
+    @property
+    def exact(self) -> bool:
+        """Whether group sizes were given, so that there is one layout to look at."""
+        return any(getattr(self, axis) is not None for axis in GROUP_AXES)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: TrainingJob
+    coefficients: Coefficients
+    pins: Pins = Pins()
+    both_methods: bool = True
+    strategy: str | None = None
+    headroom: float = DEFAULT_HEADROOM
+    folders: Folders = ()
+
+    @property
+    def asked_strategy(self) -> Strategy | None:
+        """The strategy that was asked for alone."""
+        return next((one for one in STRATEGIES if one.name == self.strategy), None)
+
+    def runtime(self, engine: str) -> Runtime:
+        """The runtime for an engine: the pinned one, or the engine's usual one."""
+        if self.pins.runtime is not None and self.pins.runtime.engine == engine:
+            return self.pins.runtime
+        return usual_runtime(engine, tuple(map(str, self.folders)))
+
+
+@lru_cache(maxsize=16)
+def usual_runtime(engine: str, folders: tuple[str, ...] = ()) -> Runtime:
+    """The preset runtime of an engine, its kernels known to the inventory."""
+    return checked_runtime(ENGINE_RUNTIMES[engine], folders)
+
+
+def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
+    """A runtime by name; refuses one whose engine or kernels this version does not know."""
+    runtime = presets.runtime(name, folders=folders)
+    if runtime.engine not in ENGINE_RUNTIMES:
+        known = ", ".join(ENGINE_RUNTIMES)
+        raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", f"Known: {known}")
+    check_kernels(runtime.kernels, runtime.parts)
+    return runtime
+
+
+@lru_cache(maxsize=16)
+def coefficients(name: str = DEFAULT_CALIBRATION, folders: tuple[str, ...] = ()) -> Coefficients:
+    """A calibration preset, every number checked."""
+    raw = presets.calibration(name, folders=folders)
+    facts = {key: value for key, value in raw.items() if key != "sources"}
+    try:
+        known = msgspec.convert({**facts, "name": name}, Coefficients)
+    except msgspec.ValidationError as error:
+        rule = f"does not follow the calibration format: {error}"
+        raise PlannerError("calibration", name, rule, f"Copy the keys of {DEFAULT_CALIBRATION}.toml") from None
+    for key in facts:
+        if getattr(known, key) <= 0:
+            raise PlannerError(f"calibration {name}: {key}", getattr(known, key), "must be above 0")
+    return known
+
+
+def case_of(question: Question, layout: Layout) -> Case:
+    """The question about one layout (or columns of them)."""
+    return Case(question.model, question.job, layout, question.cluster, question.runtime(layout.engine))
+
+
+def limit_bytes(question: Question) -> float:
+    """Device memory that may be used; unknown memory holds everything (and the answer says so)."""
+    capacity = question.cluster.gpu.memory_bytes
+    return float("inf") if capacity is None else capacity * (1 - question.headroom)
+
+
+def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:
+    """(micro_batch_size, grad_accum) for `ranks` data-parallel ranks: all that make the global batch, or the usual ones
+    when it is free."""
+    pins, batch = question.pins, question.job.global_batch_size
+    if batch is None:
+        micros = MICRO_BATCHES if pins.micro_batch_size is None else (pins.micro_batch_size,)
+        accums = accumulations if pins.grad_accum is None else (pins.grad_accum,)
+        return [(micro, accum) for micro in micros for accum in accums]
+    if batch % ranks:
+        return []
+    each = batch // ranks
+    return [
+        (micro, each // micro)
+        for micro in divisors(each)
+        if pins.micro_batch_size in (None, micro) and pins.grad_accum in (None, each // micro)
+    ]
+
+
+# -- values from outside -------------------------------------------------------------------------------------------
+
+
+def whole(field_name: str, value: Any, low: int = 1, high: int = 10**6) -> int | None:
+    """A whole number in a range from what a person typed; None stays None."""
+    if value is None:
+        return None
+    text = str(value).strip().replace("_", "")
+    rule = f"must be a whole number from {low} to {high}"
+    try:
+        number = int(text)
+    except ValueError:
+        guess = real_or_none(text)
+        fix = "" if guess is None else f"Try {min(max(round(guess), low), high)}"
+        raise PlannerError(field_name, value, rule, fix or f"Try {low}") from None
+    if not low <= number <= high:
+        raise PlannerError(field_name, value, rule, f"Try {min(max(number, low), high)}")
+    return number
+
+
+def real(field_name: str, value: Any, low: float, high: float, *, above: bool = False) -> float | None:
+    """A finite number in a range (`above`: low itself excluded) from what a person typed; None stays None."""
+    if value is None:
+        return None
+    rule = f"must be a number {'above' if above else 'from'} {low:g} {'and up ' if above else ''}to {high:g}"
+    number = real_or_none(str(value).strip().replace("_", ""))
+    if number is None:
+        raise PlannerError(field_name, value, rule, f"Try {high if above else low:g}")
+    if number < low or number > high or (above and number == low):
+        raise PlannerError(field_name, value, rule, f"Try {high if number > high or above else low:g}")
+    return number
+
+
+def real_or_none(text: str) -> float | None:
+    """A finite number, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+# -- the exact layout ----------------------------------------------------------------------------------------------
+
+
+def exact_layout(question: Question) -> Layout:
+    """The one layout that the given group sizes mean; what was not given takes its default. Rules come later."""
+    pins, gpus = question.pins, question.cluster.gpus
+    rest = math.prod(getattr(pins, axis) or 1 for axis in ("tp", "pp", "cp"))
+    replicate, shard = pins.dp_replicate, pins.dp_shard
+    free = gpus // rest if gpus % rest == 0 else None
+    stage = pins.zero_stage
+    engine = pins.runtime.engine if pins.runtime else _usual_engine(pins)
+    partial = stage in (1, 2) or engine in SHARD_ALL  # these shard over every rank: no replicas to fill in
+    if shard is None:
+        whole_copies = engine == "ddp" or stage == 0 or (engine is None and stage is None and replicate is None)
+        fits = free is not None and replicate is not None and free % replicate == 0
+        shard = 1 if whole_copies or free is None else free // replicate if fits and replicate else free
+        if replicate is not None and not fits:
+            shard = 1
+    if replicate is None:
+        fills = free is not None and free % shard == 0 and not partial
+        replicate = free // shard if fills and free is not None else 1
+    if engine is None:
+        engine = "deepspeed" if stage in (1, 2) else "fsdp2" if shard > 1 else "ddp"
+    if stage is None:
+        stage = USUAL_STAGES[engine]
+    layout = Layout(
+        engine=engine,  # type: ignore[arg-type]  # one of ENGINE_RUNTIMES
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=pins.tp or 1,
+        pp=pins.pp or 1,
+        cp=pins.cp or 1,
+        ep=pins.ep or 1,
+        zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked when read
+        recompute=pins.recompute or "none",
+        # torchtitan's own default keeps what a pipeline gathers.
+        reshard_after_forward=(not (engine == "torchtitan" and (pins.pp or 1) > 1))
+        if pins.reshard_after_forward is None
+        else pins.reshard_after_forward,
+        sync_each_micro_batch=bool(pins.sync_each_micro_batch),
+        sequence_parallel=(pins.tp or 1) > 1 and engine in SEQUENCE_PARALLEL,
+    )
+    check_switches(question, {engine})
+    micro, accum = _batches(question, layout)
+    return pins.applied(msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum))
+
+
+def _usual_engine(pins: Pins) -> str | None:
+    """The engine meant by axes that only some split; None leaves it to the data-parallel sizes."""
+    if any((getattr(pins, axis) or 1) > 1 for axis in ("pp", "cp", "ep")):
+        return "megatron" if pins.zero_stage in (0, 1) else "torchtitan"
+    if (pins.tp or 1) > 1:
+        return "deepspeed-autotp" if pins.zero_stage in (0, 1, 2) else "transformers-tp"
+    return None
+
+
+def _batches(question: Question, layout: Layout) -> tuple[int, int]:
+    """Micro-batch and accumulation: as given, and the one that is missing from the global batch."""
+    pins, batch = question.pins, question.job.global_batch_size
+    micro, accum = pins.micro_batch_size, pins.grad_accum
+    share = None if batch is None or batch % layout.data_parallel else batch // layout.data_parallel
+    if micro is None:
+        micro = share // accum if share is not None and accum is not None and share % accum == 0 else 1
+    if accum is None:
+        # A pipeline wants as many micro-batches as stages at least.
+        accum = share // micro if share is not None and share % micro == 0 else layout.pp
+    return micro, accum
+
+
+def check_switches(question: Question, engines: Iterable[str]) -> None:
+    """Refuse a switch that none of the engines in question reads."""
+    for name, value in question.pins.switches:
+        owner = ENGINE_SWITCHES[name]
+        if not any(engine.startswith(owner) for engine in engines):
+            raise PlannerError(name, value, f"is a switch of {owner} alone", f"Leave it out, or ask for {owner}")
+
+
+def check_batch(question: Question, data_parallel: int) -> None:
+    """Refuse a global batch that no micro-batch and accumulation can make on that many ranks."""
+    pins, batch = question.pins, question.job.global_batch_size
+    if batch is None:
+        return
+    step = data_parallel * (pins.micro_batch_size or 1) * (pins.grad_accum or 1)
+    both = pins.micro_batch_size is not None and pins.grad_accum is not None
+    if batch != step if both else batch % step:
+        parts = [f"{data_parallel} data-parallel ranks"]
+        parts += [f"micro-batch {pins.micro_batch_size}"] if pins.micro_batch_size else []
+        parts += [f"accumulation {pins.grad_accum}"] if pins.grad_accum else []
+        product = " x ".join(parts) + (f" = {step}" if len(parts) > 1 else "")
+        rule = f"must be {'' if both else 'a multiple of '}{product}"
+        below = batch // step * step
+        best = step if both else nearest(batch, [number for number in (below, below + step) if number])
+        raise PlannerError("global_batch_size", batch, rule, f"Try {best}")

@@ -1,0 +1,508 @@
+"""Why this layout, in the field's plain words: small rules from the figures of an answer to a sentence that names them.
+
+A rule is a function of `Seen` that returns its sentence, or None where its figures do not call for it; RULES lists them
+in the order they are told. Many ask `what_if`: the same prediction for a layout one step away. Not here: why a layout
+does not fit or launch (estimate.py), or any figure's formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from planner.answers import Answer, Estimate
+from planner.case import Case
+from planner.comm import CommVolume, comm_volume
+from planner.engines import engine_of
+from planner.groups import spans_nodes
+from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown
+from planner.question import Question, limit_bytes
+from planner.spec import Cluster, Layout, Link, Tier
+from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
+from planner.strategies import floor_bytes
+from planner.units import BYTES, format_bytes, format_seconds, format_volume
+
+SLOW_NETWORK = 0.1
+"""Share of a step that waits for communication from which other ways to shard are worth a sentence."""
+
+POOR_DOUBLING = 1.6
+"""Times the tokens/s that twice the nodes must give, or it is said that they stop helping: 80 % of twice."""
+
+LARGE_LOGITS = 0.3
+"""Share of the peak from which logits dominate it, were they not its largest term anyway."""
+
+
+METHODS = {"lora": "LoRA", "qlora": "QLoRA"}
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One sentence or two, and the rule that said it."""
+
+    reason: str
+    text: str
+
+
+class Seen(NamedTuple):
+    """What a rule looks at: `one` is the recommended layout, or the one that needs least memory when none fits."""
+
+    question: Question
+    one: Estimate
+    others: tuple[Estimate, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """Of the one."""
+        return self.one.case.layout
+
+    @property
+    def usable_bytes(self) -> float:
+        """Device memory without the headroom; infinite where unknown."""
+        return limit_bytes(self.question)
+
+
+class WhatIf(NamedTuple):
+    """The prediction of a layout that is not among the answers."""
+
+    case: Case
+    memory: MemoryBreakdown
+    comm: CommVolume
+    time: StepTime
+    throughput: Throughput
+
+
+Rule = Callable[[Seen], str | None]
+
+
+def reasons_of(found: Answer) -> tuple[Reason, ...]:
+    """Everything that is worth saying of an answer's best layout, in the order of RULES."""
+    if not found.estimates:
+        return ()
+    place = found.recommended
+    if place is None:
+        place = min(range(len(found.estimates)), key=lambda at: found.estimates[at].memory.device_bytes)
+    others = found.estimates[:place] + found.estimates[place + 1 :]
+    seen = Seen(found.question, found.estimates[place], others)
+    return tuple(Reason(rule.__name__, text) for rule in RULES if (text := rule(seen)) is not None)
+
+
+def what_if(seen: Seen, cluster: Cluster | None = None, **changes: object) -> WhatIf | None:
+    """The layout with these fields changed, on this or another cluster; None where a rule forbids it."""
+    old = seen.one.case
+    layout = msgspec.structs.replace(old.layout, **changes)
+    runtime = old.runtime if layout.engine == old.layout.engine else seen.question.runtime(layout.engine)
+    case = Case(old.model, old.job, layout, cluster or old.cluster, runtime)
+    if not all(rule.holds(case) for rule in engine_of(layout.engine).rules):
+        return None
+    time = step_time(case, seen.question.coefficients)
+    return WhatIf(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time))
+
+
+# -- what limits ---------------------------------------------------------------------------------------------------
+
+
+def what_limits(seen: Seen) -> str | None:
+    """The largest part of the step, or the memory that is missing."""
+    one, time = seen.one, seen.one.time
+    if not one.fits:
+        term, size = _largest_term(one.memory)
+        return (
+            f"Memory limits: {_name(one)} needs least, {format_bytes(one.memory.device_bytes)} of "
+            f"{format_bytes(seen.usable_bytes)} that may be used; its largest term is {term}, {format_bytes(size)} "
+            f"in {one.memory.peak.phase}."
+        )
+    if time.step_s is None:
+        return None
+    parts = {
+        "compute": time.compute_s,
+        "communication that nothing hides": time.exposed_comm_s,
+        "the pipeline's bubble": time.bubble_s,
+        "the optimizer": time.optimizer_s,
+    }
+    shares = sorted(((float(part or 0) / float(time.step_s), name) for name, part in parts.items()), reverse=True)
+    (first, limit), (second, then) = shares[:2]
+    rest = f"; then {then}, {second:.1%}" if second >= 0.0005 else ""
+    return f"What limits the step is {limit}, {first:.1%} of {_seconds(time.step_s)}{rest}."
+
+
+def memory_limits_the_micro_batch(seen: Seen) -> str | None:
+    """Twice the micro-batch would not fit, and which term is in the way."""
+    if not seen.one.fits or seen.question.pins.micro_batch_size is not None:
+        return None
+    micro = seen.layout.micro_batch_size * 2
+    accum = seen.layout.grad_accum
+    if seen.question.job.global_batch_size is not None:
+        accum, odd = divmod(accum, 2)
+        if odd:
+            return None
+    larger = what_if(seen, micro_batch_size=micro, grad_accum=accum)
+    if larger is None or larger.memory.device_bytes <= seen.usable_bytes:
+        return None
+    term, size = _largest_term(larger.memory)
+    return (
+        f"Memory limits the micro-batch: {micro} sequences instead of {micro // 2} would need "
+        f"{format_bytes(larger.memory.device_bytes)} of {format_bytes(seen.usable_bytes)} that may be used, "
+        f"most of it {term}, {format_bytes(size)}."
+    )
+
+
+def logits_dominate(seen: Seen) -> str | None:
+    """The loss holds more than anything else at the peak."""
+    peak = seen.one.memory.peak
+    term, _ = _largest_term(seen.one.memory)
+    logits = peak.terms["logits"]
+    if not logits or (term != "logits" and logits < LARGE_LOGITS * peak.total):
+        return None
+    case = seen.one.case
+    return (
+        f"Logits dominate the peak: {format_bytes(logits)} of {format_bytes(peak.total)} in {peak.phase}, "
+        f"for {case.tokens:,} tokens and a vocabulary of {case.model.vocab:,}. "
+        "A chunked or fused loss never holds them whole."
+    )
+
+
+# -- what is sharded -----------------------------------------------------------------------------------------------
+
+
+def ddp_when_it_fits(seen: Seen) -> str | None:
+    """Whole replicas need no sharding; what it costs or gains to shard all the same."""
+    one = seen.one
+    if seen.layout.data_parallel == 1:
+        return None
+    if seen.layout.engine == "ddp" and one.fits and not one.case.lora:
+        sharded = next((other for other in seen.others if other.case.layout.dp_shard > 1 and not other.case.lora), None)
+        beside = f"; {_name(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
+        return (
+            f"DDP fits, {_of_memory(one)}: nothing has to be sharded. It reduces the gradients once a step, "
+            f"{format_volume(one.comm.all_reduce_bytes)}, and sends twice that less a rank's share, "
+            f"{format_volume(one.comm.wire_bytes_per_rank)}{beside}."
+        )
+    ddp = next((other for other in seen.others if other.strategy == "ddp" and other.fits), None)
+    if ddp is None or seen.layout.dp_shard == 1 or ddp.case.job.method != one.case.job.method:
+        return None
+    gain = _ratio(one.throughput, ddp.throughput)
+    if gain is None:
+        return f"DDP fits too, {_of_memory(ddp)}: memory asks for no sharding."
+    here, there = seen.layout.micro_batch_size, ddp.case.layout.micro_batch_size
+    batch = f", with {here} sequences a pass instead of {there}" if here != there else ""
+    speed = f"gives {gain:.2f} times its tokens/s{batch}" if gain >= 1.01 else "is hardly faster"
+    return f"DDP fits too, {_of_memory(ddp)}, and is the simplest: memory asks for no sharding. {_name(one)} {speed}."
+
+
+def lora_before_sharding(seen: Seen) -> str | None:
+    """Where the frozen base fits whole, adapters under DDP send next to nothing."""
+    one = seen.one
+    if one.case.lora and seen.layout.engine == "ddp" and seen.layout.data_parallel > 1 and one.fits:
+        ranks = seen.layout.data_parallel
+        sharded = what_if(seen, engine="fsdp2", zero_stage=3, dp_replicate=1, dp_shard=ranks)
+        if sharded is None:
+            return None
+        return (
+            f"{METHODS[one.case.job.method]} under DDP before FSDP: the frozen base fits whole, {_of_memory(one)}, "
+            "so a step sends only the "
+            f"adapters' gradients, {format_volume(one.comm.wire_bytes_per_rank)} a GPU; "
+            f"FSDP would gather the base, {format_volume(sharded.comm.wire_bytes_per_rank)}."
+        )
+    if one.case.lora or seen.layout.dp_shard == 1:
+        return None
+    able = (other for other in seen.others if other.case.lora and other.case.layout.engine == "ddp" and other.fits)
+    lora = next(able, None)
+    if lora is None:
+        return None
+    return (
+        f"If adapters are enough, {METHODS[lora.case.job.method]} under DDP comes before sharding: {_of_memory(lora)}, "
+        f"and {format_volume(lora.comm.wire_bytes_per_rank)} a GPU and step instead of "
+        f"{format_volume(one.comm.wire_bytes_per_rank)}."
+    )
+
+
+def recompute_costs(seen: Seen) -> str | None:
+    """What recomputation does to the work, and what it saves."""
+    one, how = seen.one, seen.layout.recompute
+    if how == "none":
+        return None
+    kept = what_if(seen, recompute="none")
+    if kept is None:
+        return None
+    extra = float(one.time.hardware_flops) / float(one.time.model_flops) - 1
+    saved = kept.memory.device_bytes - one.memory.device_bytes
+    what = {"full": "every layer", "attention": "the attention core"}.get(how, "all but matrix products")
+    return (
+        f"Recomputing {what} adds {extra:.1%} to the compute and saves {format_bytes(saved)}: "
+        f"without it {_need(seen, kept.memory.device_bytes)}."
+    )
+
+
+def tensor_parallel_inside_the_node(seen: Seen) -> str | None:
+    """Tensor parallelism communicates in every layer, so it wants the fastest link."""
+    layout, cluster = seen.layout, seen.one.case.cluster
+    if layout.tp == 1:
+        return None
+    sent = sum(call.wire_bytes_per_rank for call in seen.one.comm.engine if call.group == "tp")
+    carried = f"{format_volume(sent)} a GPU and step" if sent else "what it sends in every layer"
+    fast, slow = fast_domain(cluster), _slow_link(cluster)
+    faster = fast.link.bytes_per_s_per_direction / slow.bytes_per_s_per_direction
+    links = f"{fast.link.name}, {faster:.3g} times as fast as {slow.name}"
+    if spans_nodes(layout, "tp", fast.gpus):
+        inside = math.gcd(layout.tp, fast.gpus)
+        return (
+            f"Tensor parallelism leaves the {fast.name}: tp={layout.tp} on {fast.name}s of {fast.gpus} takes {carried} "
+            f"off {links}. Use tp={inside} or less."
+        )
+    return f"Tensor parallelism stays inside the {fast.name}: tp={layout.tp} keeps {carried} on {links}."
+
+
+# -- the network ---------------------------------------------------------------------------------------------------
+
+
+def one_node_before_several(seen: Seen) -> str | None:
+    """What several nodes (or NVLink racks) add where one would hold it."""
+    one, cluster = seen.one, seen.one.case.cluster
+    fast = fast_domain(cluster)
+    several, left = divmod(cluster.gpus, fast.gpus)
+    if several < 2 or left or not one.fits:
+        return None
+    alone = _on_one_node(seen, several)
+    if alone is None:
+        return None
+    gain = _ratio(one.throughput, alone.throughput)
+    speed = "" if gain is None else f", and give {gain:.2f} times one {fast.name}'s tokens/s"
+    worth = "for speed" if gain is None or gain > 1 + SLOW_NETWORK else "no gain"
+    return (
+        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs: "
+        f"{several} {fast.name}s are {worth}. They send {format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and "
+        f"step over {_slow_link(cluster).name}{speed}."
+    )
+
+
+def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
+    """The same split on one of several nodes, with so many times fewer data-parallel ranks, at the largest micro-batch
+    up to this one's that fits."""
+    layout, nodes = seen.layout, seen.one.case.cluster.nodes
+    copies = math.gcd(layout.dp_replicate, several)
+    if layout.dp_shard % (several // copies):
+        return None
+    sizes = {"dp_replicate": layout.dp_replicate // copies, "dp_shard": layout.dp_shard // (several // copies)}
+    fixed = seen.question.job.global_batch_size is not None
+    micro, accum = layout.micro_batch_size, layout.grad_accum * (several if fixed else 1)
+    cluster = msgspec.structs.replace(seen.one.case.cluster, nodes=nodes // several)
+    case = msgspec.structs.replace(seen.one.case, cluster=cluster, layout=msgspec.structs.replace(layout, **sizes))
+    if device_bytes(case, floor_bytes(case)) > seen.usable_bytes:
+        return None  # the states alone are too large: no walk is needed to know it
+    while True:
+        alone = what_if(seen, cluster, micro_batch_size=micro, grad_accum=accum, **sizes)
+        if alone is None or alone.memory.device_bytes <= seen.usable_bytes:
+            return alone
+        if micro % 2:
+            return None
+        micro, accum = micro // 2, accum * 2
+
+
+def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
+    """HSDP or ZeRO++'s hpZ where the step waits for gathers between nodes, and why HSDP where it was chosen."""
+    one, layout, cluster = seen.one, seen.layout, seen.one.case.cluster
+    fast = fast_domain(cluster)
+    if layout.zero_stage < 3 or layout.dp_shard == 1 or cluster.gpus <= fast.gpus or not one.time.step_s:
+        return None
+    if not spans_nodes(layout, "dp_shard", fast.gpus):
+        return _why_hsdp(seen)
+    waited = float(one.time.exposed_comm_s or 0)
+    share = waited / float(one.time.step_s)
+    shard = fast.gpus // (layout.tp * layout.cp)
+    if share < SLOW_NETWORK or shard < 1 or layout.data_parallel % shard:
+        return None
+    inside = what_if(seen, engine="fsdp2", dp_shard=shard, dp_replicate=layout.data_parallel // shard)
+    slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
+    if inside is not None and inside.memory.device_bytes <= seen.usable_bytes:
+        if float(inside.time.step_s or 0) >= float(one.time.step_s):
+            return None
+        return (
+            f"{slow} HSDP keeps the gathers inside nodes (dp_shard={shard}): "
+            f"{format_volume(inside.comm.inter_node_bytes_per_rank)} a GPU between nodes instead of "
+            f"{format_volume(one.comm.inter_node_bytes_per_rank)}, a step of {_seconds(inside.time.step_s)} instead of "
+            f"{_seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)}."
+        )
+    if inside is not None:
+        slow += f" HSDP inside nodes does not fit ({format_bytes(inside.memory.device_bytes)})."
+    return slow + _hpz(seen, shard)
+
+
+def _why_hsdp(seen: Seen) -> str | None:
+    one, layout = seen.one, seen.layout
+    flat = what_if(seen, dp_shard=layout.data_parallel, dp_replicate=1)
+    if flat is None or layout.dp_replicate == 1:
+        return None
+    here, there = one.comm.inter_node_bytes_per_rank, flat.comm.inter_node_bytes_per_rank
+    if here >= there or float(one.time.exposed_comm_s or 0) >= float(flat.time.exposed_comm_s or 0):
+        return None
+    return (
+        f"HSDP because the network is slow: gathers stay inside nodes, so {format_volume(here)} a GPU and step go "
+        f"between them instead of {format_volume(there)}, and {_seconds(one.time.exposed_comm_s)} are waited for "
+        f"instead of {_seconds(flat.time.exposed_comm_s)}."
+    )
+
+
+def _hpz(seen: Seen, shard: int) -> str:
+    """A second copy of the weights that compute, sharded over a node alone, serves the gathers of backward (Wang et al.
+    2023, ZeRO++, section 3.2)."""
+    if seen.layout.zero_secondary_shard:
+        return ""
+    calls = [call for call in seen.one.comm.engine if (call.op, call.group) == ("all_gather", "dp_shard")]
+    gathered = sum(call.wire_bytes_per_rank for call in calls)
+    backward = sum(call.wire_bytes_per_rank for call in calls if call.phase == "backward")
+    if not backward:
+        return ""
+    copy = BYTES["fp32" if seen.question.job.precision == "fp32" else "bf16"] * seen.one.case.total() / shard
+    return (
+        f" ZeRO++'s secondary shards (hpZ) would serve backward's gathers inside nodes, {backward / gathered:.0%} of "
+        f"all gathers, for a copy of {format_bytes(float(copy))}."
+    )
+
+
+def more_nodes_stop_helping(seen: Seen) -> str | None:
+    """What twice the nodes would give, where that is much less than twice."""
+    one, layout, job = seen.one, seen.layout, seen.question.job
+    if not one.time.step_s or not one.fits or layout.world_size == 1:
+        return None
+    axis = "dp_shard" if layout.dp_shard > 1 and layout.dp_replicate == 1 else "dp_replicate"
+    changes: dict[str, object] = {axis: getattr(layout, axis) * 2}
+    if job.global_batch_size is not None:
+        split = next((name for name in ("grad_accum", "micro_batch_size") if getattr(layout, name) % 2 == 0), None)
+        if split is None:
+            each = layout.micro_batch_size * layout.grad_accum
+            return (
+                f"More nodes stop helping: a global batch of {job.global_batch_size} gives each of "
+                f"{layout.data_parallel} data-parallel ranks {each} sequence{'s' if each > 1 else ''}, "
+                "which twice as many ranks cannot share evenly."
+            )
+        changes[split] = getattr(layout, split) // 2
+    nodes = seen.one.case.cluster.nodes * 2
+    twice = what_if(seen, msgspec.structs.replace(seen.one.case.cluster, nodes=nodes), **changes)
+    gain = None if twice is None else _ratio(twice.throughput, one.throughput)
+    if twice is None or gain is None or gain >= POOR_DOUBLING:
+        return None
+    now, then = (float(time.exposed_comm_s or 0) / float(time.step_s or 1) for time in (one.time, twice.time))
+    return (
+        f"More nodes stop helping: {nodes} instead of {nodes // 2} would give {gain:.2f} times the tokens/s, with "
+        f"{then:.1%} of the step waiting for communication (now {now:.1%})."
+    )
+
+
+def pipeline_bubble(seen: Seen) -> str | None:
+    """Idle time of the pipeline's ramp, and what more micro-batches make of it."""
+    layout, time = seen.layout, seen.one.time
+    if layout.pp == 1 or not time.compute_s:
+        return None
+    compute, idle = float(time.compute_s), float(time.bubble_s)
+    # Twice the micro-batches are twice the compute beside the same ramp.
+    now, then = idle / (idle + compute), idle / (idle + 2 * compute)
+    return (
+        f"The pipeline of {layout.pp} stages idles {now:.1%} of its time with {layout.grad_accum} micro-batches; "
+        f"{2 * layout.grad_accum} would make it {then:.1%}."
+    )
+
+
+# -- the batch -----------------------------------------------------------------------------------------------------
+
+
+def a_changed_global_batch(seen: Seen) -> str | None:
+    """Layouts side by side step on different batches where none was asked for: not the same training."""
+    if seen.question.job.global_batch_size is not None:
+        return None
+    new = seen.layout.global_batch_size
+    alike = [other for other in seen.others if other.fits and other.case.job.method == seen.one.case.job.method]
+    differing = [other for other in alike if other.case.layout.global_batch_size != new]
+    if not differing:
+        return None
+    other = differing[0]
+    old, job = other.case.layout.global_batch_size, seen.question.job
+    return (
+        f"A step of {_name(seen.one)} sees {new} sequences, one of {_name(other)} {old}: that changes the training, "
+        f"not only its speed. The same tokens take {old / new:.3g} times the steps, and the learning rate (now "
+        f"{job.optimizer.lr:g}) has to be chosen for the batch. --global-batch-size holds it."
+    )
+
+
+def accumulation_saves_memory(seen: Seen) -> str | None:
+    """What the whole step's batch at once would take."""
+    one, layout = seen.one, seen.layout
+    if layout.grad_accum == 1 or layout.pp > 1:
+        return None
+    whole = layout.micro_batch_size * layout.grad_accum
+    together = what_if(seen, micro_batch_size=whole, grad_accum=1)
+    if together is None:
+        return None
+    time = ""
+    if one.time.step_s and together.time.step_s:
+        time = f", for a step of {_seconds(together.time.step_s)} instead of {_seconds(one.time.step_s)}"
+    return (
+        f"Accumulation saves memory, not time: with all {whole} sequences of a rank at once instead of "
+        f"{layout.grad_accum} x {layout.micro_batch_size}, {_need(seen, together.memory.device_bytes)}{time}."
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    what_limits,
+    ddp_when_it_fits,
+    lora_before_sharding,
+    one_node_before_several,
+    shard_inside_nodes_when_the_network_is_slow,
+    more_nodes_stop_helping,
+    tensor_parallel_inside_the_node,
+    pipeline_bubble,
+    memory_limits_the_micro_batch,
+    logits_dominate,
+    recompute_costs,
+    accumulation_saves_memory,
+    a_changed_global_batch,
+)
+"""In the order they are told: what limits, what to shard, the network, memory, the batch."""
+
+
+# -- the cluster ---------------------------------------------------------------------------------------------------
+
+
+def fast_domain(cluster: Cluster) -> Tier:
+    """What is joined as fast as a node's GPUs are: the node, or the NVLink rack around it."""
+    return next(level for level in cluster.levels if level.gpus >= min(cluster.gpus_per_node, cluster.gpus))
+
+
+def _slow_link(cluster: Cluster) -> Link:
+    """What joins such domains."""
+    levels = cluster.levels
+    return next((level.link for level in levels if level.gpus > fast_domain(cluster).gpus), cluster.inter_link)
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _name(one: Estimate) -> str:
+    return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
+
+
+def _of_memory(one: Estimate) -> str:
+    return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
+
+
+def _need(seen: Seen, needed_bytes: float) -> str:
+    usable = seen.usable_bytes
+    if math.isinf(usable):
+        return f"{format_bytes(needed_bytes)} would be needed"
+    verdict = "which fits" if needed_bytes <= usable else f"more than the {format_bytes(usable)} that may be used"
+    return f"{format_bytes(needed_bytes)} would be needed, {verdict}"
+
+
+def _largest_term(memory: MemoryBreakdown) -> tuple[str, float]:
+    return max(memory.peak.terms.items(), key=lambda pair: pair[1])
+
+
+def _ratio(new: Throughput, old: Throughput) -> float | None:
+    if new.tokens_per_s is None or not old.tokens_per_s:
+        return None
+    return float(new.tokens_per_s) / float(old.tokens_per_s)
+
+
+def _seconds(value: object) -> str:
+    return format_seconds(scalar(value))  # type: ignore[arg-type]  # a number of one layout, or None

@@ -1,0 +1,58 @@
+"""run.json and measured/rank-N.json: what a run really did. Versioned, read by report, replay and calibrate.
+
+Not here: measuring (executor.worker.meter) or comparing (executor.report).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.plan import Collective, PhaseMemory
+
+MEASURED_SCHEMA = "measured/1"
+RUN_SCHEMA = "run/1"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank measured over its steady profiled steps.
+
+    `memory_source` is "live-tensors" (CPU, or any device: bytes of tensors alive) or "cuda-allocator".
+    `collectives` are those of one steady optimizer step; `control` those under 1 KB a call.
+    """
+
+    schema: str = MEASURED_SCHEMA
+    rank: int
+    node: int
+    local_rank: int
+    memory_source: str
+    memory: tuple[PhaseMemory, ...]
+    allocator_peak_bytes: dict[str, float] = {}
+    collectives: tuple[Collective, ...] = ()
+    control: tuple[Collective, ...] = ()
+    step_s: tuple[float, ...] = ()
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: which plan, which versions and machines, how it ended, what was measured.
+
+    `failed_rank` is the rank whose failure came first. `node_tx_bytes` is what each node sent to others over the
+    whole run, start-up included, as its network interface counted it; empty where there is no such counter.
+    """
+
+    schema: str = RUN_SCHEMA
+    plan_hash: str
+    status: str
+    exit_code: int
+    started: str
+    seconds: float
+    backend: str
+    launcher: str
+    world_size: int
+    nodes: int
+    versions: dict[str, str] = {}
+    losses: tuple[float, ...] = ()
+    step_s: float | None = None
+    measured: tuple[Measured, ...] = ()
+    message: str = ""
+    failed_rank: int | None = None
+    node_tx_bytes: tuple[float, ...] = ()

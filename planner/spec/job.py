@@ -1,0 +1,109 @@
+"""What the person wants trained: the objective, never the split (layout.py)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Precision = Literal["fp32", "bf16", "fp16", "pure-bf16", "fp8"]
+Method = Literal["full", "lora", "qlora"]
+OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
+Packing = Literal["padded", "packed"]
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters (Hu et al. 2021) on the named linear modules of every layer.
+
+    `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32.
+    """
+
+    rank: int = 8
+    alpha: int = 16
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    upcast_adapters: bool = True
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """QLoRA's frozen base (Dettmers et al. 2023): the layers' linear weights in blocks of 4-bit NormalFloat.
+
+    `double` quantises the blocks' scales too. `storage` is the format bitsandbytes packs the 4-bit codes in
+    (bnb_4bit_quant_storage): sharding needs a floating one.
+    """
+
+    double: bool = True
+    storage: Literal["uint8", "bf16"] = "bf16"
+
+
+class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which update rule, and its numbers; what each keeps for a weight stands in planner/optimizers.py.
+
+    `momentum` is that of sgd (0: none).
+    """
+
+    name: OptimizerName = "adamw"
+    lr: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    momentum: float = 0.0
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the trainer needs beyond the plan's figures: length of the run, schedule, data, seed.
+
+    `data` is a text, .jsonl or .bin file, or None for the text that ships with the project.
+    `checkpoint` is a local model folder to start from, or None for fresh weights from `seed`.
+    `max_grad_norm` 0 turns clipping off. `min_lr_ratio` is the cosine's floor over its peak.
+    """
+
+    steps: int = 20
+    warmup_steps: int = 2
+    min_lr_ratio: float = 0.1
+    max_grad_norm: float = 1.0
+    seed: int = 1234
+    data: str | None = None
+    validation_data: str | None = None
+    eval_every: int = 0
+    tokenizer: str | None = None
+    checkpoint: str | None = None
+
+
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The objective. `global_batch_size` counts sequences an optimizer step; lengths are in tokens.
+
+    `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives
+    each a sequence of its own, `packed` lays them end to end and keeps attention inside each (varlen kernels).
+    """
+
+    method: Method = "full"
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    precision: Precision = "bf16"
+    optimizer: Optimizer = Optimizer()
+    seq_len: int = 2048
+    packing: Packing = "padded"
+    mean_seq_len: int | None = None
+    global_batch_size: int | None = None
+    recipe: Recipe = Recipe()
+
+    @property
+    def adapters(self) -> Lora | None:
+        """The adapters, when the method has any."""
+        return (self.lora or Lora()) if self.method != "full" else None
+
+    @property
+    def base_quantization(self) -> Quantization | None:
+        """How the frozen base is quantised, when the method does that."""
+        return (self.quantization or Quantization()) if self.method == "qlora" else None
+
+    @property
+    def useful_share(self) -> float:
+        """Share of the computed tokens that are the documents' own, not padding."""
+        return self.mean_seq_len / self.seq_len if self.mean_seq_len and self.packing == "padded" else 1.0
+
+    @property
+    def attention_span(self) -> int:
+        """Tokens that attend to each other: a whole sequence, or one document where they are packed."""
+        return self.mean_seq_len if self.mean_seq_len and self.packing == "packed" else self.seq_len

@@ -1,0 +1,107 @@
+"""How the work is split: group sizes, batch sizes and the engine's switches. Names as in docs/architecture.md."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Engine = Literal[
+    "ddp",
+    "fsdp2",
+    "deepspeed",
+    "deepspeed-autotp",
+    "deepspeed-pipeline",
+    "transformers-tp",
+    "torchtitan",
+    "megatron",
+    "nanotron",
+]
+CpMethod = Literal["ring", "allgather", "ulysses"]
+PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"]
+RECOMPUTE = ("none", "attention", "sac:matmul", "full")
+"""What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to run a job on a cluster.
+
+    The dense factorisation of the ranks is pp x dp_replicate x dp_shard x cp x tp, outermost first.
+    The expert factorisation of the same ranks is pp x dp_replicate x edp x ep: `ep` spans dp_shard x cp x tp.
+    `zero_stage` says what is sharded over `dp_shard` (0 nothing, 1 optimizer, 2 gradients too, 3 weights too);
+    FSDP2 is stage 3, DDP stage 0 with everything in `dp_replicate`.
+    `stage_layers` gives each pipeline stage its layers when they are uneven; `grad_accum` counts the pipeline's
+    micro-batches. `zero_secondary_shard` is the group that keeps a second copy of gathered weights (ZeRO++'s hpZ;
+    0 for none).
+    Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
+    The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
+    """
+
+    engine: Engine
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    micro_batch_size: int = 1
+    grad_accum: int = 1
+    sequence_parallel: bool = False
+    cp_method: CpMethod = "ring"
+    pp_schedule: PpSchedule = "1f1b"
+    virtual_stages: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    recompute: str = "none"
+    offload_optimizer: bool = False
+    offload_params: bool = False
+    offload_activations: bool = False
+    zero_secondary_shard: int = 0
+    reshard_after_forward: bool = True
+    sync_each_micro_batch: bool = False
+    gradient_as_bucket_view: bool = True
+    ddp_bucket_bytes: int = 25 * 2**20
+    reduce_bucket_elements: int = 0
+    allgather_bucket_elements: int = 0
+    overlap_comm: bool = False
+    zero3_prefetch_elements: int = 50_000_000
+    zero3_persistence_elements: int = 100_000
+    zero3_max_live_elements: int = 1_000_000_000
+    zero3_max_reuse_elements: int = 1_000_000_000
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def state_shards(self) -> int:
+        """Ranks over which states are sharded: context parallelism's ranks hold the same weights, so they join in."""
+        return self.dp_shard * self.cp
+
+    @property
+    def expert_data_parallel(self) -> int:
+        """Ranks that hold the same experts within one replica: dp_shard x cp x tp / ep."""
+        return self.dp_shard * self.cp * self.tp // self.ep
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences an optimizer step."""
+        return self.data_parallel * self.micro_batch_size * self.grad_accum
+
+    def layers_by_stage(self, layers: int) -> tuple[int, ...]:
+        """Layers of each pipeline stage: as given, or even with one more on the first ones where it does not divide."""
+        if self.stage_layers is not None:
+            return self.stage_layers
+        return even_split(layers, self.pp)
+
+
+def even_split(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, one more on the first ones where it does not divide."""
+    each, more = divmod(layers, stages)
+    return tuple(each + (place < more) for place in range(stages))

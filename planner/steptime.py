@@ -1,0 +1,458 @@
+"""A first estimate of step time: compute, communication raw and exposed, the pipeline's bubble, the optimizer.
+
+Works on one layout, with the pipeline's schedule played out, and on columns, as a bound that no layout goes below.
+Coefficients are guesses until runs are measured (presets/calibrations). Not here: FLOP and bytes of the work (work.py),
+bytes on the wire (comm.py), or memory (memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from planner.arith import Number, is_column, maximum, minimum, where
+from planner.case import LAYERS, UNITS, Case
+from planner.collectives import NEIGHBOURLY
+from planner.comm import Traffic, traffic
+from planner.engines import engine_of
+from planner.engines.base import Call
+from planner.engines.common import parallel_calls, updated
+from planner.formula import formula
+from planner.host import offload_traffic, transfer_seconds, update_seconds
+from planner.optimizers import matrix_flops, moved_bytes
+from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
+from planner.parallelism.pipeline import boundary_bytes
+from planner.spec import Tier
+from planner.units import BYTES
+from planner.work import Work, element_bytes_of, unit_work
+
+CLIP_ACCESSES = 3
+"""Reads for the norm, then read and write to scale."""
+WITHIN = ("tp", "cp", "ep")
+"""Axes whose collectives stand in the way of every micro-batch's compute."""
+
+
+class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far software stays below the datasheet, and how far a measurement may stray from the prediction."""
+
+    name: str
+    matmul_efficiency: float
+    memory_efficiency: float
+    link_efficiency: float
+    time_low: float
+    time_high: float
+    memory_low: float
+    memory_high: float
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """Seconds of one optimizer step. `comm_s` is raw, `exposed_comm_s` what compute does not hide.
+
+    `model_flops` and `hardware_flops` are a rank's in the step; the second counts recomputation too. Seconds are None
+    where the device's rates are unknown.
+    """
+
+    step_s: Number | None
+    low_s: Number | None
+    high_s: Number | None
+    compute_s: Number | None
+    comm_s: Number
+    exposed_comm_s: Number | None
+    bubble_s: Number
+    optimizer_s: Number | None
+    model_flops: Number
+    hardware_flops: Number
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Speed as people compare it; None is unknown, never zero. Useful tokens are those that are no padding."""
+
+    tokens_per_s: Number | None
+    useful_tokens_per_s: Number | None
+    tokens_per_s_per_gpu: Number | None
+    tflops_per_gpu: Number | None
+    mfu: Number | None
+    hfu: Number | None
+
+
+@formula(unit="bytes", source="the optimizer's update and clip_grad_norm_ of torch 2.13, kernel by kernel")
+def update_bytes(elements: Number, element_bytes: Number, moved_bytes: Number, accesses: Number) -> Number:
+    """Memory traffic of the optimizer's step over the elements a rank updates.
+
+    The update moves `moved_bytes` for each; clipping reads or writes each `accesses` times.
+    """
+    return elements * (moved_bytes + element_bytes * accesses)
+
+
+@formula(unit="FLOP/s", source="two kinds of matrix products one after the other: a harmonic mean by their FLOP")
+def blended_rate(fast_share: Number, fast_flops_per_s: Number, slow_flops_per_s: Number) -> Number:
+    """Rate of work of which `fast_share` runs at the first rate, the rest at the second."""
+    return 1 / (fast_share / fast_flops_per_s + (1 - fast_share) / slow_flops_per_s)
+
+
+# -- seconds -------------------------------------------------------------------------------------------------------
+
+
+@formula(unit="s", source="roofline, one coefficient for all shapes")
+def matmul_seconds(flops: Number, peak_flops_per_s: Number, efficiency: Number) -> Number:
+    """Matrix products at a fraction of the device's dense peak rate."""
+    return flops / (peak_flops_per_s * efficiency)
+
+
+@formula(unit="s", source="roofline: element-wise kernels are bound by device memory")
+def memory_seconds(moved_bytes: Number, bytes_per_s: Number, efficiency: Number) -> Number:
+    """Work that only moves bytes, at a fraction of the memory's rate."""
+    return moved_bytes / (bytes_per_s * efficiency)
+
+
+@formula(
+    unit="s", source="alpha-beta model (Hockney 1994) on each tier; pipelined rings are as slow as their slowest tier"
+)
+def tier_seconds(one: Traffic, levels: Sequence[Tier], efficiency: Number) -> Number:
+    """Seconds for all calls of one kind: the slowest tier's bytes, and latency for each hop on each tier.
+
+    A send is one hop on the widest tier that its group crosses.
+    """
+    inside, sent = [*one.inside, one.ranks], [one.wire_bytes, *one.leaving]
+    chained = one.op in NEIGHBOURLY
+    first_s = levels[0].link.latency_s
+    hops_s = where(inside[0] > 1, first_s, 0.0) if chained else (inside[0] - 1) * first_s
+    slowest_s = where(inside[0] > 1, _sending_s(sent[0], levels[0], efficiency), 0.0)
+    for place in range(1, len(levels)):
+        taken_s = _sending_s(sent[place], levels[place], efficiency)
+        if place < len(one.inside):  # the last tier needs no check: a group that does not reach it leaves it no bytes
+            taken_s = where(inside[place] > inside[place - 1], taken_s, 0.0)
+        slowest_s = maximum(slowest_s, taken_s)
+        latency_s = levels[place].link.latency_s
+        if chained:
+            hops_s = where(inside[place] > inside[place - 1], latency_s, hops_s)
+        else:
+            hops_s = hops_s + (inside[place] / inside[place - 1] - 1) * latency_s
+    return slowest_s + one.count * (2 if one.op == "all_reduce" else 1) * hops_s
+
+
+def _sending_s(sent_bytes: Number, tier: Tier, efficiency: Number) -> Number:
+    return sent_bytes / (tier.link.bytes_per_s_per_direction * efficiency)
+
+
+@formula(
+    unit="s", source="overlap as DDP and FSDP schedule it: calls run beside compute, but each round has one with none"
+)
+def exposed_seconds(comm_s: Number, unhidden_s: Number, window_s: Number) -> Number:
+    """Communication that is waited for: what exceeds the compute it runs beside, at least the calls with none beside.
+
+    Those are the first gather of a forward pass and the last reduction of a backward pass.
+    """
+    return maximum(comm_s - window_s, unhidden_s)
+
+
+@formula(unit="tokens/s", source="definition")
+def tokens_per_second(sequences: Number, seq_len: Number, step_s: Number) -> Number:
+    """Tokens of the global batch over the step's seconds."""
+    return sequences * seq_len / step_s
+
+
+@formula(unit="fraction", source="Chowdhery et al. 2022: model FLOP, without recomputation, over the dense peak rate")
+def flops_utilization(flops: Number, step_s: Number, peak_flops_per_s: Number) -> Number:
+    """MFU of model FLOP, HFU of all FLOP the hardware did."""
+    return flops / (step_s * peak_flops_per_s)
+
+
+# -- one step ------------------------------------------------------------------------------------------------------
+
+
+def peak_flops(case: Case) -> float | None:
+    """The device's dense rate in the format most matrix products run in; None when unknown."""
+    return case.cluster.gpu.flops_per_s.get({"pure-bf16": "bf16"}.get(case.job.precision, case.job.precision))
+
+
+def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
+    """The rate that a step's matrix products could reach; None when unknown.
+
+    The fp8 recipe multiplies the layers' linear modules in 8 bits, attention and the head in bf16.
+    """
+    fast = peak_flops(case)
+    if case.job.precision != "fp8":
+        return fast
+    slow = case.cluster.gpu.flops_per_s.get("bf16")
+    if fast is None or slow is None:
+        return None
+    times = case.whole_repeats
+    all_flops = sum(times[unit] * one.forward_flops for unit, one in work.items())
+    eight_bit = sum(times[unit] * one.linear_flops for unit, one in work.items())
+    return blended_rate(eight_bit / all_flops, fast, slow)
+
+
+def _optimizer_bytes(case: Case) -> Number:
+    trained, layout = case.total(trainable=True), case.layout
+    mine = trained / (layout.state_shards if layout.zero_stage >= 1 else 1)
+    element = BYTES["bf16" if case.job.precision == "pure-bf16" else "fp32"]
+    clip = CLIP_ACCESSES if case.job.recipe.max_grad_norm else 0
+    return update_bytes(mine, element, moved_bytes(case.job.optimizer, element), clip)
+
+
+def _optimizer_seconds(case: Case, rates: _Rates, known: Coefficients) -> Number:
+    """The update's memory traffic, and the 16-bit matrix products of one that has any (Muon)."""
+    moved_s = memory_seconds(_optimizer_bytes(case), *rates.memory)
+    peaks = case.cluster.gpu.flops_per_s
+    rate = peaks.get("bf16", peaks.get("fp32"))
+    if case.job.optimizer.name != "muon" or rate is None:
+        return moved_s
+    flops = matrix_flops(case.job.optimizer, updated(case, sharded=case.layout.zero_stage >= 1))
+    return moved_s + matmul_seconds(flops, rate, known.matmul_efficiency)
+
+
+def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
+    """The engine's collectives, each with the share of the step's micro-batches that it takes part in.
+
+    An engine that reduces once a step can hide that only beside one micro-batch. How often it does is told by
+    comparing with a step of one micro-batch.
+    """
+    engine = engine_of(case.layout.engine)
+    calls = traffic(case, engine.collectives(case))
+    if not is_column(case.layout.grad_accum) and case.layout.grad_accum == 1:
+        return [(call, 1.0) for call in calls]
+    accum = case.layout.grad_accum
+    once = engine.collectives(msgspec.structs.replace(case, layout=msgspec.structs.replace(case.layout, grad_accum=1)))
+    shares: list[tuple[Traffic, Number]] = []
+    for call in calls:
+        if once and (once[0].op, once[0].axis, once[0].phase) == (call.op, call.axis, call.phase):
+            first = once.pop(0)
+            shares.append((call, call.count / maximum(first.count * accum, 1.0)))  # a stage may have no such layers
+        else:  # only micro-batches after the first make it: gathers from hpZ's second copy
+            shares.append((call, (accum - 1) / accum))
+    return shares
+
+
+class _Rates(NamedTuple):
+    """What the device could do and the share of it that is reached: FLOP/s, and bytes/s."""
+
+    products: tuple[Number, Number]
+    memory: tuple[Number, Number]
+
+
+def _rates(case: Case, work: dict[str, Work], known: Coefficients) -> _Rates | None:
+    """None where the device's rates are unknown."""
+    peak, memory_rate = matmul_rate(case, work), case.cluster.gpu.memory_bytes_per_s
+    if peak is None or memory_rate is None:
+        return None
+    return _Rates((peak, known.matmul_efficiency), (memory_rate, known.memory_efficiency))
+
+
+class _Passes(NamedTuple):
+    """Seconds of one micro-batch's forward and backward."""
+
+    forward_s: Number
+    backward_s: Number
+
+
+def step_time(case: Case, known: Coefficients, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
+    """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
+
+    Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
+    """
+    layout = case.layout
+    accum = layout.grad_accum
+    work = unit_work(case)
+    first = case.at(next(case.stages()))
+    calls = step_traffic(first) if calls is None else calls
+    levels = case.cluster.levels
+    seconds = [tier_seconds(call, levels, known.link_efficiency) for call, _ in calls]
+    comm_s: Number = sum(seconds) + 0.0
+    model_flops, hardware_flops = _flops(case, work)
+    rates = _rates(case, work, known)
+    unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
+    if rates is None:
+        return unknown
+    compute = {unit: _compute(one, rates) for unit, one in work.items()}
+    waiting = _waiting(case, known)
+    both = {unit: _Passes(*(sum(pair) for pair in zip(compute[unit], waiting[unit], strict=True))) for unit in UNITS}
+    own = _on_stage(first, both)
+    beside = _on_stage(first, compute)
+    passes_s = accum * (own.forward_s + own.backward_s)
+    pipeline_s = _pipeline_s(case, both, known)
+    exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
+    windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
+    outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
+    for phase in ("forward", "backward", "optimizer"):
+        exposed_s = exposed_s + _exposed(phase, outside, windows.get(phase), accum)
+    host_s = _host_seconds(first, windows)
+    if host_s is None:
+        return unknown
+    moved_s, updated_on_host_s = host_s
+    exposed_s = exposed_s + moved_s
+    optimizer_s = updated_on_host_s if layout.offload_optimizer else _optimizer_seconds(first, rates, known)
+    bubble_s = pipeline_s - passes_s
+    compute_s = accum * (beside.forward_s + beside.backward_s)
+    step_s = compute_s + exposed_s + bubble_s + optimizer_s
+    return StepTime(
+        step_s=step_s,
+        low_s=step_s * known.time_low,
+        high_s=step_s * known.time_high,
+        compute_s=compute_s,
+        comm_s=comm_s,
+        exposed_comm_s=exposed_s,
+        bubble_s=bubble_s,
+        optimizer_s=optimizer_s,
+        model_flops=model_flops,
+        hardware_flops=hardware_flops,
+    )
+
+
+def _host_seconds(case: Case, windows: dict[str, Number]) -> tuple[Number, Number] | None:
+    """(exposed seconds on the host link, seconds of an optimizer step on the host); None when the host is unknown."""
+    waited: Number = 0.0
+    for one in offload_traffic(case):
+        seconds = transfer_seconds(case, one)
+        if seconds is None:
+            return None
+        beside = windows.get(one.phase, 0.0) if one.overlappable else 0.0
+        waited = waited + maximum(seconds - beside, 0.0)
+    updated_s = update_seconds(case)
+    return None if updated_s is None else (waited, updated_s)
+
+
+def whole_pass_seconds(case: Case, known: Coefficients) -> float:
+    """Compute of one sequence's forward and backward through the whole model on one device that splits nothing; 0 where
+    the device's rates are unknown."""
+    work = unit_work(case)
+    rates = _rates(case, work, known)
+    if rates is None:
+        return 0.0
+    times = case.whole_repeats
+    return float(sum(times[unit] * sum(_compute(one, rates)) for unit, one in work.items()))
+
+
+def _in_passes(call: Traffic) -> bool:
+    """Whether a call belongs to every micro-batch's pass through the stage, not to the step as a whole."""
+    return call.axis == "pp" or (call.axis in WITHIN and call.unit in UNITS)
+
+
+def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
+    """(model's, hardware's) FLOP of a step on one rank, on average over the pipeline's stages."""
+    times, pp = case.whole_repeats, case.layout.pp
+    model = sum(times[unit] * (one.forward_flops + one.backward_flops) for unit, one in work.items())
+    again = sum(times[unit] * one.again_flops for unit, one in work.items())
+    return case.layout.grad_accum * model / pp, case.layout.grad_accum * (model + again) / pp
+
+
+def _compute(one: Work, rates: _Rates) -> _Passes:
+    flops, moved = (one.backward_flops + one.again_flops), (one.backward_bytes + one.again_bytes)
+    return _Passes(
+        matmul_seconds(one.forward_flops, *rates.products) + memory_seconds(one.forward_bytes, *rates.memory),
+        matmul_seconds(flops, *rates.products) + memory_seconds(moved, *rates.memory),
+    )
+
+
+def _waiting(case: Case, known: Coefficients) -> dict[str, _Passes]:
+    """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
+    whole, times = case.unsplit, case.whole_repeats
+    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
+    calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
+    for call in traffic(whole, calls):
+        each_s = tier_seconds(call, case.cluster.levels, known.link_efficiency) / (
+            case.layout.grad_accum * times[call.unit]
+        )
+        found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
+    return {unit: _Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
+
+
+def _on_stage(case: Case, units: dict[str, _Passes]) -> _Passes:
+    """One micro-batch's passes through the stage a case is about."""
+    here = case.here
+    counts = {"embed": int(here.first), "tail": int(here.last)} | dict(zip(LAYERS, here.layers, strict=True))
+    forward_s, backward_s = (sum(counts[unit] * units[unit][place] for unit in UNITS) + 0.0 for place in (0, 1))
+    return _Passes(forward_s, backward_s)
+
+
+def _pipeline_s(case: Case, units: dict[str, _Passes], known: Coefficients) -> Number:
+    """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
+    played out for one layout of stages, and a bound below it for columns."""
+    layout = case.layout
+    if not case.pipelined:
+        passes = _on_stage(case, units)
+        return layout.grad_accum * (passes.forward_s + passes.backward_s)
+    p2p_s = _send_seconds(case, known)
+    if not is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
+        stages = [_on_stage(case.at(stage), units) for stage in case.chunks()]
+        forward, backward = ([float(stage[place]) for stage in stages] for place in (0, 1))
+        return makespan_s(
+            layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
+        )
+    if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
+        spills = case.model.dense_layers > case.model.layers // (layout.pp * layout.virtual_stages)
+        forward_s, backward_s = (
+            where(spills, minimum(dense, other), other)
+            for dense, other in zip(units["dense"], units["layer"], strict=True)
+        )
+        units = units | {"layer": _Passes(forward_s, backward_s)}
+    first, middle, last = (_on_stage(case.at(stage), units) for stage in case.chunk_classes())
+    bound_s = lower_bound_s(
+        layout.pp_schedule,
+        layout.pp,
+        layout.grad_accum,
+        layout.virtual_stages,
+        Ends(first.forward_s, middle.forward_s, last.forward_s),
+        Ends(first.backward_s, middle.backward_s, last.backward_s),
+        p2p_s,
+    )
+    if layout.pp_schedule == "zb-v":
+        return bound_s
+    # Where layers do not divide, the second rank may have more of them than any in the middle surely has: the way
+    # there and its own work.
+    own_s = layout.grad_accum * case.layers_on_second_rank * sum(units["layer"])
+    return maximum(bound_s, first.forward_s + own_s)
+
+
+def _send_seconds(case: Case, known: Coefficients) -> Number:
+    """One micro-batch's activations on their way over one boundary."""
+    layout = case.layout
+    split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    payload = boundary_bytes(
+        layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
+    )
+    (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
+    return tier_seconds(sent, case.cluster.levels, known.link_efficiency)
+
+
+def _exposed(
+    phase: str, calls: list[tuple[tuple[Traffic, Number], Number]], window_s: Number | None, accum: Number
+) -> Number:
+    """Exposed communication of one phase: overlappable calls hide together beside the micro-batches they belong to."""
+    waited: Number = 0.0
+    hidden_s: Number = 0.0
+    unhidden_s: Number = 0.0
+    for (call, share), call_s in calls:
+        if call.phase != phase:
+            continue
+        if not call.overlappable or window_s is None:
+            waited = waited + call_s
+            continue
+        # What exceeds its own micro-batches' compute cannot be hidden beside others.
+        beyond = maximum(call_s - window_s * share, 0.0)
+        waited, hidden_s = waited + beyond, hidden_s + (call_s - beyond)
+        unhidden_s = maximum(unhidden_s, (call_s - beyond) / maximum(call.count, 1.0) * (share * accum))
+    return waited if window_s is None else waited + exposed_seconds(hidden_s, unhidden_s, window_s)
+
+
+def scalar(value: Number | None) -> float | None:
+    """A figure of one layout as a plain float; None stays unknown."""
+    return None if value is None else float(value)
+
+
+def throughput(case: Case, time: StepTime) -> Throughput:
+    """Speed of the whole cluster and of one GPU."""
+    if time.step_s is None:
+        return Throughput(None, None, None, None, None, None)
+    tokens = tokens_per_second(case.layout.global_batch_size, case.job.seq_len, time.step_s)
+    peak = peak_flops(case)
+    return Throughput(
+        tokens_per_s=tokens,
+        useful_tokens_per_s=tokens * case.job.useful_share,
+        tokens_per_s_per_gpu=tokens / case.layout.world_size,
+        tflops_per_gpu=time.model_flops / time.step_s / 1e12,
+        mfu=None if peak is None else flops_utilization(time.model_flops, time.step_s, peak),
+        hfu=None if peak is None else flops_utilization(time.hardware_flops, time.step_s, peak),
+    )

@@ -1,0 +1,54 @@
+"""`planner fit` as text: one quantity a row, its layout, and what stops the next value.
+
+Not here: any figure (planner.fit).
+"""
+
+from __future__ import annotations
+
+from planner.estimate import Answer
+from planner.fit import Fits, Fitted
+from planner.render import NOT_KNOWN, count_text, headline, layout_text, seconds_text, table
+from planner.units import format_bytes
+from planner.views import strategy_text
+
+NAMES = {
+    "gpus": "fewest GPUs",
+    "seq-len": "longest sequence",
+    "micro-batch": "largest micro-batch",
+    "global-batch": "largest batch in one pass",
+}
+
+
+def fit_text(found: Fits) -> str:
+    """The table, then what stops each."""
+    head = ("", "fits", "strategy", "layout", "micro x accum", "memory/GPU", "step", "tokens/s/GPU")
+    parts = [headline(Answer(found.question, (), {}, None)), "", table(head, [_row(one) for one in found.found], 4), ""]
+    parts += [f"{NAMES[one.quantity]}: {limit_text(one)}" for one in found.found]
+    parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
+    gpus = found.question.cluster.gpus
+    fewest = next((one.value for one in found.found if one.quantity == "gpus" and one.value is not None), None)
+    if fewest is not None and fewest > gpus and any(one.value is None for one in found.found):
+        parts.append(f"{gpus} GPUs are too few: --gpus {fewest} is the smallest cluster that holds this job.")
+    return "\n".join(parts)
+
+
+def _row(one: Fitted) -> tuple[str, ...]:
+    if one.best is None:
+        return (NAMES[one.quantity], "nothing", *(NOT_KNOWN,) * 6)
+    layout = one.best.case.layout
+    return (
+        NAMES[one.quantity],
+        f"{one.value:,}",
+        strategy_text(one.best),
+        layout_text(layout),
+        f"{layout.micro_batch_size} x {layout.grad_accum}",
+        format_bytes(one.best.memory.device_bytes),
+        seconds_text(one.best.time.step_s),
+        count_text(one.best.throughput.tokens_per_s_per_gpu),
+    )
+
+
+def limit_text(one: Fitted) -> str:
+    """What stops the next value."""
+    value = "" if one.beyond is None else f"at {one.beyond:,}: "
+    return f"{value}{one.limit.rstrip('.')}."

@@ -1,0 +1,153 @@
+"""`planner recommend` as text: the best layout whole, the next by what differs, and why the rest is not there.
+
+Not here: any figure (planner.recommend, planner.objectives, planner.whynot).
+"""
+
+from __future__ import annotations
+
+from planner.estimate import Estimate
+from planner.objectives import Reached
+from planner.recommend import Recommendation, differences
+from planner.render import (
+    HEAD,
+    headline,
+    layout_text,
+    name_text,
+    row_text,
+    seconds_text,
+    table,
+    trust_text,
+    why_text,
+)
+from planner.search import FRONT_SPAN, Candidate
+from planner.spec import Layout
+from planner.units import format_bytes, format_duration
+from planner.views.fit import NAMES, limit_text
+from planner.whynot import WhyNot
+
+OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")
+"""Fields that the table shows in columns of their own."""
+
+
+def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
+    """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons."""
+    found = reached.found
+    shown = found.answer.estimates
+    rows = [
+        row_text(
+            one,
+            place == found.answer.recommended,
+            None if place == 0 else differs_text(shown[0].case.layout, one.case.layout),
+        )
+        for place, one in enumerate(shown)
+    ]
+    parts = [headline(found.answer), *_objective(reached), ""]
+    if rows:
+        head = HEAD if len(rows) == 1 else (HEAD[0], "layout, then what differs", *HEAD[2:])
+        parts += [table(head, rows, left=2), ""]
+    parts += dict.fromkeys(f"{name_text(one)}: {note}." for one in shown for note in _notes(one, found))
+    parts += [_verdict(reached), counts_text(found)]
+    if found.front:
+        parts += ["", *_front(found)]
+    if why_not is not None:
+        parts += ["", f"Why not {layout_text(why_not.layout)} ({_batch(why_not.layout)})? {why_not.sentence}"]
+    return "\n".join([*parts, *why_text(found.answer)])
+
+
+def _objective(reached: Reached) -> list[str]:
+    fitted = reached.fitted
+    if fitted is None:
+        return []
+    value = "nothing fits" if fitted.value is None else f"{fitted.value:,}"
+    return [f"{NAMES[fitted.quantity]}: {value}; {limit_text(fitted)}"]
+
+
+def differs_text(first: Layout, other: Layout) -> str:
+    """The fields that are not as in the first, but for those with a column of their own."""
+    changed = differences(first, other)
+    if "engine" in changed:
+        changed.pop("zero_stage", None)  # goes with the engine
+    told = [f"{name}={_value(value)}" for name, value in changed.items() if name not in OWN_COLUMN]
+    return ", ".join(told) or "same sizes"
+
+
+def _value(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _batch(layout: Layout) -> str:
+    return f"{layout.engine}, micro-batch {layout.micro_batch_size} x {layout.grad_accum}"
+
+
+def _notes(one: Estimate, found: Recommendation) -> list[str]:
+    launch = [] if one.launchable else [one.refusal or ""]
+    if found.constraints.any_runtime:
+        return [*one.reasons, *(f"for later, cannot be launched from here: {why}" for why in launch)]
+    return [*one.reasons, *(f"cannot be launched: {why}" for why in launch)]
+
+
+def _verdict(reached: Reached) -> str:
+    found = reached.found
+    trust = trust_text(found.answer.question.coefficients)
+    told = trouble(reached)
+    if told is not None:
+        too_large = any(not one.fits for one in found.answer.estimates[:1])
+        more = " Use more GPUs, a smaller model, shorter sequences, or LoRA." if too_large else ""
+        return f"{told[0].upper()}{told[1:]}{more} {trust}"
+    one = found.answer.estimates[0]
+    later = "" if one.launchable else " (for later: nothing launches it from here)"
+    run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
+    run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
+    return f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}{later}.{run} {trust}"
+
+
+def trouble(reached: Reached) -> str | None:
+    """Why nothing is recommended, and the best that can be had; None when something is."""
+    found = reached.found
+    fitted = reached.fitted
+    if found.answer.recommended is not None and (fitted is None or fitted.value is not None):
+        return None
+    shown = found.answer.estimates
+    nearest = f"{name_text(shown[0])}, {layout_text(shown[0].case.layout)}" if shown else ""
+    if found.missed:
+        allowed, taken = format_duration(found.constraints.deadline_s), format_duration(found.run_s)
+        return f"the deadline of {allowed} is missed: the fastest takes {taken} ({nearest})."
+    if not shown:
+        return "nothing fits and launches."
+    if shown[0].fits and not shown[0].launchable:
+        return f"nothing launches it: {shown[0].refusal} ({nearest}); --any-runtime plans without a launch."
+    if shown[0].fits:
+        return f"nothing is left within the constraints; the nearest is {nearest}."
+    return f"nothing fits; nearest to it is {nearest} with {format_bytes(shown[0].memory.device_bytes)} a GPU."
+
+
+def counts_text(found: Recommendation) -> str:
+    """How many layouts were looked at in which way, and why not."""
+    told = sorted(found.rejected.items(), key=lambda pair: -pair[1])
+    reasons = "; ".join(f"{name}: {count:,}" for name, count in told)
+    return (
+        f"{found.considered:,} layouts considered, {found.evaluated:,} evaluated one by one, {found.pruned:,} pruned "
+        f"by their bounds. Rejected: {reasons or 'none'}."
+    )
+
+
+def _front(found: Recommendation) -> list[str]:
+    first = found.front[0]
+    rows = [_point(one, first) for one in found.front]
+    head = ("engine", "layout", "micro x accum", "memory/GPU", "time/sequence", "slower by")
+    return [
+        f"PARETO FRONT up to {FRONT_SPAN:g} times as slow: no layout is both faster and smaller",
+        table(head, rows, left=2),
+    ]
+
+
+def _point(one: Candidate, first: Candidate) -> tuple[str, ...]:
+    layout = one.layout
+    return (
+        layout.engine,
+        layout_text(layout),
+        f"{layout.micro_batch_size} x {layout.grad_accum}",
+        format_bytes(one.device_bytes),
+        seconds_text(one.seconds_per_sequence),
+        f"{one.seconds_per_sequence / first.seconds_per_sequence - 1:.1%}",
+    )

@@ -1,0 +1,88 @@
+"""`planner sweep` as text: one cluster size a row, the curve, and where more GPUs stop paying.
+
+Not here: any figure (planner.sweep), or how a plot is drawn (plot.py).
+"""
+
+from __future__ import annotations
+
+from planner.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, table, trust_text
+from planner.sweep import Point, Sweep
+from planner.views import strategy_text
+from planner.views.plot import log_plot
+
+
+def sweep_text(found: Sweep) -> str:
+    """What is kept fixed, the table, the curve, and the verdict with its criterion."""
+    question = found.question
+    job = question.job
+    head = (
+        "GPUs",
+        "strategy",
+        "layout",
+        "micro x accum",
+        "batch",
+        "step",
+        "tokens/s",
+        "speed-up",
+        "efficiency",
+        "added",
+    )
+    parts = [
+        f"{question.model.name}, {job.precision}, {job.optimizer.name}, {job.seq_len} tokens, "
+        f"on {question.cluster.gpu.name} ({question.cluster.name})",
+        scaling_sentence(found),
+        "",
+        table(head, [_row(point) for point in found.points], left=3),
+    ]
+    parts += [f"at {point.gpus}: {point.reason.rstrip('.')}." for point in found.points if point.best is None]
+    curve = [(float(point.gpus), point.speedup) for point in found.points if point.speedup is not None]
+    if len(curve) > 1:
+        smallest, largest = curve[0][0], curve[-1][0]
+        ideal = [(smallest, 1.0), (largest, largest / smallest)]
+        parts += ["", "speed-up over GPUs (* planned, . in proportion)", *log_plot(curve, ideal)]
+    parts += ["", verdict(found), trust_text(question.coefficients)]
+    return "\n".join(parts)
+
+
+def scaling_sentence(found: Sweep) -> str:
+    """Strong or weak, said plainly."""
+    if found.scaling == "strong":
+        return f"Strong scaling: every size makes the same global batch of {found.global_batch_size} sequences a step."
+    if found.sequences_per_gpu is None:
+        return "Weak scaling: no global batch is given, so it would grow with the GPUs."
+    return (
+        f"Weak scaling: sequences a GPU and step stay {found.sequences_per_gpu:g}, as in the smallest size "
+        "with a layout, so the global batch grows with the GPUs; --global-batch-size fixes it."
+    )
+
+
+def verdict(found: Sweep) -> str:
+    """Where it stops paying, with the criterion."""
+    rule = f"a step up pays while each added GPU brings at least {found.worth:.0%} of what each GPU brought before it"
+    if found.pays_until is None:
+        return "No size has a known speed."
+    if found.stops_at is None:
+        return f"More GPUs pay up to {found.pays_until}, the largest size with a known speed ({rule})."
+    point = next(point for point in found.points if point.gpus == found.stops_at)
+    return (
+        f"More GPUs pay up to {found.pays_until}: at {found.stops_at}, each added one brings "
+        f"{percent_text(point.marginal)} of what each brought before ({rule})."
+    )
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    if point.best is None:
+        return (str(point.gpus), "none", *("",) * 8)
+    layout = point.best.case.layout
+    return (
+        str(point.gpus),
+        strategy_text(point.best),
+        layout_text(layout),
+        f"{layout.micro_batch_size} x {layout.grad_accum}",
+        str(layout.global_batch_size),
+        seconds_text(point.best.time.step_s),
+        count_text(point.tokens_per_s),
+        NOT_KNOWN if point.speedup is None else f"{point.speedup:.2f}x",
+        percent_text(point.efficiency),
+        "" if point.marginal is None else percent_text(point.marginal),
+    )

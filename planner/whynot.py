@@ -1,0 +1,162 @@
+"""Why a named layout is not the recommended one, in one sentence: a rule, memory, a backend's refusal, or time.
+
+Not here: the search that finds the recommended one (search.py, recommend.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from planner.engines import ENGINES, engine_of
+from planner.errors import PlannerError, did_you_mean
+from planner.estimate import Estimate, estimate, strategy_name
+from planner.question import SHARD_ALL, USUAL_STAGES, Question, case_of
+from planner.recommend import Recommendation, run_seconds
+from planner.rules import check
+from planner.space import GROUPS
+from planner.spec import Layout
+from planner.units import format_bytes, format_duration
+
+ON, OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+BATCHES = ("micro_batch_size", "grad_accum")
+
+
+class WhyNot(msgspec.Struct, frozen=True):
+    """`kind` is fixed, rule, memory, backend, deadline, slower, larger or best; `layout` what was looked at, whole."""
+
+    layout: Layout
+    kind: str
+    sentence: str
+
+
+def why_not(found: Recommendation, text: str) -> WhyNot:
+    """What excludes the layout that `text` names ("dp_shard=8,tp=4"); fields it leaves out are as in the best one.
+
+    Data-parallel sizes that are left out fill the GPUs, accumulation the global batch.
+    """
+    question = found.answer.question
+    named = _parsed(text)
+    for name, value in named.items():
+        pinned = getattr(question.pins, name, None)
+        if pinned is not None and pinned != value:
+            return WhyNot(_base(found), "fixed", f"{name}={pinned} was asked for, not {name}={value}.")
+    layout = _layout(question, _base(found), named)
+    case = case_of(question, layout)
+    try:
+        check(case, engine_of(layout.engine).rules)
+    except PlannerError as error:
+        return WhyNot(layout, "rule", error.sentence)
+    kind, sentence = _judged(found, estimate(question, strategy_name(layout), layout))
+    return WhyNot(layout, kind, sentence)
+
+
+def _base(found: Recommendation) -> Layout:
+    """The recommended layout, or the nearest to one."""
+    if not found.answer.estimates:
+        raise PlannerError(
+            "why_not", None, "has no layout to be compared with: nothing is legal", "Change the question"
+        )
+    return found.answer.estimates[0].case.layout
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Field -> value of "name=value,name=value"."""
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.replace("-", "_")
+        if not equals or not value:
+            raise PlannerError("why_not", part, "is not name=value", "Write --why-not dp_shard=8,tp=4")
+        if name not in Layout.__struct_fields__:
+            raise PlannerError(
+                "why_not", name, "is not a field of a layout", did_you_mean(name, Layout.__struct_fields__)
+            )
+        if name in found:
+            raise PlannerError("why_not", name, "is named twice", "Name each field once")
+        found[name] = _value(name, value)
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    """One field's value, of the type that the layout has there."""
+    if name == "stage_layers":
+        raise PlannerError("why_not", name, "is a list, which has no place here", "Fix it with --stage-layers")
+    default = getattr(Layout(engine="ddp"), name)
+    raw: Any = text
+    if isinstance(default, bool):
+        raw = True if text.lower() in ON else False if text.lower() in OFF else text
+    elif isinstance(default, int):
+        raw = int(text) if text.isdecimal() else text
+        if raw == 0 and name in (*GROUPS, *BATCHES, "ep", "virtual_stages"):
+            raise PlannerError(f"why_not: {name}", text, "must be 1 or more", "Use 1")
+    try:
+        return getattr(msgspec.convert({"engine": "ddp", name: raw}, Layout), name)
+    except msgspec.ValidationError as error:
+        fix = did_you_mean(text, ENGINES) if name == "engine" else f"As in {name}={default}"
+        raise PlannerError(f"why_not: {name}", text, str(error).partition(" - at")[0].lower(), fix) from None
+
+
+def _layout(question: Question, base: Layout, named: dict[str, Any]) -> Layout:
+    """The base with what was named, and what follows from it."""
+    changed = dict(named)
+    engine = named.get("engine", base.engine)
+    if engine != base.engine and "zero_stage" not in named:
+        changed["zero_stage"] = USUAL_STAGES[engine]
+    layout = _filled(msgspec.structs.replace(base, **changed), question.cluster.gpus, named)
+    batch = question.job.global_batch_size
+    if batch is not None and layout.global_batch_size != batch:
+        for name in ("grad_accum", "micro_batch_size"):
+            rest = layout.global_batch_size // getattr(layout, name)
+            if name not in named and batch % rest == 0:
+                return msgspec.structs.replace(layout, **{name: batch // rest})
+    return layout
+
+
+def _filled(layout: Layout, gpus: int, named: dict[str, Any]) -> Layout:
+    """Data-parallel sizes that were not named take the GPUs that are left, where the engine would have them."""
+    copies = layout.dp_replicate if "dp_replicate" in named else 1
+    shards = layout.dp_shard if "dp_shard" in named else 1
+    rest = gpus // (layout.world_size // layout.data_parallel * copies * shards)
+    if "dp_shard" not in named and layout.engine != "ddp":
+        # Copies stay as they are if they can.
+        if "dp_replicate" not in named and rest % layout.dp_replicate == 0 and layout.engine not in SHARD_ALL:
+            copies, rest = layout.dp_replicate, rest // layout.dp_replicate
+        shards = max(rest, 1)
+    elif "dp_replicate" not in named:
+        copies = max(rest, 1)
+    return msgspec.structs.replace(layout, dp_replicate=copies, dp_shard=shards)
+
+
+def _judged(found: Recommendation, one: Estimate) -> tuple[str, str]:
+    """(kind, sentence) of a legal layout."""
+    best = found.answer.estimates[0]
+    if not one.fits:
+        return "memory", f"{one.reasons[0]}."
+    if not one.launchable and not found.constraints.any_runtime:
+        return "backend", f"cannot be launched: {one.refusal}."
+    if one.case.layout == best.case.layout and found.answer.recommended == 0:
+        return "best", "It is the recommended layout."
+    run_s, limit_s = run_seconds(found.answer.question, found.constraints, [one]), found.constraints.deadline_s
+    if run_s is not None and limit_s is not None and run_s > limit_s:
+        return "deadline", f"The run would take {format_duration(run_s)}, the deadline is {format_duration(limit_s)}."
+    if one.time.step_s is None or best.time.step_s is None:
+        return "slower", f"No time is known for it: {'; '.join(one.reasons)}."
+    mine, theirs = (float(each.time.step_s or 0.0) / each.case.layout.global_batch_size for each in (one, best))
+    ratio = mine / theirs
+    if ratio > 1:
+        return "slower", (
+            f"It fits, but takes {ratio - 1:.2%} longer a sequence than the best: "
+            f"{one.throughput.tokens_per_s_per_gpu:,.0f} instead of {best.throughput.tokens_per_s_per_gpu:,.0f} "
+            "tokens/s a GPU."
+        )
+    return "larger", (
+        f"It is as fast as the best, but needs {format_bytes(one.memory.device_bytes)} instead of "
+        f"{format_bytes(best.memory.device_bytes)}."
+    )
+
+
+def as_json_object(answer: WhyNot) -> dict[str, Any]:
+    """Under "why_not" in recommend/1."""
+    return msgspec.structs.asdict(answer)

@@ -1,0 +1,88 @@
+"""Rewrite what is generated in the documentation: whole pages, and the output under a console block's commands.
+
+    python scripts/docs.py [--check] [FILE...]
+
+`--check` writes nothing and exits 1 when a file would change; the tests call it so. Not here: what the generated pages
+say (their commands do), or any command that starts a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WHOLE_PAGES = {PROJECT / "docs" / "formulas.md": "planner formulas"}
+COLUMNS = "110"
+TIMEOUT_S = 60
+
+
+def main() -> int:
+    """Rewrite or check the files named, else every page."""
+    check = "--check" in sys.argv[1:]
+    named = [Path(name).resolve() for name in sys.argv[1:] if name != "--check"]
+    stale = False
+    for page in named or pages():
+        before = page.read_text() if page.exists() else ""
+        after = rewritten(page, before)
+        if after == before:
+            continue
+        stale = True
+        if check:
+            sys.stdout.writelines(
+                difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(page), "now")
+            )
+        else:
+            page.write_text(after)
+            print(f"rewrote {page}")
+    return 1 if stale and check else 0
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the project that people read on its own."""
+    return sorted(
+        {*WHOLE_PAGES, *PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")}
+    )
+
+
+def rewritten(page: Path, text: str) -> str:
+    """A page's text with everything generated in it as it is now."""
+    if page in WHOLE_PAGES:
+        with tempfile.TemporaryDirectory() as folder:
+            return output(WHOLE_PAGES[page], folder)
+    return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1])}```", text)
+
+
+def refreshed(block: str) -> str:
+    """A console block with the output of its `planner` commands; other programs' commands stay as they are.
+
+    The commands of a block share one empty folder, so that one may read what the one before it wrote.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        parts = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)
+        return "".join(_rerun(part, folder) if part.startswith("$ planner ") else part for part in parts)
+
+
+def output(command: str, folder: str) -> str:
+    """What a command line prints, stdout then stderr, without trailing spaces."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "COLUMNS": COLUMNS, "NO_COLOR": "1", "PATH": path}
+    words = shlex.split(command, comments=True)
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return "".join(f"{line.rstrip()}\n" for line in (done.stdout + done.stderr).strip("\n").splitlines())
+
+
+def _rerun(part: str, folder: str) -> str:
+    command = part.splitlines()[0]
+    return f"{command}\n{output(command.removeprefix('$ '), folder)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The layouts that every claim about a run is made on: each trained once a test session, by four CPU processes as two
+nodes, and looked at by several tests.
+
+Not here: starting the processes (agents.py) or any claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agents import Finished
+from msgspec.structs import replace
+
+from planner.spec import Layout, Lora, Optimizer, Recipe, TrainingJob
+from planner.spec.job import Method
+
+SplitRun = Callable[[str], Finished]
+"""A case by name, trained and measured."""
+Reference = Callable[..., Finished]
+"""(method, seed) -> the same training by one process."""
+
+STEPS, SEQUENCES, SEQ_LEN = 20, 16, 128
+MAX_GRAD_NORM = 0.5
+
+DDP = Layout(engine="ddp", dp_replicate=4)
+FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
+# The four look-ahead limits at zero: stage 3 as its paper has it.
+ZERO3 = Layout(
+    engine="deepspeed", dp_shard=4, zero_stage=3,
+    zero3_prefetch_elements=0, zero3_persistence_elements=0, zero3_max_live_elements=0, zero3_max_reuse_elements=0,
+)  # fmt: skip
+
+BASE = {
+    "ddp": DDP,
+    "fsdp2": FSDP2,
+    "hsdp-2x2": Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3),
+    "zero1": Layout(engine="deepspeed", dp_shard=4, zero_stage=1),
+    "zero2": Layout(engine="deepspeed", dp_shard=4, zero_stage=2),
+    "zero3": ZERO3,
+    "ddp-copied-buckets": replace(DDP, gradient_as_bucket_view=False),
+}
+
+
+def _accumulating(layout: Layout, accum: int) -> Layout:
+    return replace(layout, micro_batch_size=SEQUENCES // 4 // accum, grad_accum=accum)
+
+
+CASES: dict[str, tuple[Layout, Method]] = {
+    f"{name}-accum{accum}": (_accumulating(layout, accum), "full") for name, layout in BASE.items() for accum in (1, 2)
+}
+CASES |= {
+    f"{name}-lora-accum{accum}": (_accumulating(BASE[name], accum), "lora")
+    for name in ("ddp", "fsdp2")
+    for accum in (1, 2)
+}
+CASES |= {
+    "fsdp2-sync-recompute-accum2": (
+        replace(_accumulating(FSDP2, 2), sync_each_micro_batch=True, recompute="full"),
+        "full",
+    ),
+    "fsdp2-kept-accum1": (replace(_accumulating(FSDP2, 1), reshard_after_forward=False), "full"),
+    # DeepSpeed's own limits, which keep every weight of so small a model whole.
+    "zero3-default-limits-accum1": (_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1), "full"),
+}
+
+
+def job(method: Method, seed: int = 1234) -> TrainingJob:
+    """fp32, clipping active, a rate that moves the loss and does not make it swing (which magnifies rounding)."""
+    return TrainingJob(
+        method=method,
+        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method == "lora" else None,
+        precision="fp32",
+        seq_len=SEQ_LEN,
+        optimizer=Optimizer(lr=5e-3 if method == "lora" else 4e-3),
+        recipe=Recipe(steps=STEPS, warmup_steps=2, max_grad_norm=MAX_GRAD_NORM, seed=seed),
+    )

@@ -1,0 +1,220 @@
+"""The launcher with real torchrun agents over gloo: how runs end, who is blamed, and that nothing is left behind.
+
+Not here: training (a stand-in rank is run) or the pure parts of the executor (tests/executor).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from drive import NoFiles, small_plan
+
+from executor import launch
+from executor.launchers import local, namespaces
+from executor.supervise import processes_of
+from planner.plan import read_plan
+
+PROJECT = Path(__file__).parents[2]
+PATIENCE_S = 90
+NAMESPACES = pytest.mark.skipif(
+    namespaces.unusable() is not None, reason=f"no network namespaces: {namespaces.unusable()}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "run"
+    for pid in processes_of(run_id(tmp_path / "run")):  # a failed test must not leave its ranks to the next one
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start(behaviour: str, folder: Path, *, hosts: str = "loopback", meet_s: float = 60) -> subprocess.Popen[str]:
+    """The launcher as a process of its own, in a process group of its own."""
+    command = [sys.executable, "-m", "tests.cluster.drive", behaviour, str(folder), "2", hosts, str(meet_s)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_TOKEN": "hf-do-not-pass-on", "PYTHONPATH": str(PROJECT)}
+    return subprocess.Popen(
+        command, cwd=PROJECT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for the launcher; its stderr."""
+    return process.communicate(timeout=PATIENCE_S)[1]
+
+
+def run_id(folder: Path) -> str:
+    launch = folder / "launch.json"
+    return json.loads(launch.read_text())["commands"][0]["env"]["MESHWRIGHT_RUN_ID"] if launch.is_file() else "none"
+
+
+def record(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "run.json").read_text())
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"
+        time.sleep(0.1)
+
+
+def both_wait(folder: Path) -> None:
+    until(lambda: len(list((folder / "mesh").glob("waiting-*"))) == 2, "both ranks to wait")
+
+
+def test_two_emulated_nodes_leave_a_whole_record_and_see_no_secret_of_the_caller(folder):
+    process = start("finish", folder)
+    stderr = finish(process)
+
+    assert process.returncode == 0, stderr
+    assert "node-0:0  rank 0 met 2" in stderr
+    done = record(folder)
+    assert (done["status"], done["exit_code"], done["world_size"], done["nodes"]) == ("completed", 0, 2, 2)
+    assert done["plan_hash"] == read_plan(folder / "plan.json").content_hash
+    assert {"python", "torch", "meshwright"} <= set(done["versions"])
+    for node in (0, 1):
+        logs = list((folder / "logs" / f"node-{node}").glob("*/attempt_0/0/stdout.log"))
+        assert [log.read_text() for log in logs] == [f"rank {node} met 2\n"]
+    assert processes_of(run_id(folder)) == []
+
+    inside = json.loads((folder / "mesh" / "rank-0.json").read_text())["env"]
+    assert "PATH" in inside and "HF_TOKEN" not in inside
+    assert stat.S_IMODE((folder / "launch.json").stat().st_mode) == 0o600
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"hf-do-not-pass-on" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "words"),
+    [
+        ("kill 1", 5, r"rank 1 on node-1 failed first: killed by SIGKILL"),
+        ("raise 1", 5, r"rank 1 on node-1 failed first: ValueError: the trouble is on rank 1"),
+        ("raise 0", 5, r"rank 0 on node-0 failed first: ValueError: the trouble is on rank 0"),
+        ("early 1", 4, r"rank 1 on node-1 failed first: ValueError: before the mesh"),
+        ("alone", 4, r"rank 0 trained in a world of 1, the plan has 2"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_and_all_others_are_ended(folder, behaviour, code, words):
+    process = start(behaviour, folder)
+    stderr = finish(process)
+
+    assert process.returncode == code, stderr
+    assert record(folder)["exit_code"] == code
+    assert re.search(words, record(folder)["message"])
+    assert processes_of(run_id(folder)) == []
+
+
+def test_ranks_that_do_not_meet_in_time_are_a_failed_launch(folder):
+    process = start("never", folder, meet_s=12)
+    finish(process)
+
+    assert process.returncode == 4
+    assert record(folder)["message"] == "ranks [0, 1] had not met after 12 s"
+    assert processes_of(run_id(folder)) == []
+
+
+def test_a_port_that_is_taken_between_choosing_and_listening_is_replaced_by_the_next(folder, monkeypatch):
+    (folder.parent / "behaviour.txt").write_text("finish\n" + "x" * 40)
+    options = launch.Options(run_dir=folder, nodes=2, hosts="loopback", meet_s=60, trainer="tests.cluster.standin")
+    said: list[str] = []
+    with socket.socket() as thief:
+        thief.bind(("", 0))
+        thief.listen()
+        taken = thief.getsockname()[1]
+        choose = local.hold_port
+
+        def choose_the_taken_one_first(hosts, run_id, refused=frozenset()):
+            return choose(hosts, run_id, refused) if taken in refused else local.HeldPort(taken, None)
+
+        monkeypatch.setattr(local, "hold_port", choose_the_taken_one_first)
+        ready = launch.prepare(small_plan(folder.parent / "behaviour.txt"), options, said.append, NoFiles())
+        done = launch.execute(ready, said.append)
+
+    assert done.status == "completed", done.message
+    assert f"port {taken} was taken meanwhile, trying the next" in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_every_rank_even_one_deaf_to_sigterm(folder, number, code):
+    process = start("wait", folder)
+    both_wait(folder)
+    ranks = processes_of(run_id(folder))
+    assert len(ranks) >= 4  # two agents, two ranks
+
+    os.kill(process.pid, number)
+    finish(process)
+
+    assert process.returncode == code
+    assert (record(folder)["status"], record(folder)["exit_code"]) == ("interrupted", code)
+    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []  # neither running nor zombies
+
+
+def test_a_killed_agent_is_a_lost_node_and_its_orphaned_rank_is_ended(folder):
+    process = start("wait", folder)
+    both_wait(folder)
+    ranks = processes_of(run_id(folder))
+    agents = [pid for pid in ranks if b"executor.worker.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    os.kill(max(agents), signal.SIGKILL)
+    finish(process)
+
+    assert process.returncode == 7
+    assert re.fullmatch(r"the agent of node-\d was killed by SIGKILL", record(folder)["message"])
+    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_a_killed_supervisor_takes_its_ranks_along(folder):
+    process = start("wait", folder)
+    both_wait(folder)
+
+    process.kill()
+    process.wait()
+
+    until(lambda: processes_of(run_id(folder)) == [], "the ranks to end")
+    assert not (folder / "run.json").exists()
+
+
+@NAMESPACES
+def test_namespaces_count_what_crosses_between_nodes_and_are_removed(folder):
+    process = start("finish", folder, hosts="namespaces")
+    stderr = finish(process)
+
+    assert process.returncode == 0, stderr
+    assert len(record(folder)["node_tx_bytes"]) == 2 and min(record(folder)["node_tx_bytes"]) > 1000
+    hosts = {json.loads(path.read_text())["host"] for path in (folder / "mesh").glob("rank-*.json")}
+    assert hosts == {"mw-node-0", "mw-node-1"}
+    assert left_by(process.pid) == []
+
+
+@NAMESPACES
+def test_what_a_killed_supervisor_left_is_reaped_by_the_next_and_the_living_are_spared(folder):
+    process = start("wait", folder, hosts="namespaces")
+    both_wait(folder)
+    assert namespaces.reap_stale() == []
+    assert left_by(process.pid) != []
+
+    process.kill()
+    process.wait()
+    assert left_by(process.pid) != []
+
+    assert namespaces.reap_stale() == [process.pid]
+    assert left_by(process.pid) == []
+    until(lambda: processes_of(run_id(folder)) == [], "the ranks to end")
+
+
+def left_by(pid: int) -> list[str]:
+    """Namespaces and interfaces made by one supervisor."""
+    folders = [folder for folder in (namespaces.NAMES, namespaces.LINKS) if folder.is_dir()]
+    return [entry.name for folder in folders for entry in folder.iterdir() if re.match(rf"mw{pid}\D", entry.name)]

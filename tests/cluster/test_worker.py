@@ -1,0 +1,98 @@
+"""What one training run writes and refuses, on real processes: mesh, validation, weights, data errors.
+
+Not here: that split runs equal one process (test_equivalence.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from agents import TINY, make_plan, run
+from msgspec.structs import replace
+
+from planner.spec import Layout, Optimizer, Recipe, TrainingJob
+
+ONE = Layout(engine="ddp", micro_batch_size=4)
+TWO = Layout(engine="ddp", dp_replicate=2, micro_batch_size=2)
+HSDP = Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3)
+
+
+def job(**recipe: object) -> TrainingJob:
+    return TrainingJob(
+        precision="fp32", seq_len=32, optimizer=Optimizer(lr=1e-3), recipe=Recipe(**{"steps": 2, **recipe})
+    )
+
+
+def test_each_rank_records_the_groups_it_is_really_in(tmp_path: Path) -> None:
+    finished = run(make_plan(HSDP, job(), nodes=2, per_node=2), tmp_path, "--no-meter")
+
+    assert finished.exit_codes == (0, 0), finished.output[-3000:]
+    third = finished.json("mesh/rank-3.json")
+    assert third["groups"] == {"dp_replicate": [1, 3], "dp_shard": [2, 3]}
+    assert third["coordinates"] == {"dp_replicate": 1, "dp_shard": 1}
+    assert (third["node"], third["local_rank"], third["world_size"]) == (1, 1, 4)
+
+
+def test_groups_other_than_the_plans_stop_the_run(tmp_path: Path) -> None:
+    wrong = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4"}
+
+    finished = run(make_plan(HSDP, job(), nodes=1, per_node=4), tmp_path, "--no-meter", environment=wrong)
+
+    assert finished.exit_codes != (0,)
+    failed = [finished.json(str(path.relative_to(tmp_path))) for path in (tmp_path / "failed").glob("rank-*.json")]
+    assert failed
+    assert {record["exit_code"] for record in failed} == {4}
+    assert "the plan puts it in" in finished.output
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_world_of_another_size_stops_the_run(tmp_path: Path) -> None:
+    plan = make_plan(replace(TWO, dp_replicate=4), job(), nodes=1, per_node=2)
+
+    finished = run(plan, tmp_path, "--no-meter")
+
+    assert finished.exit_codes != (0,)
+    assert "2 ranks" in finished.output
+    assert "the plan has 4" in finished.output
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_validation_counts_every_token_once_however_it_is_split(tmp_path: Path) -> None:
+    # 9 windows: the last batch of two ranks is padded, and the padding must not count.
+    text = tmp_path / "held-out.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 7)
+    recipe = {"validation_data": str(text), "eval_every": 1}
+
+    whole = run(make_plan(ONE, job(**recipe), nodes=1, per_node=1), tmp_path / "one", "--no-meter").json("result.json")
+    split = run(make_plan(TWO, job(**recipe), nodes=1, per_node=2), tmp_path / "two", "--no-meter").json("result.json")
+
+    assert [entry["tokens"] for entry in whole["validation"]] == [9 * 32, 9 * 32]
+    assert [entry["tokens"] for entry in split["validation"]] == [9 * 32, 9 * 32]
+    expected = [entry["loss"] for entry in whole["validation"]]
+    assert [entry["loss"] for entry in split["validation"]] == pytest.approx(expected, rel=1e-5)
+
+
+def test_saved_weights_load_as_an_ordinary_transformers_model(tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    from executor.worker.model import transformers_config
+
+    layout = Layout(engine="deepspeed", dp_shard=2, zero_stage=3, micro_batch_size=2)
+    finished = run(make_plan(layout, job(), nodes=1, per_node=2), tmp_path, "--no-meter", "--save-weights")
+
+    assert finished.exit_codes == (0,), finished.output[-3000:]
+    model = LlamaForCausalLM(transformers_config(TINY, 32))
+    missing, unexpected = model.load_state_dict(finished.weights, strict=False)
+    assert (missing, unexpected) == ([], [])
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused_with_exit_code_2(tmp_path: Path) -> None:
+    data = tmp_path / "tokens.bin"
+    data.write_bytes((600).to_bytes(2, "little") * 400)
+
+    finished = run(make_plan(ONE, job(data=str(data)), nodes=1, per_node=1), tmp_path, "--no-meter")
+
+    failed = finished.json("failed/rank-0.json")
+    assert failed["exit_code"] == 2
+    assert "token id 600" in failed["message"]

@@ -1,0 +1,224 @@
+"""Backends: the files they write (golden), what they refuse, and that an edited file is found out by its own parser.
+
+Regenerate the golden files with `python tests/executor/test_backends.py` after a change that is meant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from executor.backends.accelerate import AccelerateBackend
+from executor.backends.deepspeed import DeepSpeedBackend
+from planner.engines.buckets import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
+from planner.errors import PlannerError
+from planner.inventory import parameters
+from planner.plan import Plan
+from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Moe, Optimizer, Runtime, TrainingJob
+
+GOLDEN = Path(__file__).parent / "golden"
+
+MODEL = ModelSpec(name="small", layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=704, vocab=1024)
+
+LAYOUTS = {
+    "ddp": Layout(engine="ddp", dp_replicate=4),
+    "fsdp2": Layout(engine="fsdp2", dp_shard=4, zero_stage=3),
+    "hsdp": Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3, reshard_after_forward=False),
+    "zero2": Layout(engine="deepspeed", dp_shard=4, zero_stage=2, micro_batch_size=2, grad_accum=3, overlap_comm=True),
+    "zero3": Layout(
+        engine="deepspeed",
+        dp_shard=4,
+        zero_stage=3,
+        reduce_bucket_elements=5000,
+        zero3_prefetch_elements=10,
+        zero3_persistence_elements=20,
+        zero3_max_live_elements=30,
+        zero3_max_reuse_elements=40,
+    ),
+}
+
+
+def plan(layout: Layout, job: TrainingJob | None = None, model: ModelSpec = MODEL) -> Plan:
+    link = Link(name="ethernet", bytes_per_s_per_direction=1e9, latency_s=1e-5)
+    cluster = Cluster(name="two-nodes", gpu=Gpu(name="gpu"), nodes=2, gpus_per_node=2, intra_link=link, inter_link=link)
+    runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="transformers")
+    return Plan(model=model, cluster=cluster, job=job or TrainingJob(), layout=layout, runtime=runtime).sealed()
+
+
+def backend(name: str) -> AccelerateBackend | DeepSpeedBackend:
+    return DeepSpeedBackend() if name.startswith("zero") else AccelerateBackend()
+
+
+def without_hash(text: str, made: Plan) -> str:
+    assert made.content_hash in text
+    return text.replace(made.content_hash, "sha256:...")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_files_are_as_agreed(name: str) -> None:
+    made = plan(LAYOUTS[name])
+    files = backend(name).files(made)
+
+    assert backend(name).refusal(made) is None
+    for path, text in files.items():
+        assert without_hash(text, made) == (GOLDEN / f"{name}{Path(path).suffix}").read_text()
+
+
+def written(name: str, folder: Path) -> Plan:
+    made = plan(LAYOUTS[name])
+    (folder / "config").mkdir()
+    for path, text in backend(name).files(made).items():
+        (folder / path).write_text(text)
+    return made
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_frameworks_own_parser_reads_what_the_plan_says(name: str, tmp_path: Path) -> None:
+    made = written(name, tmp_path)
+
+    assert backend(name).drift(made, str(tmp_path)) == []
+
+
+def test_the_environment_is_the_launchers_and_carries_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")  # a stray export of the shell must not leak into the run
+
+    environment = AccelerateBackend().environment(written("hsdp", tmp_path), str(tmp_path))
+
+    assert environment["FSDP_VERSION"] == "2"
+    assert environment["FSDP_RESHARD_AFTER_FORWARD"] == "false"
+    assert environment["FSDP_OFFLOAD_PARAMS"] == "false"
+    assert environment["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] == environment["PARALLELISM_CONFIG_DP_SHARD_SIZE"] == "2"
+    assert all(key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")) for key in environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "edits", "said"),
+    [
+        (
+            "hsdp",
+            {
+                "fsdp_reshard_after_forward: false": "fsdp_reshard_after_forward: true",
+                "parallelism_config_dp_shard_size": "dp_shard_size",
+            },
+            [
+                "FSDP_RESHARD_AFTER_FORWARD is true, the plan says false",
+                "parallelism_config.dp_shard_size is not known",
+            ],
+        ),
+        (
+            "fsdp2",
+            {
+                "fsdp_version: 2": "fsdp_version: 1\n  fsdp_ignored_modules: .*norm",
+                "num_processes: 4": "num_processes: 8",
+            },
+            [
+                "FSDP_VERSION is 1, the plan says 2",
+                "FSDP_IGNORED_MODULES is .*norm",
+                "num_processes is 8, the plan says 4",
+            ],
+        ),
+        (
+            "ddp",
+            {"mixed_precision: 'bf16'": "mixed_precision: 'no'\ndynamo_config:\n  dynamo_backend: INDUCTOR"},
+            ["ACCELERATE_MIXED_PRECISION is no, the plan says bf16", "DYNAMO_BACKEND is INDUCTOR, the plan says NO"],
+        ),
+        ("ddp", {"debug: false": "debug: false\nfsdp_cfg: {}"}, ["cannot read it"]),
+        (
+            "zero2",
+            {
+                '"stage": 2': '"stage": 1, "offload_optimizer": {"device": "cpu"}',
+                '"overlap_comm": true': '"overlap_comm": false',
+            },
+            ["zero_optimization.stage is 1, the plan says 2", "offload_optimizer is set", "overlap_comm is False"],
+        ),
+        ("zero2", {'"overlap_comm": true': '"overlap_com": true'}, ["cannot read it"]),
+        (
+            "zero3",
+            {
+                '"stage3_max_live_parameters": 30': '"stage3_max_live_parameters": 31',
+                '"gradient_clipping": 1.0': '"gradient_clipping": 2.0',
+            },
+            ["stage3_max_live_parameters is 31, the plan says 30", "gradient_clipping is 2, the plan says 1.0"],
+        ),
+    ],
+)
+def test_an_edited_file_is_found_out(name: str, edits: dict[str, str], said: list[str], tmp_path: Path) -> None:
+    made = written(name, tmp_path)
+    path = next((tmp_path / "config").iterdir())
+    text = path.read_text()
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+    differences = backend(name).drift(made, str(tmp_path))
+
+    for sentence in said:
+        assert any(sentence in line for line in differences), differences
+
+
+def test_a_missing_file_is_a_difference_and_stops_a_launch(tmp_path: Path) -> None:
+    assert "missing" in AccelerateBackend().drift(plan(LAYOUTS["ddp"]), str(tmp_path))[0]
+    with pytest.raises(PlannerError) as caught:
+        AccelerateBackend().environment(plan(LAYOUTS["ddp"]), str(tmp_path))
+    assert caught.value.exit_code == 4
+
+
+def test_what_cannot_be_launched_is_refused_with_a_reason() -> None:
+    accelerate, deepspeed = AccelerateBackend(), DeepSpeedBackend()
+    bad_lora = TrainingJob(method="lora", lora=Lora(targets=("q_proj", "query")))
+
+    assert "tp=2" in str(accelerate.refusal(plan(Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3))))
+    assert "engine deepspeed" in str(accelerate.refusal(plan(LAYOUTS["zero2"])))
+    assert "engine ddp" in str(deepspeed.refusal(plan(LAYOUTS["ddp"])))
+    assert "dp_shard of 2 or more" in str(
+        accelerate.refusal(plan(Layout(engine="fsdp2", dp_replicate=4, zero_stage=3)))
+    )
+    assert "2 ranks, the cluster 4" in str(accelerate.refusal(plan(Layout(engine="ddp", dp_replicate=2))))
+    assert "zero_stage 0" in str(deepspeed.refusal(plan(Layout(engine="deepspeed", dp_shard=4))))
+    assert "query" in str(accelerate.refusal(plan(LAYOUTS["ddp"], bad_lora)))
+    assert "family" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=replace(MODEL, family="mamba"))))
+    experts = replace(MODEL, family="mixtral", moe=Moe(experts=8, top_k=2, expert_ffn=704))
+    assert "mixture of experts" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=experts)))
+    assert "global_batch_size" in str(accelerate.refusal(plan(LAYOUTS["ddp"], TrainingJob(global_batch_size=5))))
+
+
+@pytest.mark.parametrize("recompute", ["attention", "sac:matmul"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_recomputation_that_the_trainer_does_not_build_is_refused(name: str, recompute: str) -> None:
+    asked, whole = (plan(replace(LAYOUTS[name], recompute=one)) for one in (recompute, "full"))
+
+    assert f"recompute {recompute}" in str(backend(name).refusal(asked))
+    assert backend(name).refusal(whole) is None
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_trainable_elements_are_those_of_the_real_model(method: str, tied: bool) -> None:
+    from executor.worker.model import build_model
+
+    job = TrainingJob(
+        method=method, seq_len=16, lora=Lora(rank=4, targets=("k_proj", "o_proj", "down_proj")), optimizer=Optimizer()
+    )
+    made = plan(LAYOUTS["ddp"], job, replace(MODEL, tied=tied))
+
+    real = sum(weight.numel() for weight in build_model(made).parameters() if weight.requires_grad)
+
+    assert parameters(made.model, job.adapters, trainable=True) == real
+
+
+def test_buckets_never_exceed_the_model_and_follow_the_layout_when_it_says_so() -> None:
+    automatic = Layout(engine="deepspeed", dp_shard=4, zero_stage=2)
+
+    assert reduce_bucket_elements(automatic, 1000) == 1000
+    assert reduce_bucket_elements(automatic, 7_000_000_000) == LARGEST_BUCKET_ELEMENTS
+    assert reduce_bucket_elements(replace(automatic, reduce_bucket_elements=123), 7_000_000_000) == 123
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for case, layout in LAYOUTS.items():
+        for file, content in backend(case).files(plan(layout)).items():
+            (GOLDEN / f"{case}{Path(file).suffix}").write_text(without_hash(content, plan(layout)))

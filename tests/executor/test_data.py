@@ -1,0 +1,197 @@
+"""Data: what is refused before launch, how tokens become windows, and that all layouts see the same global batches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.datacheck import DEMO_TEXT, check_inputs
+from executor.worker.data import IGNORED, Order, Windows, micro_batches, open_windows, validation_batches
+from executor.worker.schedule import learning_rate
+from planner.errors import PlannerError
+from planner.plan import Plan
+from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Optimizer, Recipe, Runtime, TrainingJob
+
+SEQ_LEN = 8
+
+
+def plan(vocab: int = 512, seq_len: int = SEQ_LEN, **recipe: object) -> Plan:
+    link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
+    return Plan(
+        model=ModelSpec(name="m", layers=1, hidden=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=vocab),
+        cluster=Cluster(
+            name="c", gpu=Gpu(name="cpu", kind="cpu"), nodes=1, gpus_per_node=1, intra_link=link, inter_link=link
+        ),
+        job=TrainingJob(seq_len=seq_len, recipe=Recipe(**recipe)),
+        layout=Layout(engine="ddp"),
+        runtime=Runtime(name="r", engine="ddp", kernels="k"),
+    )
+
+
+def windows(count: int) -> Windows:
+    return Windows(np.arange(count * SEQ_LEN + 1, dtype=np.uint32), SEQ_LEN, vocab=10**6, name="numbers")
+
+
+def test_every_token_but_the_first_is_a_target_exactly_once() -> None:
+    batch = windows(5).rows(list(range(5)))
+
+    assert batch.targets.flatten().tolist() == list(range(1, 5 * SEQ_LEN + 1))
+    assert (batch.inputs + 1 == batch.targets).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    replicas=st.sampled_from([1, 2, 4]),
+    accum=st.sampled_from([1, 2, 4]),
+    count=st.integers(1, 40),
+    step=st.integers(0, 5),
+)
+def test_the_global_batch_does_not_depend_on_the_layout(replicas: int, accum: int, count: int, step: int) -> None:
+    source = windows(count)
+    layout = Layout(engine="ddp", dp_replicate=replicas, grad_accum=accum, micro_batch_size=16 // replicas // accum)
+    whole = next(micro_batches(source, Order(count, 7), Layout(engine="ddp", micro_batch_size=16), 0, step))
+
+    seen = [
+        batch.inputs for rank in range(replicas) for batch in micro_batches(source, Order(count, 7), layout, rank, step)
+    ]
+
+    assert sorted(torch.cat(seen)[:, 0].tolist()) == sorted(whole.inputs[:, 0].tolist())
+
+
+def test_an_epoch_shows_every_window_once_and_the_next_in_another_order() -> None:
+    order = Order(50, seed=3)
+
+    first, second = [order.at(k) for k in range(50)], [order.at(k) for k in range(50, 100)]
+
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+    assert first == [Order(50, seed=3).at(k) for k in range(50)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_validation_covers_every_window_once_and_padding_has_no_targets(replicas: int) -> None:
+    layout = Layout(engine="ddp", dp_replicate=replicas, micro_batch_size=2)
+
+    per_rank = [list(validation_batches(windows(7), layout, rank)) for rank in range(replicas)]
+
+    assert len({len(batches) for batches in per_rank}) == 1
+    targets = torch.cat([batch.targets.flatten() for batches in per_rank for batch in batches])
+    assert sorted(targets[targets != IGNORED].tolist()) == list(range(1, 7 * SEQ_LEN + 1))
+
+
+def test_the_demo_text_trains_without_any_file() -> None:
+    check_inputs(plan())
+
+    assert len(open_windows(plan(), None)) * SEQ_LEN > 30_000
+    assert DEMO_TEXT.read_text().isascii()
+
+
+def test_jsonl_documents_are_packed_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("abcdef", "ghé", "ijklmnop")))
+
+    tokens = open_windows(plan(), str(path)).tokens.tolist()
+
+    expected = [[256, *text.encode(), 257] for text in ("abcdef", "ghé", "ijklmnop")]
+    assert tokens == [token for document in expected for token in document]
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(512, "<u2"), (100_000, "<u4")])
+def test_bin_files_are_mapped_with_the_width_the_vocabulary_needs(vocab: int, dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.bin"
+    np.arange(100, dtype=dtype).tofile(path)
+
+    found = open_windows(plan(vocab), str(path))
+
+    assert isinstance(found.tokens, np.memmap)
+    assert found.rows([1]).inputs.tolist() == [list(range(8, 16))]
+
+
+def test_a_tokenizer_file_is_used(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="c"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "d.txt").write_text("a b c " * 10)
+
+    found = open_windows(plan(vocab=3, tokenizer=str(tmp_path / "tokenizer.json")), str(tmp_path / "d.txt"))
+
+    assert found.tokens.tolist() == [0, 1, 2] * 10
+
+
+def refusal(**recipe: object) -> str:
+    vocab = recipe.pop("vocab", 512)
+    with pytest.raises(PlannerError) as caught:
+        check_inputs(plan(vocab, **recipe))
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.sentence
+    return caught.value.sentence
+
+
+def test_bad_inputs_are_refused_before_launch(tmp_path: Path) -> None:
+    files = {
+        "empty.txt": b"",
+        "short.txt": b"hi",
+        "odd.bin": b"123",
+        "short.bin": b"1234",
+        "ok.txt": b"x" * 99,
+        "t.csv": b"1",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+
+    assert "does not exist" in refusal(data=str(tmp_path / "absent.txt"))
+    assert "is empty" in refusal(data=str(tmp_path / "empty.txt"))
+    assert "has 4 tokens, one sequence needs 9" in refusal(data=str(tmp_path / "short.txt"))
+    assert "no whole number" in refusal(data=str(tmp_path / "odd.bin"))
+    assert "has 2 tokens" in refusal(data=str(tmp_path / "short.bin"))
+    assert "must end in" in refusal(data=str(tmp_path / "t.csv"))
+    assert "258 ids" in refusal(data=str(tmp_path / "ok.txt"), vocab=200)
+    assert "recipe.validation_data" in refusal(validation_data=str(tmp_path / "absent.txt"))
+    assert "recipe.tokenizer" in refusal(tokenizer=str(tmp_path / "absent.json"))
+    assert "no config.json" in refusal(checkpoint=str(tmp_path))
+
+
+def test_data_that_only_tokenising_can_judge_is_refused_by_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "high.bin").write_bytes((700).to_bytes(2, "little") * 50)
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 3}\n')
+    (tmp_path / "short.jsonl").write_text('{"text": "hi"}\n')
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 20)
+
+    with pytest.raises(PlannerError, match=r"token id 700.*ends at 511"):
+        open_windows(plan(), str(tmp_path / "high.bin")).rows([0])
+    with pytest.raises(PlannerError, match=r"line 2.*not a JSON object"):
+        open_windows(plan(), str(tmp_path / "bad.jsonl"))
+    with pytest.raises(PlannerError, match="has 4 tokens"):
+        open_windows(plan(), str(tmp_path / "short.jsonl"))
+    with pytest.raises(PlannerError, match="not UTF-8"):
+        open_windows(plan(), str(tmp_path / "latin.txt"))
+
+
+def test_checks_before_launch_import_no_torch() -> None:
+    modules = "executor.datacheck, executor.backends.accelerate, executor.backends.deepspeed"
+    program = f"import sys, {modules}; print('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
+def test_the_rate_warms_up_to_its_peak_and_ends_at_its_floor() -> None:
+    optimizer, recipe = Optimizer(lr=1.0), Recipe(steps=100, warmup_steps=10, min_lr_ratio=0.1)
+    rates = [learning_rate(optimizer, recipe, step) for step in range(101)]
+
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == max(rates) == 1.0
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[100] == pytest.approx(0.1)
+    assert rates[10:] == sorted(rates[10:], reverse=True)

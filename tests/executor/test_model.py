@@ -1,0 +1,83 @@
+"""The model before any framework: its seed, the format of its weights, its names, and checkpoints that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from executor.worker.model import build_model, ordinary_names
+from planner.errors import PlannerError
+from planner.plan import Plan
+from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Recipe, Runtime, TrainingJob
+
+SPEC = ModelSpec(name="m", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=300)
+
+
+def plan(spec: ModelSpec = SPEC, job: TrainingJob | None = None) -> Plan:
+    link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
+    cpu = Gpu(name="cpu", kind="cpu")
+    return Plan(
+        model=spec,
+        cluster=Cluster(name="c", gpu=cpu, nodes=1, gpus_per_node=1, intra_link=link, inter_link=link),
+        job=job or TrainingJob(seq_len=16),
+        layout=Layout(engine="ddp"),
+        runtime=Runtime(name="r", engine="ddp", kernels="k"),
+    )
+
+
+def test_one_seed_gives_one_model_and_another_gives_another() -> None:
+    job = TrainingJob(seq_len=16, recipe=Recipe(seed=5))
+    first, again = build_model(plan(job=job)).state_dict(), build_model(plan(job=job)).state_dict()
+    other = build_model(plan()).state_dict()
+
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "upcast", "base", "trained"),
+    [
+        ("full", "fp32", True, torch.float32, torch.float32),
+        ("full", "bf16", True, torch.float32, torch.float32),
+        ("full", "pure-bf16", True, torch.bfloat16, torch.bfloat16),
+        ("lora", "bf16", True, torch.bfloat16, torch.float32),
+        ("lora", "bf16", False, torch.bfloat16, torch.bfloat16),
+        ("lora", "fp32", True, torch.float32, torch.float32),
+    ],
+)
+def test_weights_are_held_in_the_format_the_method_needs(
+    method: str, precision: str, upcast: bool, base: torch.dtype, trained: torch.dtype
+) -> None:
+    lora = Lora(upcast_adapters=upcast) if method == "lora" else None
+    model = build_model(plan(job=TrainingJob(method=method, lora=lora, precision=precision, seq_len=16)))
+
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {trained}
+    assert model.get_input_embeddings().weight.dtype == base
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_lora_trains_the_named_modules_only_and_saves_ordinary_names() -> None:
+    model = build_model(plan(job=TrainingJob(method="lora", lora=Lora(targets=("q_proj",)), seq_len=16)))
+    plain = build_model(plan()).state_dict()
+
+    named = ordinary_names(model.state_dict(), tied=False)
+
+    adapters = {f"model.layers.{i}.self_attn.q_proj.lora_{m}.weight" for i in range(2) for m in "AB"}
+    assert named.keys() == plain.keys() | adapters
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert {name.replace(".default", "") for name in trained} == adapters
+
+
+def test_a_checkpoint_is_loaded_and_one_of_another_shape_is_refused(tmp_path: Path) -> None:
+    saved = build_model(plan(job=TrainingJob(seq_len=16, recipe=Recipe(seed=77))))
+    saved.save_pretrained(tmp_path)
+    job = TrainingJob(seq_len=16, recipe=Recipe(checkpoint=str(tmp_path)))
+
+    loaded = build_model(plan(job=job)).state_dict()
+
+    assert all(torch.equal(loaded[name], weight) for name, weight in saved.state_dict().items())
+    with pytest.raises(PlannerError, match="the plan's m has"):
+        build_model(plan(replace(SPEC, layers=3), job))

@@ -1,0 +1,88 @@
+"""What is refused before anything is made, with the right exit code and a way out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from test_rundir import make_plan
+
+from executor import preflight
+from planner.errors import PlannerError
+from planner.plan import PhaseMemory, Plan, Prediction
+from planner.spec import Gpu, Layout
+
+GIB = 2**30
+
+
+def on(kind: str, peak: float | None = None) -> Plan:
+    plan = make_plan(Layout(engine="ddp", dp_replicate=2))
+    memory = (PhaseMemory(phase="backward", terms={"params": peak}),) if peak else ()
+    cluster = msgspec.structs.replace(plan.cluster, gpu=Gpu(name="device", kind=kind))
+    return msgspec.structs.replace(plan, cluster=cluster, prediction=Prediction(memory=memory))
+
+
+def refusal(check: object, *arguments: object, **named: object) -> PlannerError:
+    with pytest.raises(PlannerError) as caught:
+        check(*arguments, **named)  # type: ignore[operator]
+    assert "\n" not in caught.value.sentence
+    return caught.value
+
+
+def test_ranks_are_spread_evenly_and_an_uneven_split_names_those_that_work():
+    plan = make_plan(Layout(engine="ddp", dp_replicate=2))
+
+    assert (preflight.check_shape(plan, 1), preflight.check_shape(plan, 2)) == (2, 1)
+    for nodes in (3, 0, -1):
+        error = refusal(preflight.check_shape, plan, nodes)
+        assert error.exit_code == 2 and "Try 1, 2" in error.sentence
+
+
+def test_a_layout_that_is_not_its_cluster_is_refused():
+    plan = make_plan(Layout(engine="ddp", dp_replicate=4))
+    assert "the layout has 4 ranks" in refusal(preflight.check_shape, plan, 1).sentence
+
+
+def test_a_cuda_plan_needs_its_devices_here():
+    preflight.check_devices(on("cuda"), found=2)
+    preflight.check_devices(on("cpu"), found=0)
+    for found, shown in ((0, "no CUDA device"), (1, "1 CUDA device")):
+        error = refusal(preflight.check_devices, on("cuda"), found=found)
+        assert error.exit_code == 3 and shown in error.sentence
+
+
+def test_devices_hidden_from_cuda_are_not_counted(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for visible, expected in ((None, 2), ("", 0), ("1", 1), ("0,1", 2), ("0,7,1", 1), ("-1", 0), ("GPU-x", 1)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert preflight.visible_gpus() == expected, visible
+
+
+def test_the_predicted_peaks_of_all_ranks_must_fit_the_host_together():
+    preflight.check_host_memory(on("cpu", 2 * GIB), available=4 * GIB)
+    preflight.check_host_memory(on("cpu"), available=1)  # nothing predicted, nothing to say
+    preflight.check_host_memory(on("cuda", 80 * GIB), available=1)
+    error = refusal(preflight.check_host_memory, on("cpu", 2 * GIB), available=4 * GIB - 1)
+    assert error.exit_code == 3 and "2 ranks x 2.00 GiB" in error.sentence
+
+
+def test_this_machine_has_some_memory_free():
+    assert 2**20 < preflight.available_memory() < 2**50
+
+
+def test_software_that_is_installed_passes():
+    preflight.check_software("ddp")
+    preflight.check_software("deepspeed")
+
+
+def test_a_script_that_cpu_would_train_unsharded_is_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    preflight.check_script(on("cpu"), str(script))
+    sharded = msgspec.structs.replace(on("cpu"), layout=Layout(engine="fsdp2", dp_shard=2, zero_stage=3))
+    assert refusal(preflight.check_script, sharded, str(script)).exit_code == 3
+    assert refusal(preflight.check_script, on("cpu"), str(tmp_path / "absent.py")).exit_code == 2

@@ -1,0 +1,169 @@
+"""The join of prediction and measurement: nothing is dropped, signs are right, the verdict can fail."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from test_rundir import make_plan
+
+from executor import report, rundir
+from planner.errors import PlannerError
+from planner.plan import Collective, PhaseMemory, Plan, Prediction
+from planner.record import Measured, RunRecord
+from planner.spec import Layout
+
+MIB = 2**20
+
+
+def call(op: str, payload: float, *, unit: str = "bucket", count: float = 1) -> Collective:
+    return Collective(
+        op=op, group="dp_replicate", ranks=2, unit=unit, phase="backward", count=count, payload_bytes=payload
+    )
+
+
+def rank(
+    number: int, backward: float, *, calls: tuple[Collective, ...] = (), step_s: tuple[float, ...] = ()
+) -> Measured:
+    memory = (
+        PhaseMemory(phase="forward", terms={"params": 100 * MIB}),
+        PhaseMemory(phase="backward", terms={"params": 100 * MIB, "grads": backward * MIB, "buckets": 1 * MIB}),
+    )
+    return Measured(
+        rank=number,
+        node=number,
+        local_rank=0,
+        memory_source="live-tensors",
+        memory=memory,
+        collectives=calls,
+        step_s=step_s,
+    )
+
+
+def predicted() -> Plan:
+    prediction = Prediction(
+        memory=(
+            PhaseMemory(phase="forward", terms={"params": 100 * MIB}),
+            PhaseMemory(phase="backward", terms={"params": 100 * MIB, "grads": 110 * MIB, "logits": 20 * MIB}),
+        ),
+        collectives=(call("all_reduce", 1000.0), call("all_gather", 50.0)),
+        ideal_collectives=(call("all_reduce", 900.0),),
+        step_s=0.2,
+    )
+    return msgspec.structs.replace(make_plan(Layout(engine="ddp", dp_replicate=2)), prediction=prediction).sealed()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished run whose rank 1 is the heaviest."""
+    plan = predicted()
+    rundir.create(tmp_path / "run", plan, {})
+    ranks = (
+        rank(0, 90, calls=(call("all_reduce", 1000.0),), step_s=(0.1, 0.3)),
+        rank(1, 99, calls=(call("all_reduce", 1000.0), call("broadcast", 7.0)), step_s=(0.1, 0.1)),
+    )
+    for one in ranks:
+        (tmp_path / "run" / "measured" / f"rank-{one.rank}.json").write_bytes(msgspec.json.encode(one))
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"loss": 6.0}\n{"loss": 5.0}\n')
+    record = RunRecord(
+        plan_hash=plan.content_hash, status="completed", exit_code=0, started="2026-03-01T00:00:00+00:00", seconds=1.0,
+        backend="accelerate", launcher="local/loopback", world_size=2, nodes=2,
+    )  # fmt: skip
+    rundir.write_record(tmp_path / "run", record)
+    return tmp_path / "run"
+
+
+def test_the_peak_is_the_heaviest_ranks_fullest_phase_with_a_signed_error(folder):
+    memory = report.build(folder).memory
+
+    assert (memory.rank, memory.predicted_phase, memory.measured_phase) == (1, "backward", "backward")
+    assert (memory.peak.predicted, memory.peak.measured) == (230 * MIB, 200 * MIB)
+    assert memory.peak.error_percent == pytest.approx(15.0)
+
+
+def test_a_term_on_one_side_only_is_missing_on_the_other_and_small_ones_stand_apart(folder):
+    memory = report.build(folder).memory
+
+    lines = {line.name: (line.predicted, line.measured) for line in memory.lines}
+    assert lines["backward/logits"] == (20 * MIB, None)
+    assert [line.name for line in memory.small] == ["backward/buckets"]
+    assert memory.small[0].predicted is None and memory.small[0].error_percent is None
+
+
+def test_collectives_join_by_key_and_none_is_dropped(folder):
+    traffic = report.build(folder).traffic
+
+    assert traffic.rank == 1 and traffic.differing_ranks == (0,)
+    assert {line.name: (line.predicted, line.measured) for line in traffic.lines} == {
+        "all_reduce/dp_replicate/bucket/backward": (1000.0, 1000.0),
+        "all_gather/dp_replicate/bucket/backward": (50.0, None),
+        "broadcast/dp_replicate/bucket/backward": (None, 7.0),
+    }
+    assert (traffic.payload.predicted, traffic.payload.measured) == (1050.0, 1007.0)
+    assert traffic.ideal_payload_bytes == 900.0
+    assert traffic.wire.measured is None  # ranks do not see what crossed
+
+
+def test_the_step_time_is_the_median_over_all_ranks_and_losses_run_from_first_to_last(folder):
+    built = report.build(folder)
+
+    assert built.step_s.measured == pytest.approx(0.1)
+    assert built.step_s.error_percent == pytest.approx(100.0)
+    assert (built.first_loss, built.last_loss, built.steps) == (6.0, 5.0, 2)
+
+
+def test_the_check_names_each_figure_outside_and_is_silent_inside(folder):
+    built = report.build(folder)
+
+    assert report.check(built, report.Tolerances()) == (
+        "memory peak: +15.00 % where 5 % is allowed",
+        "all_gather payload: none was measured",
+        "broadcast payload: none was predicted",
+    )
+    only_reduce = msgspec.structs.replace(built.traffic, by_op=built.traffic.by_op[:1])
+    agreeing = msgspec.structs.replace(built, traffic=only_reduce)
+    assert report.check(agreeing, report.Tolerances(memory=15.1)) == ()
+    assert report.check(agreeing, report.Tolerances(memory=15.1, time=50)) == (
+        "step time: +100.00 % where 50 % is allowed",
+    )
+
+
+def test_a_run_without_measurements_still_reports_and_fails_the_check(tmp_path):
+    rundir.create(tmp_path / "run", predicted(), {})
+    built = report.build(tmp_path / "run")
+
+    assert built.memory.peak.measured is None and built.memory.rank is None
+    assert "memory peak: none was measured" in report.check(built, report.Tolerances())
+    assert "no run.json" in built.status
+
+
+def test_json_carries_the_schema_and_an_error_on_every_line(folder):
+    built = report.build(folder)
+    whole = json.loads(report.as_json(built, ("x",), report.Tolerances()))
+
+    assert whole["schema"] == "report/1"
+    assert whole["memory"]["peak"]["error_percent"] == pytest.approx(15.0)
+    assert all("error_percent" in line for line in whole["memory"]["lines"] + whole["traffic"]["lines"])
+    assert whole["check"]["ok"] is False
+
+
+def test_people_see_both_sides_units_and_missing_and_names_are_never_markup(folder):
+    built = msgspec.structs.replace(report.build(folder), model="[red]evil[/red]")
+    out = io.StringIO()
+    report.render(built, Console(file=out, width=120, force_terminal=False))
+    text = out.getvalue()
+
+    assert "[red]evil[/red]" in text and "\x1b[" not in text
+    assert "PEAK in backward" in text and "230.00 MiB" in text and "+15.00 %" in text
+    assert "missing" in text and "rank 1 on node 1" in text and "6.0000 → 5.0000" in text
+
+
+def test_tolerances_are_read_by_name_and_nonsense_is_refused():
+    assert report.parse_tolerances(["3", "payload=1.5", "time=40"]) == report.Tolerances(memory=3, payload=1.5, time=40)
+    for wrong in ("speed=3", "memory=much", "memory=-1", "memory=nan"):
+        with pytest.raises(PlannerError, match="--tolerance"):
+            report.parse_tolerances([wrong])

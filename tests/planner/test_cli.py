@@ -1,0 +1,346 @@
+"""The `planner` command: what it prints and writes, its exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner import command
+from planner.cli import EXAMPLES, planner, question_params
+from planner.plan import read_plan
+
+SEVEN_B = ["--model", "7b", "--gpus", "32"]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> int:
+    """The command as the console script runs it, in this process."""
+    return command.exit_code(planner, arguments, name="planner")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a refusal."""
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    assert "internal error" not in err
+    return lines[0]
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planner", *arguments],
+        capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, **environment}, timeout=60, check=False,
+    )  # fmt: skip
+
+
+# -- what it prints ------------------------------------------------------------------------------------------------
+
+
+def test_the_first_example_of_the_help_runs_as_a_process():
+    done = process(*EXAMPLES.strip().splitlines()[0].partition("#")[0].split()[1:])
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for strategy in ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "lora", "qlora"):
+        assert strategy in done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES.strip().splitlines()[1:])
+def test_every_other_example_of_the_help_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert run(*example.partition("#")[0].split()[1:]) == 0
+
+
+def test_help_opens_with_three_examples(capsys: pytest.CaptureFixture[str]):
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Examples:\n")
+    assert len(EXAMPLES.strip().splitlines()) == 3
+    assert out.index("planner estimate") < out.index("Usage:")
+
+
+@pytest.mark.parametrize("command_", ["estimate", "recommend", "explain"])
+def test_json_is_one_object_on_stdout(command_: str, capsys: pytest.CaptureFixture[str]):
+    assert run(command_, *SEVEN_B, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == f"{command_}/1"
+
+
+def test_explain_shows_terms_collectives_and_formulas(capsys: pytest.CaptureFixture[str]):
+    assert run("explain", *SEVEN_B, "--dp-shard", "32") == 0
+    out = capsys.readouterr().out
+    for part in ("MEMORY", "COLLECTIVES", "TIME", "all_gather", "matmul_seconds", "InfiniBand NDR"):
+        assert part in out
+
+
+def test_groups_shows_every_rank_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = str(tmp_path / "plan.json")
+    run("estimate", *SEVEN_B, "--dp-replicate", "4", "-o", plan)
+    capsys.readouterr()
+
+    assert run("groups", plan, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert len(found["ranks"]) == 32
+    assert found["groups"]["dp_shard"][1] == list(range(8, 16))
+    assert found["groups"]["dp_replicate"][1] == [1, 9, 17, 25]
+    assert found["ranks"][9] == {
+        "rank": 9,
+        "node": 1,
+        "local_rank": 1,
+        "pp": 0,
+        "dp_replicate": 1,
+        "dp_shard": 1,
+        "cp": 0,
+        "tp": 0,
+    }
+    assert run("groups", plan) == 0
+    assert "{8,9,10,11,12,13,14,15}" in capsys.readouterr().out
+
+
+def test_presets_lists_kinds_names_and_sources(capsys: pytest.CaptureFixture[str]):
+    assert run("presets") == 0
+    assert "h100-sxm-80gb" in capsys.readouterr().out
+    for kind, name in (("gpus", "h100"), ("models", "7b"), ("nodes", "dgx-h100"), ("calibrations", "uncalibrated")):
+        assert run("presets", kind, name) == 0
+        assert "sources:" in capsys.readouterr().out
+
+
+def test_states_prints_the_textbook_table(capsys: pytest.CaptureFixture[str]):
+    assert run("states", "--params", "7.0e9", "--gpus", "4") == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[2].split()[-6:] == ["14", "GB", "28", "GB", "56", "GB"]
+    assert out.splitlines()[-1].endswith(" 14 GB")
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------
+
+
+def test_recommend_writes_a_plan_that_holds_what_was_asked(tmp_path: Path):
+    plan = tmp_path / "plan.json"
+    options = [
+        "--seq-len",
+        "512",
+        "--global-batch-size",
+        "64",
+        "--steps",
+        "7",
+        "--data",
+        "text.txt",
+        "--lr",
+        "1e-4",
+        "--seed",
+        "3",
+    ]
+
+    assert run("recommend", *SEVEN_B, *options, "-o", str(plan)) == 0
+    made = read_plan(plan)
+
+    assert made.layout.global_batch_size == made.job.global_batch_size == 64
+    assert (made.job.seq_len, made.job.optimizer.lr) == (512, 1e-4)
+    assert (made.job.recipe.steps, made.job.recipe.data, made.job.recipe.seed) == (7, "text.txt", 3)
+    assert made.prediction.memory
+    assert made.prediction.collectives
+
+
+def test_an_existing_plan_is_overwritten_only_when_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = tmp_path / "plan.json"
+    plan.write_text("mine")
+
+    assert "--force" in refused(capsys, "estimate", *SEVEN_B, "-o", str(plan))
+    assert plan.read_text() == "mine"
+    assert run("estimate", *SEVEN_B, "-o", str(plan), "--force") == 0
+    assert read_plan(plan).model.name == "llama-2-7b"
+
+
+@pytest.mark.parametrize("place", ["missing/plan.json", "file/plan.json"])
+def test_a_plan_that_cannot_be_written_leaves_nothing_behind(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").write_text("")
+
+    assert run("estimate", *SEVEN_B, "-o", str(tmp_path / place)) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_nothing_that_fits_is_exit_code_3_and_writes_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = tmp_path / "plan.json"
+
+    assert run("recommend", "--model", "405b", "--gpus", "8", "-o", str(plan)) == 3
+    out, err = capsys.readouterr()
+    assert "needed of" in out
+    assert err.count("\n") == 1
+    assert not plan.exists()
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--model", "llama-2-7c", "--gpus", "8"], ["model=llama-2-7c", "Did you mean", "llama-2-7b"]),
+        (["--model", "7b", "--gpu", "h1000", "--gpus", "8"], ["h1000", "Did you mean", "h100"]),
+        (["--model", "7b", "--cluster", "dgx-h101"], ["cluster=dgx-h101", "Did you mean", "dgx-h100"]),
+        ([*SEVEN_B, "--runtime", "accelerate-fsdp"], ["accelerate-fsdp", "Did you mean", "accelerate-fsdp2"]),
+        ([*SEVEN_B, "--method", "lora", "--lora-targets", "q_prj"], ["lora_targets=q_prj", "Did you mean", "q_proj"]),
+        ([*SEVEN_B, "--precision", "bf17"], ["bf17", "bf16"]),
+        ([*SEVEN_B, "--calibration", "fitted"], ["fitted"]),
+        ([*SEVEN_B, "--gpuz", "8"], ["--gpuz", "--gpus"]),
+        ([], ["model", "is missing", "--model 7b"]),
+        (["--model", "7b", "--layers", "3"], ["layers=3", "--model 7b"]),
+        (["--layers", "3"], ["hidden", "is missing", "--hidden"]),
+        ([*SEVEN_B, "--cluster", "dgx-h100", "--gpu", "h100"], ["gpu=h100", "--cluster dgx-h100"]),
+        ([*SEVEN_B, "--presets", "/nowhere"], ["presets=/nowhere", "is not a folder"]),
+        ([*SEVEN_B, "--seq-len", "100000"], ["seq_len=100000", "4096"]),
+    ],
+)  # fmt: skip
+def test_unknown_and_contradicting_options_name_the_nearest_fix(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+):
+    line = refused(capsys, "estimate", *arguments)
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--dp-shard", "6"], ["dp_shard=6", "32 GPUs", "dp_shard=32"]),
+        (["--dp-replicate", "3"], ["3 x 1 = 3", "32 GPUs"]),
+        (["--dp-replicate", "2", "--dp-shard", "8"], ["2 x 8 = 16", "32 GPUs", "dp_shard=16"]),
+        (["--tp", "3"], ["tp=3", "32 attention heads", "Use tp=2"]),
+        (["--pp", "64", "--gpus", "64"], ["pp=64", "32 layers", "Use pp=32"]),
+        (["--dp-shard", "8", "--zero-stage", "2"], ["32 GPUs", "dp_shard=32"]),
+        (["--zero-stage", "2", "--runtime", "accelerate-ddp"], ["zero_stage=2", "accelerate-ddp", "Use zero_stage=0"]),
+        (["--global-batch-size", "33"], ["global_batch_size=33", "multiple of", "Try 32"]),
+        (["--global-batch-size", "100", "--micro-batch-size", "2"], ["=100", "micro-batch 2 = 64", "Try 128"]),
+        (["--global-batch-size", "64", "--micro-batch-size", "2", "--grad-accum", "2"], ["=64", "128"]),
+        (["--dp-shard", "32", "--global-batch-size", "40"], ["40"]),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_divide_name_the_nearest_that_do(
+    options: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+):
+    line = refused(capsys, "estimate", *SEVEN_B, *options)
+    for part in parts:
+        assert part in line
+
+
+MODEL_SIZES = {"--layers": "2", "--hidden": "64", "--heads": "4", "--kv-heads": "4", "--ffn": "128", "--vocab": "500"}
+NUMERIC = [option.opts[0] for option in question_params() if option.metavar in ("N", "X")]
+MAY_BE_ZERO = {"--zero-stage", "--lr", "--weight-decay", "--momentum", "--headroom", "--warmup-steps", "--min-lr-ratio",
+               "--max-grad-norm", "--seed", "--eval-every", "--zero3-prefetch-elements", "--zero3-persistence-elements",
+               "--zero3-max-live-elements", "--zero3-max-reuse-elements"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", ["-1", "nan", "inf", "-inf", "1e40", "9" * 400, "many", "", "0x10", "1.5.2", "٣٣٣٣٣٣٣٣٣٣٣٣٣٣٣"]
+)
+@pytest.mark.parametrize("option", NUMERIC)
+def test_no_number_that_makes_no_sense_gets_past_any_option(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+):
+    model = (
+        {**MODEL_SIZES, option: value} if option in MODEL_SIZES else {"--model": "7b", "--gpus": "32", option: value}
+    )
+    line = refused(capsys, "estimate", *(word for pair in model.items() for word in pair))
+
+    assert option[2:].replace("-", "_") in line
+    assert "must be" in line
+    assert "Try " in line
+
+
+@pytest.mark.parametrize("option", [option for option in NUMERIC if option not in MAY_BE_ZERO])
+def test_zero_is_refused_where_it_makes_no_sense(option: str, capsys: pytest.CaptureFixture[str]):
+    model = {**MODEL_SIZES, option: "0"} if option in MODEL_SIZES else {"--model": "7b", "--gpus": "32", option: "0"}
+
+    assert "Try 1" in refused(capsys, "estimate", *(word for pair in model.items() for word in pair))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+        ("", "is not a JSON object"),
+        ('{"model_type": "mamba"}', "model_type=mamba"),
+        ('{"model_type": "llama", "hidden_size": "big"}', "hidden_size"),
+        ('{"model_type": "llama", "hidden_size": 1e400}', "out of range"),
+    ],
+)
+def test_a_bad_config_json_is_one_line(text: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text(text)
+
+    for place in (tmp_path, tmp_path / "config.json"):
+        assert part in refused(capsys, "estimate", "--model", str(place), "--gpus", "8")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "edit", "newer", "missing"])
+def test_groups_refuses_a_damaged_plan(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = tmp_path / "plan.json"
+    run("estimate", *SEVEN_B, "-o", str(plan))
+    capsys.readouterr()
+    text = plan.read_text()
+    if damage == "missing":
+        plan.unlink()
+    else:
+        damaged = {
+            "truncate": text[:500],
+            "edit": text.replace('"seq_len": 2048', '"seq_len": 1024'),
+            "newer": text.replace("plan/1", "plan/2"),
+        }
+        assert damaged[damage] != text
+        plan.write_text(damaged[damage])
+
+    assert "plan" in refused(capsys, "groups", str(plan))
+
+
+def test_a_process_that_is_refused_prints_no_traceback():
+    done = process("estimate", "--model", "7b", "--gpus", "-3", MESHWRIGHT_DEBUG="0")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: gpus=-3: must be a whole number from 1 to 1000000. Try 1.\n"
+
+
+# -- what it imports -----------------------------------------------------------------------------------------------
+
+HEAVY = ("torch", "numpy", "rich", "textual", "accelerate", "deepspeed", "transformers")
+
+
+def heavy_modules(statement: str) -> list[str]:
+    """Heavy packages that a fresh interpreter has after a statement."""
+    code = (
+        f"import sys\n{statement}\nprint(' '.join(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60, check=True
+    )
+    return done.stderr.split()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import planner",
+        "import planner.cli, planner.estimate, planner.search, planner.render, planner.explain",
+        "from planner import cli, command; command.exit_code(cli.planner, 'estimate --model 7b --gpus 32'.split())",
+        "from planner import cli, command; command.exit_code(cli.planner, 'explain --model 7b --gpus 32'.split())",
+    ],
+)
+def test_planning_imports_nothing_heavy(statement: str):
+    assert heavy_modules(statement) == []
+
+
+def test_the_check_for_heavy_imports_can_fail():
+    assert heavy_modules("import numpy") == ["numpy"]

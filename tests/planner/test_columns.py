@@ -1,0 +1,253 @@
+"""The law scalar = column: every formula, memory and time answer alike for one layout and for a hundred."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import presets
+from planner.comm import Traffic, crosses, ranks_inside
+from planner.engines import ENGINES
+from planner.formula import known_formulas
+from planner.formula_page import page
+from planner.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
+from planner.memory import memory_lines, peak_at, peak_bytes
+from planner.parallelism.zero import StateBytes
+from planner.question import STRATEGIES, Question, Strategy, case_of, coefficients
+from planner.search import as_column, memory_bound
+from planner.space import Block as SpaceBlock
+from planner.space import blocks_of
+from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob
+from planner.steptime import step_time
+from planner.strategies import Block, Row
+
+page()  # imports every module of the planner, so that every formula is known
+FORMULAS = [info.signature for info in known_formulas()]
+
+LINK = Link(name="link", bytes_per_s_per_direction=25e9, latency_s=5e-6)
+LEVELS = (
+    Tier(name="node", gpus=2, link=Link(name="fast", bytes_per_s_per_direction=450e9, latency_s=3e-6)),
+    Tier(name="rack", gpus=4, link=LINK),
+    Tier(name="cluster", gpus=8, link=Link(name="slow", bytes_per_s_per_direction=3e9, latency_s=9e-6)),
+)
+NUMBERS = {  # parameter -> range of whole numbers it may have
+    "ranks": (1, 64), "inside": (1, 8), "stride": (1, 8),
+    "domain": (1, 8), "shards": (1, 64), "stages": (1, 8),
+    "micro_batches": (1, 8), "calls": (1, 900), "tokens": (1, 10**6), "seq_len": (1, 10**5), "element_bytes": (2, 4),
+    "micro_batch_size": (1, 64), "grad_accum": (1, 64), "data_parallel": (1, 64), "accesses": (1, 20),
+    "rank": (0, 7), "virtual_stages": (1, 4), "layers": (1, 100), "step_s": (1, 100), "efficiency": (1, 2),
+}  # fmt: skip
+FIXED: dict[str, Any] = {
+    "schedule": "interleaved",
+    "op": "all_reduce", "transport": "gloo", "states": StateBytes(2, 2, 4, 8), "stage": 2, "recompute": "full",
+    "kernels": presets.runtime("accelerate-fsdp2").parts, "model": presets.model("tiny"),
+    "levels": LEVELS, "double": True,
+}  # fmt: skip
+
+
+def traffic_of(rows: Any) -> Traffic:
+    return Traffic(
+        op="all_reduce",
+        axis="dp_shard",
+        unit="layer",
+        phase="backward",
+        count=rows,
+        payload_bytes=rows * 64.0,
+        overlappable=True,
+        ranks=rows * 8,
+        inside=(rows * 2, rows * 4),
+        wire_bytes=rows * 9.0,
+        leaving=(rows * 4.0, rows * 2.0),
+        inter_bytes=rows * 4.0,
+    )
+
+
+def arguments(function: Any, rows: int) -> dict[str, Any]:
+    """Columns for the numbers of a formula, single values for its categories. Unknown parameters count as large."""
+    draw = np.random.default_rng(rows)
+    found: dict[str, Any] = {}
+    for name in inspect.signature(function).parameters:
+        if name == "one":
+            found[name] = traffic_of(draw.integers(1, 9, size=rows).astype(float))
+        elif name in FIXED:
+            found[name] = FIXED[name]
+        else:
+            low, high = NUMBERS.get(name, (1, 10**12))
+            found[name] = draw.integers(low, high, size=rows, endpoint=True).astype(float)
+    return found
+
+
+def row_of(value: Any, place: int) -> Any:
+    if isinstance(value, np.ndarray):
+        return float(value[place])
+    if isinstance(value, Traffic):
+        return Traffic(*[row_of(getattr(value, name), place) for name in Traffic.__struct_fields__])
+    if isinstance(value, tuple):
+        return tuple(row_of(one, place) for one in value)
+    return value
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_answers_alike_for_a_number_and_a_column(name: str):
+    module, _, attribute = name.rpartition(".")
+    function = getattr(import_module(module), attribute)
+    given_ = arguments(function, 50)
+
+    column = np.broadcast_to(function(**given_), 50)
+
+    for place in range(50):
+        assert column[place] == function(**{key: row_of(value, place) for key, value in given_.items()})
+
+
+def question(precision: str, optimizer: str = "adamw", method: str = "full", nodes: int = 4) -> Question:
+    job = TrainingJob(precision=precision, optimizer=Optimizer(name=optimizer), method=method, seq_len=256)
+    return Question(presets.model("tiny"), presets.cluster("dgx-h100", nodes=nodes), job, coefficients())
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Block:
+    """Rows of one strategy, with every category free."""
+    strategy: Strategy = draw(st.sampled_from(STRATEGIES))
+    rows = draw(
+        st.lists(
+            st.builds(
+                row_for, st.just(strategy), st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5)
+            ),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    template = Layout(
+        engine=strategy.engine,
+        zero_stage=strategy.zero_stage,
+        recompute=draw(st.sampled_from(["none", "full"])),
+        reshard_after_forward=draw(st.booleans()),
+        sync_each_micro_batch=draw(st.booleans()) if strategy.engine == "fsdp2" else False,
+        gradient_as_bucket_view=draw(st.booleans()),
+    )
+    return Block(template, tuple(rows))
+
+
+def row_for(strategy: Strategy, shard_power: int, replica_power: int, micro: int, accum: int) -> Row:
+    shard, replicas = 2**shard_power, 2**replica_power
+    if strategy.shards == "nothing":
+        return Row(shard, 1, micro, accum)
+    return Row(replicas if strategy.shards == "some ranks" else 1, shard, micro, accum)
+
+
+JOBS = (
+    st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16", "fp8"]),
+    st.sampled_from(["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]),
+    st.sampled_from(["full", "lora", "qlora"]),
+)
+
+
+def columns(block: Block) -> Layout:
+    """The block as one layout whose numbers are columns."""
+    numbers = {name: np.array([getattr(row, name) for row in block.rows], dtype=float) for name in Row._fields}
+    return msgspec.structs.replace(block.template, **numbers)
+
+
+@settings(max_examples=40, deadline=None)
+@given(blocks(), *JOBS)
+def test_peak_bytes_takes_columns_of_shards_and_batches(block: Block, precision: str, optimizer: str, method: str):
+    asked = question(precision, optimizer, method)
+    alike = Block(
+        block.template, tuple(row for row in block.rows if (row.grad_accum > 1) is (block.rows[0].grad_accum > 1))
+    )
+    layout = msgspec.structs.replace(columns(alike), grad_accum=alike.rows[0].grad_accum)
+
+    column = np.broadcast_to(peak_bytes(case_of(asked, layout)), len(alike.rows))
+
+    for place, row in enumerate(alike.rows):
+        assert column[place] == pytest.approx(peak_bytes(case_of(asked, alike.layout(row))), rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(blocks(), *JOBS)
+def test_time_answers_alike_for_a_layout_and_a_column_of_layouts(
+    block: Block, precision: str, optimizer: str, method: str
+):
+    asked = question(precision, optimizer, method)
+
+    column = step_time(case_of(asked, columns(block)), asked.coefficients)
+
+    for place, row in enumerate(block.rows):
+        one = step_time(case_of(asked, block.layout(row)), asked.coefficients)
+        for name in one.__struct_fields__:
+            value = np.broadcast_to(getattr(column, name), len(block.rows))[place]
+            assert value == pytest.approx(getattr(one, name), rel=1e-12), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(blocks())
+def test_memory_lines_are_the_peak_at_every_micro_batch(block: Block):
+    asked = question("bf16")
+    for row in block.rows:
+        lines = memory_lines(case_of(asked, block.layout(row)))
+        for micro in (1, 3, 64):
+            layout = block.layout(row._replace(micro_batch_size=micro))
+            assert peak_at(lines, micro) == pytest.approx(peak_bytes(case_of(asked, layout)), rel=1e-12)
+
+
+MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite")
+
+
+@cache
+def unpiped_blocks(engine: str, model: str) -> tuple[Question, list[SpaceBlock]]:
+    """The parts of an engine's space that have no pipeline, whose stages columns take for equal."""
+    cluster = presets.cluster("dgx-h100", nodes=4)
+    asked = Question(presets.model(model), cluster, TrainingJob(), coefficients())
+    return asked, [block for block in blocks_of(asked, (engine,)) if (block.rows["pp"] == 1).all()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_bounds_answer_alike_for_a_layout_and_its_row_of_the_space(engine: str, data: st.DataObject):
+    asked, some = unpiped_blocks(engine, data.draw(st.sampled_from(MODELS)))
+    block = data.draw(st.sampled_from(some))
+    row = data.draw(st.integers(0, block.size - 1))
+    together, alone = case_of(asked, block.columns()), case_of(asked, block.layout(row))
+
+    bound, single = as_column(memory_bound(together), block.size)[row], float(memory_bound(alone))
+    assert bound <= single * (1 + 1e-12)
+    assert engine == "transformers-tp" or bound == pytest.approx(single, rel=1e-12)  # it asks whether there are shards
+    whole, one = step_time(together, asked.coefficients), step_time(alone, asked.coefficients)
+    for name in one.__struct_fields__:
+        assert as_column(getattr(whole, name), block.size)[row] == pytest.approx(getattr(one, name), rel=1e-12), name
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.integers(1, 80))
+@settings(max_examples=200, deadline=None)
+def test_the_closed_form_of_leaving_a_domain_equals_the_rank_map(replicas: int, shards: int, tp: int, domain: int):
+    layout = Layout(engine="fsdp2", dp_replicate=replicas, dp_shard=shards, tp=tp)
+    if domain >= layout.world_size:
+        return
+    for axis in ("dp_replicate", "dp_shard", "tp"):
+        found = crosses(getattr(layout, axis), axis_stride(layout, axis), domain)
+        assert found == spans_nodes(layout, axis, domain), axis
+
+
+@given(*[st.sampled_from([1, 2, 4, 8]) for _ in range(5)], st.sampled_from([2, 4, 8, 16, 32, 64]))
+@settings(max_examples=200, deadline=None)
+def test_ranks_inside_a_domain_are_counted_on_the_rank_map(
+    pp: int, replicas: int, shards: int, cp: int, tp: int, domain: int
+):
+    """Powers of two, as people use: every group meets equally many ranks in each domain it reaches."""
+    layout = Layout(engine="fsdp2", pp=pp, dp_replicate=replicas, dp_shard=shards, cp=cp, tp=tp)
+    if domain >= layout.world_size:
+        return
+    for axis in MESH_AXES:
+        inside = ranks_inside(getattr(layout, axis), axis_stride(layout, axis), domain)
+        for group in axis_groups(layout, axis):
+            assert set(Counter(rank // domain for rank in group).values()) == {inside}, axis

@@ -1,0 +1,217 @@
+"""Estimates: textbook states, every strategy side by side, the JSON contract, and plans that can be read back."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from planner import presets
+from planner.estimate import answer, as_json, make_plan, plan_of
+from planner.options import question
+from planner.plan import decode_plan, encode_plan
+from planner.question import Pins, Question, case_of, coefficients
+from planner.recommend import recommend
+from planner.spec import Layout, TrainingJob
+from planner.states import states_table
+
+STRATEGIES = ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "lora", "qlora"]
+
+
+def asked(**given: object) -> Question:
+    return question({"model": "7b", "gpus": "32", **given})
+
+
+# -- figures a reader checks by hand -------------------------------------------------------------------------------
+
+
+def test_seven_billion_parameters_in_pure_bf16_take_14_14_and_28_gb_under_ddp():
+    _, weights, grads, optimizer = states_table(7.0e9, "pure-bf16", 4)[0]
+
+    assert (weights, grads, optimizer) == (14e9, 14e9, 28e9)
+
+
+def test_seven_billion_parameters_in_pure_bf16_take_14_gb_in_all_under_fsdp_on_4():
+    assert sum(states_table(7.0e9, "pure-bf16", 4)[3][1:]) == 14e9
+
+
+def test_the_zero_paper_shards_7_5_billion_over_64_gpus():
+    """Rajbhandari et al. 2020, figure 1."""
+    totals = [sum(row[1:]) / 1e9 for row in states_table(7.5e9, "mixed", 64)]
+
+    assert totals == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.06)
+
+
+def test_llama_2_7b_holds_13_5_gb_of_pure_bf16_weights_in_the_ddp_estimate():
+    found = answer(asked(precision="pure-bf16", dp_replicate="32"))
+    peak = found.estimates[0].memory.peak.terms
+
+    assert peak["params"] == 2 * 6_738_415_616
+    assert peak["optimizer"] == 2 * peak["params"]
+
+
+# -- side by side --------------------------------------------------------------------------------------------------
+
+
+def test_every_strategy_is_shown_and_qlora_is_planned_though_it_cannot_be_launched():
+    found = answer(asked())
+
+    assert [one.strategy for one in found.estimates] == STRATEGIES
+    assert not found.unavailable
+    assert [one.sharding for one in found.estimates[-2:]] == ["ddp", "ddp"]
+    assert [one.case.job.method for one in found.estimates[-2:]] == ["lora", "qlora"]
+    assert [one.launchable for one in found.estimates[-2:]] == [True, False]
+    assert "qlora is planned but not launchable" in found.estimates[-1].refusal
+
+
+def test_a_strategy_that_one_gpu_cannot_have_says_so():
+    found = answer(asked(gpus="1"))
+
+    assert set(found.unavailable) == {"fsdp", "hsdp"}
+    assert "2 GPUs" in found.unavailable["fsdp"]
+
+
+def test_full_training_is_recommended_before_lora_and_lora_when_nothing_else_fits():
+    many, one = answer(asked()), answer(asked(gpus="1"))
+
+    assert many.estimates[many.recommended].case.job.method == "full"
+    assert one.estimates[one.recommended].strategy == "lora"
+
+
+def test_lora_is_sharded_when_its_base_does_not_fit_whole():
+    found = answer(asked(model="70b", gpus="64"))
+
+    assert found.estimates[-1].sharding in ("fsdp", "zero3")
+
+
+def test_the_recommended_estimate_is_the_fastest_full_one_that_fits():
+    found = answer(asked())
+    speeds = [one.throughput.tokens_per_s for one in found.estimates if one.fits and one.case.job.method == "full"]
+
+    assert found.estimates[found.recommended].throughput.tokens_per_s == max(speeds)
+
+
+def test_recommend_finds_no_slower_layout_than_estimate_shows():
+    side_by_side, best = answer(asked(global_batch_size="512")), recommend(asked(global_batch_size="512"))
+
+    fastest = side_by_side.estimates[side_by_side.recommended]
+    assert best.answer.recommended == 0
+    assert best.answer.estimates[0].throughput.tokens_per_s == pytest.approx(fastest.throughput.tokens_per_s)
+    assert best.answer.estimates[0].launchable
+
+
+def test_group_sizes_ask_for_exactly_one_layout():
+    found = answer(asked(dp_shard="8", micro_batch_size="2", recompute="full"))
+    (one,) = found.estimates
+
+    assert one.strategy == "hsdp"
+    assert (one.case.layout.dp_replicate, one.case.layout.dp_shard) == (4, 8)
+    assert (one.case.layout.micro_batch_size, one.case.layout.recompute) == (2, "full")
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "stage"),
+    [
+        ({"dp_replicate": "32"}, "ddp", 0),
+        ({"dp_shard": "32"}, "fsdp2", 3),
+        ({"dp_replicate": "4"}, "fsdp2", 3),
+        ({"dp_shard": "32", "zero_stage": "2"}, "deepspeed", 2),
+        ({"dp_shard": "32", "runtime": "deepspeed-zero"}, "deepspeed", 3),
+        ({"dp_shard": "32", "zero_stage": "3"}, "fsdp2", 3),
+    ],
+)
+def test_the_engine_follows_from_what_is_sharded(given: dict[str, str], engine: str, stage: int):
+    layout = answer(asked(**given)).estimates[0].case.layout
+
+    assert (layout.engine, layout.zero_stage) == (engine, stage)
+
+
+def test_a_global_batch_gives_the_accumulation_that_was_left_out():
+    layout = answer(asked(dp_shard="32", global_batch_size="512", micro_batch_size="8")).estimates[0].case.layout
+
+    assert layout.grad_accum == 2
+
+
+def test_what_needs_more_than_the_headroom_leaves_does_not_fit_and_says_by_how_much():
+    found = answer(asked(model="70b", gpus="8"))
+
+    assert not any(one.fits for one in found.estimates if one.case.job.method == "full")
+    assert all("needed of" in one.reasons[0] for one in found.estimates if not one.fits)
+
+
+def test_estimates_on_cpu_have_no_allocator_on_top():
+    found = answer(question({"model": "tiny", "cluster": "localhost", "nodes": "2", "gpus": "4", "precision": "fp32"}))
+    one = found.estimates[0]
+
+    assert one.memory.device_bytes == one.memory.peak.total
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_json_follows_the_contract():
+    found = answer(asked())
+    body = json.loads(as_json(found))
+
+    assert body["schema"] == "estimate/1"
+    assert {"model", "cluster", "job", "runtime", "calibration", "estimates", "recommended"} <= set(body)
+    for one in body["estimates"]:
+        assert set(one["layout"]) == set(Layout.__struct_fields__)
+        memory, terms = one["memory"], one["memory"]["breakdown"]
+        assert set(terms) == {"params", "grads", "optimizer", "activations", "logits", "buffers", "overhead"}
+        assert sum(terms.values()) - terms["overhead"] == pytest.approx(memory["peak_bytes"])
+        assert memory["low_bytes"] < memory["peak_bytes"] < memory["high_bytes"]
+        assert memory["peak_phase"] in [phase["phase"] for phase in memory["stages"][memory["peak_stage"]]["phases"]]
+        assert {"op", "group", "ranks", "link", "count", "payload_bytes", "wire_bytes_per_rank", "overlappable"} <= set(
+            one["comm"]["collectives"][0]
+        )
+        assert {"step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "bubble_s", "optimizer_s"} <= set(
+            one["time"]
+        )
+        assert set(one["throughput"]) == {
+            "tokens_per_s", "useful_tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu"
+        }  # fmt: skip
+        assert one["launchable"] is (one["method"] != "qlora")
+
+
+def test_a_plan_holds_the_prediction_and_reads_back_as_itself():
+    found = answer(asked())
+    one = found.estimates[found.recommended]
+    plan = plan_of(one)
+
+    assert decode_plan(encode_plan(plan)) == plan
+    assert plan == make_plan(one.case, coefficients())
+    assert plan.prediction.memory == one.memory.phases
+    assert plan.prediction.collectives == one.comm.engine
+    assert plan.prediction.step_s == one.time.step_s
+
+
+def test_an_unknown_backend_is_a_reason_and_not_an_error():
+    found = asked(dp_shard="32")
+    runtime = msgspec.structs.replace(found.runtime("fsdp2"), backend="nowhere")
+    pins = Pins(dp_shard=32, runtime=runtime)
+
+    one = answer(msgspec.structs.replace(found, pins=pins)).estimates[0]
+
+    assert not one.launchable
+    assert "nowhere" in one.refusal
+
+
+def test_models_with_scaled_rotary_positions_are_answered_too():
+    """Their rope_scaling is a table, which has no hash."""
+    assert answer(question({"model": "llama-3.2-1b", "gpus": "8"})).recommended is not None
+
+
+def test_a_model_by_its_sizes_is_the_preset_of_those_sizes():
+    sizes = {"layers": "32", "hidden": "4096", "heads": "32", "ffn": "11008", "vocab": "32000", "gpus": "32"}
+    own, preset = answer(question({**sizes, "dp_shard": "32"})), answer(asked(dp_shard="32"))
+
+    assert own.estimates[0].memory.phases == preset.estimates[0].memory.phases
+
+
+def test_a_case_keeps_the_layout_it_was_asked_for():
+    asked_ = Question(presets.model("tiny"), presets.cluster("localhost", 2), TrainingJob(seq_len=64), coefficients())
+    layout = Layout(engine="ddp", dp_replicate=2)
+
+    assert case_of(asked_, layout).layout is layout

@@ -1,0 +1,235 @@
+"""The edges: what is answered fits, the next value does not, and nothing between was missed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import command, options
+from planner.cli import planner
+from planner.errors import PlannerError
+from planner.estimate import answer
+from planner.fit import Fitted, boundary, fit, gpu_sizes
+from planner.question import Question
+from planner.recommend import recommend
+from planner.reply import Resize
+
+
+def run(*arguments: str) -> int:
+    return command.exit_code(planner, arguments, name="planner")
+
+
+def asked(**given: str) -> tuple[Question, Resize]:
+    def resize(gpus: int | None) -> Question:
+        return options.question({**given, "gpus": None if gpus is None else str(gpus)})
+
+    return options.question(given), resize
+
+
+def fitted(what: str, **given: str) -> tuple[Question, Fitted]:
+    question, resize = asked(**given)
+    return question, fit(question, resize, [what], max_gpus=128).found[0]
+
+
+def recommended(question: Question) -> bool:
+    return recommend(question, 1).answer.recommended is not None
+
+
+def with_job(question: Question, **job: Any) -> Question:
+    return msgspec.structs.replace(question, job=msgspec.structs.replace(question.job, **job))
+
+
+def with_pins(question: Question, **pins: Any) -> Question:
+    return msgspec.structs.replace(question, pins=msgspec.structs.replace(question.pins, **pins))
+
+
+# -- the edge itself -------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000))
+def test_the_boundary_of_a_monotone_property_is_found(count: int, edge: int):
+    assert boundary(count, lambda place: place < edge) == min(count, edge)
+
+
+@given(st.lists(st.booleans(), max_size=50))
+def test_the_boundary_of_any_property_is_where_it_changes(holds: list[bool]):
+    place = boundary(len(holds), holds.__getitem__)
+
+    assert place == len(holds) or not holds[place]
+    assert place == 0 or holds[place - 1]
+
+
+def test_a_large_range_is_not_walked():
+    looked_at: list[int] = []
+    boundary(2**24, lambda place: looked_at.append(place) or place < 1000)
+
+    assert len(looked_at) < 25
+    assert max(looked_at) < 4000  # a huge value is a huge search
+
+
+# -- quantities ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gpus=st.sampled_from([2, 4, 8, 16]),
+    recompute=st.sampled_from(["none", "full"]),
+    seq_len=st.sampled_from([512, 2048, 4096]),
+    headroom=st.sampled_from(["0", "0.1", "0.3"]),
+)
+def test_one_more_sequence_than_the_largest_micro_batch_does_not_fit(
+    gpus: int, recompute: str, seq_len: int, headroom: str
+):
+    """On one given layout, against the plain estimate of it."""
+    given_options = {
+        "model": "llama-3.2-1b", "gpus": str(gpus), "dp_shard": str(gpus), "zero_stage": "3", "recompute": recompute,
+        "seq_len": str(seq_len), "headroom": headroom,
+    }  # fmt: skip
+    question, found = fitted("micro-batch", **given_options)
+
+    assert found.value is not None
+    assert answer(with_pins(question, micro_batch_size=found.value)).estimates[0].fits
+    assert found.beyond == found.value + 1
+    assert not answer(with_pins(question, micro_batch_size=found.value + 1)).estimates[0].fits
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_longest_sequence_fits_and_the_next_does_not(recompute: str):
+    question, found = fitted("seq-len", model="llama-3.1-405b", gpus="512", micro_batch_size="1", recompute=recompute)
+
+    assert found.value is not None
+    assert found.beyond == found.value + 128
+    assert recommended(with_job(question, seq_len=found.value))
+    assert not recommended(with_job(question, seq_len=found.beyond))
+
+
+def test_the_models_own_length_is_the_end():
+    question, found = fitted("seq-len", model="8b", gpus="32")
+
+    assert (found.value, found.beyond) == (question.model.max_seq_len, None)
+    assert "made for at most 8192" in found.limit
+
+
+@pytest.mark.parametrize("model", ["8b", "70b"])
+def test_the_fewest_gpus_are_the_first_of_all_sizes_that_fit(model: str):
+    _, resize = asked(model=model)
+    sizes = gpu_sizes(8, 128)
+    first = next(size for size in sizes if recommended(resize(size)))
+
+    found = fit(resize(None), resize, ["gpus"], max_gpus=128).found[0]
+
+    assert found.value == first
+    assert found.beyond == sizes[sizes.index(first) - 1]
+
+
+def test_sizes_that_a_global_batch_forbids_are_passed_over():
+    _, found = fitted("gpus", model="70b", global_batch_size="96")
+
+    assert found.value is not None
+    assert 96 % found.value == 0
+
+
+def test_parts_of_a_node_come_before_whole_nodes():
+    assert gpu_sizes(8, 32) == [1, 2, 4, 8, 16, 24, 32]
+    assert gpu_sizes(8, 4) == [1, 2, 4]
+    assert gpu_sizes(1, 3) == [1, 2, 3]
+
+
+def test_with_a_global_batch_the_micro_batch_divides_it():
+    question, found = fitted("micro-batch", model="8b", gpus="16", global_batch_size="480")
+
+    assert found.value is not None
+    assert (480 // 16) % found.value == 0
+    larger = [size for size in (1, 2, 3, 5, 6, 10, 15, 30) if size > found.value]
+    assert not any(recommended(with_pins(question, micro_batch_size=size)) for size in larger)
+
+
+def test_the_largest_batch_in_one_pass_does_not_accumulate():
+    question, found = fitted("global-batch", model="8b", gpus="16")
+
+    assert found.best is not None
+    assert found.best.case.layout.grad_accum == 1
+    assert found.best.case.layout.global_batch_size == found.value
+    more = with_pins(with_job(question, global_batch_size=found.beyond), grad_accum=1)
+    assert not recommended(more)
+
+
+def test_when_nothing_fits_the_reason_is_told():
+    _, found = fitted("seq-len", model="70b", gpus="2")
+
+    assert (found.value, found.best) == (None, None)
+    assert "needed of" in found.limit
+
+
+def test_what_is_given_is_not_searched():
+    question, resize = asked(model="8b", gpus="16", micro_batch_size="2")
+
+    found = fit(question, resize, ["micro-batch", "global-batch"])
+
+    assert list(found.fixed) == ["micro-batch"]
+    assert [one.quantity for one in found.found] == ["global-batch"]
+
+
+def test_a_device_of_unknown_memory_has_no_edge():
+    question, resize = asked(model="8b", gpus="16")
+    bare = msgspec.structs.replace(question.cluster.gpu, memory_bytes=None)
+    question = msgspec.structs.replace(question, cluster=msgspec.structs.replace(question.cluster, gpu=bare))
+
+    with pytest.raises(PlannerError, match="no known memory"):
+        fit(question, resize)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_answers_all_four(capsys: pytest.CaptureFixture[str]):
+    assert run("fit", "--model", "8b", "--gpus", "8", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "fit/1"
+    assert [one["quantity"] for one in found["answers"]] == ["gpus", "seq-len", "micro-batch", "global-batch"]
+    assert all(one["best"]["layout"]["engine"] for one in found["answers"])
+    assert all(one["limit"] for one in found["answers"])
+
+
+def test_text_says_what_stops_each(capsys: pytest.CaptureFixture[str]):
+    assert run("fit", "--model", "8b", "--gpus", "8", "--what", "gpus,micro-batch") == 0
+    out = capsys.readouterr().out
+    assert "fewest GPUs" in out
+    assert "largest micro-batch: at " in out
+    assert "longest" not in out
+
+
+def test_a_cluster_that_is_too_small_is_told_the_size_that_is_not(capsys: pytest.CaptureFixture[str]):
+    assert run("fit", "--model", "70b", "--gpus", "8", "--what", "gpus,seq-len") == 3
+    out = capsys.readouterr().out
+    size = out.partition("--gpus ")[2].split()[0]
+    assert run("fit", "--model", "70b", "--gpus", size, "--what", "seq-len") == 0
+
+
+def test_exit_code_3_when_something_asked_does_not_fit(capsys: pytest.CaptureFixture[str]):
+    assert run("fit", "--model", "70b", "--gpus", "2", "--what", "seq-len") == 3
+    assert capsys.readouterr().err == "error: nothing fits for seq-len.\n"
+    assert run("fit", "--model", "70b", "--what", "gpus", "--max-gpus", "4") == 3
+    assert "--max-gpus" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--what", "gpu"], "what=gpu: is not a quantity that can be fitted. Did you mean gpus?"),
+        (["--max-gpus", "0"], "max_gpus"),
+        (["--seq-step", "x"], "seq_step"),
+        (["--seq-len", "99999"], "seq_len"),
+        (["--gpus", "9"], "gpus"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], field: str):
+    assert run("fit", "--model", "8b", *arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {field}")
+    assert err.count("\n") == 1

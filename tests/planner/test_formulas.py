@@ -1,0 +1,23 @@
+"""docs/formulas.md is what the code says: every formula with unit, source and meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.formula import known_formulas
+from planner.formula_page import page
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "formulas.md"
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text() == page(), "run: planner formulas > docs/formulas.md"
+
+
+def test_every_formula_says_what_it_is_in_which_unit_and_who_says_so():
+    page()
+    for info in known_formulas():
+        if info.signature.startswith("planner."):
+            assert info.unit, info.signature
+            assert info.source, info.signature
+            assert info.about.endswith("."), info.signature

@@ -1,0 +1,216 @@
+"""Claims about reading and writing config.json, judged by the real configurations of transformers.
+
+Not here: the presets themselves (test_presets.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from planner import presets
+from planner.errors import PlannerError
+from planner.huggingface import config_dict, read_config
+from planner.spec import ModelSpec
+
+OLD_LLAMA: dict[str, Any] = {
+    # The shape of a config.json from before transformers 5: no head_dim, no rope_parameters.
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "pretraining_tp": 1,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def write(folder: Path, config: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder
+
+
+def sizes(model: ModelSpec) -> ModelSpec:
+    """The model without its name and published count, which a config.json does not hold."""
+    return msgspec.structs.replace(model, name="", parameters=None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "my-model"
+
+
+def test_file_and_folder_give_the_same_model_named_after_the_folder(folder: Path):
+    write(folder, OLD_LLAMA)
+
+    model = read_config(folder)
+
+    assert model == read_config(folder / "config.json")
+    assert model == ModelSpec(
+        name="my-model", layers=3, hidden=256, heads=8, kv_heads=2, head_dim=32, ffn=704, vocab=1000, tied=True,
+        max_seq_len=1024, norm_eps=1e-5, rope_theta=500000.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"head_dim": None}, {"head_dim": 32}),
+        ({"head_dim": 64}, {"head_dim": 64}),
+        ({"num_key_value_heads": None}, {"kv_heads": 8}),
+        ({"rope_scaling": LLAMA3_SCALING}, {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, {"rope_scaling": None, "rope_theta": 7.0}),
+        (
+            {"rope_parameters": {**LLAMA3_SCALING, "rope_theta": 9.0}},
+            {"rope_scaling": LLAMA3_SCALING, "rope_theta": 9.0},
+        ),
+        ({"model_type": "mistral", "sliding_window": None}, {"family": "mistral", "sliding_window": None}),
+        ({"model_type": "mistral", "sliding_window": 512}, {"sliding_window": 512, "full_attention_every": 0}),
+        ({"attention_bias": True}, {"qkv_bias": True, "output_bias": True, "mlp_bias": False}),
+        ({"mlp_bias": True}, {"qkv_bias": False, "mlp_bias": True}),
+        ({"model_type": "qwen2"}, {"qkv_bias": True, "output_bias": False}),
+        ({"model_type": "qwen3"}, {"qk_norm": True, "head_dim": 128}),
+        ({"model_type": "qwen3", "head_dim": 64}, {"head_dim": 64}),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.75}, {"rotary_fraction": 0.75}),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.5}, {"rotary_fraction": 0.5, "block": "parallel"}),
+        ({"model_type": "gpt_neox"}, {"rotary_fraction": 0.25, "kv_heads": 8, "tied": True}),
+        ({"model_type": "gemma2"}, {"full_attention_every": 2, "sliding_window": 4096, "head_dim": 256}),
+        (
+            {"model_type": "gemma2", "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+            {"full_attention_every": 3},
+        ),
+        ({"model_type": "falcon", "multi_query": False}, {"kv_heads": 8, "layer_norms": 1}),
+        (
+            {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 4},
+            {"kv_heads": 4, "layer_norms": 2, "ffn": 1024},
+        ),
+    ],
+)
+def test_optional_keys_are_read_as_transformers_reads_them(folder: Path, change: dict[str, Any], expected):
+    model = read_config(write(folder, {**OLD_LLAMA, **change}))
+
+    assert {key: getattr(model, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_absent_keys_take_the_defaults_of_transformers(folder: Path, kind: str):
+    transformers = pytest.importorskip("transformers")
+    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    bare = {"model_type": kind, **{key: OLD_LLAMA[key] for key in needed}}
+    window = {} if kind == "llama" else {"sliding_window": None}
+    real = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[kind](**bare, **window)
+
+    model = read_config(write(folder, {**bare, **window}))
+
+    assert (model.kv_heads, model.head_dim) == (real.num_key_value_heads, real.head_dim or 256 // 8)
+    assert (model.max_seq_len, model.norm_eps) == (real.max_position_embeddings, real.rms_norm_eps)
+    assert (model.tied, model.rope_theta) == (real.tie_word_embeddings, real.rope_parameters["rope_theta"])
+
+
+@pytest.mark.parametrize("name", presets.names("models"))
+def test_config_round_trips_through_the_real_config(folder: Path, name: str):
+    transformers = pytest.importorskip("transformers")
+    model = presets.model(name)
+    real = transformers.AutoConfig.for_model(**config_dict(model))
+    folder.mkdir()
+    real.save_pretrained(folder)
+
+    assert sizes(read_config(folder)) == sizes(model)
+
+
+@pytest.mark.parametrize("name", presets.names("models"))
+def test_config_is_read_back_as_it_was_written(folder: Path, name: str):
+    model = presets.model(name)
+
+    assert sizes(read_config(write(folder, config_dict(model)))) == sizes(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "lama"}, "model_type=lama: is not supported. Did you mean llama"),
+        ({"model_type": "mamba"}, "model_type=mamba: is not supported"),
+        ({"model_type": ["llama"]}, "model_type=.*is not supported"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True: must be false"),
+        ({"model_type": "falcon", "alibi": True}, "alibi=True: must be false: no other falcon"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"] * 2}, "layer_types=.*must repeat"),
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}, "moe_intermediate_size: is missing"),
+        ({"mlp_bias": "no"}, "mlp_bias=no: must be true or false"),
+        ({"hidden_act": "mish"}, "hidden_act=mish: must be one of silu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: quantized weights"),
+        ({"num_key_value_heads": 3}, "kv_heads=3: must divide the 8 attention heads. Try kv_heads = 2 or 4"),
+        ({"num_key_value_heads": 0}, "kv_heads=0: must be from 1"),
+        ({"num_attention_heads": 0}, "heads=0: must be from 1"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "heads=6: must divide the hidden size 256"),
+        ({"head_dim": 33}, "head_dim=33: must be even"),
+        ({"hidden_size": "256"}, "hidden_size=256: must be a whole number"),
+        ({"hidden_size": 256.5}, "hidden_size=256.5: must be a whole number"),
+        ({"hidden_size": None}, "hidden_size: must be a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True: must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "layers=1000000000: must be from 1 to 10000"),
+        ({"vocab_size": -1}, "vocab=-1: must be from 1"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps=1e-5: must be a number"),
+        ({"rms_norm_eps": 0}, "norm_eps=0.0: must be between 0 and 1"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0: must be above 0"),
+        ({"rope_scaling": [1]}, "rope_scaling=.*must be one table"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type=longrope: is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor.*must be a number above 0"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters=.*must be one table"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5: must be 1"),
+        ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window=all: must be a whole number"),
+    ],
+)
+def test_what_no_model_here_can_be_is_refused_in_one_line(folder: Path, change: dict[str, Any], said: str):
+    write(folder, {**OLD_LLAMA, **change})
+
+    with pytest.raises(PlannerError, match=said) as refusal:
+        read_config(folder)
+    assert str(folder) in refusal.value.sentence
+    assert "\n" not in refusal.value.sentence
+    assert refusal.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+)
+def test_a_size_that_is_missing_is_named(folder: Path, key: str):
+    write(folder, {name: value for name, value in OLD_LLAMA.items() if name != key})
+
+    with pytest.raises(PlannerError, match=f"{key}: is missing"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"hidden_size": NaN}', '{"a": "\ud800"}', "[" * 100_000])
+def test_a_file_that_is_not_a_json_object_is_refused(folder: Path, text: str):
+    folder.mkdir()
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+
+    with pytest.raises(PlannerError, match="is not a JSON object"):
+        read_config(folder)
+
+
+def test_a_path_without_a_config_is_refused(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "none", "/dev/null"):
+        with pytest.raises(PlannerError, match="is not a file"):
+            read_config(path)

@@ -1,0 +1,162 @@
+"""Claims about kernels: what a layer and the loss keep under each, against closed forms and counts by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from planner import presets
+from planner.errors import PlannerError
+from planner.inventory import TERMS, Compute, Size, Stage, walk
+from planner.inventory.compute import KERNELS, check_kernels
+from planner.spec import Kernels, ModelSpec
+
+SEQ = 2048
+MIDDLE = Stage(False, False, 0, 6)
+GPT3 = presets.model("gpt3-175b")
+LLAMA = presets.model("llama-3-8b")
+
+
+def a_layer_keeps(model: ModelSpec, compute: Compute) -> Size:
+    """Activations of one more layer on a middle stage."""
+    more, less = (walk(model, compute, MIDDLE._replace(layers=count)).kept for count in (7, 6))
+    return more[TERMS.index("activations")] - less[TERMS.index("activations")]
+
+
+def norm_statistics(share: float) -> float:
+    """Mean and reciprocal root of two LayerNorms, fp32: the paper leaves them out."""
+    return 16 * share / GPT3.hidden
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "attention", "full"])
+def test_megatrons_gpt_layer_keeps_the_closed_forms_of_korthikanti_et_al(
+    tp: int, sequence_parallel: bool, recompute: str
+) -> None:
+    """Korthikanti et al. 2022, table 2, in bytes a token and hidden unit."""
+    split = sequence_parallel and tp > 1
+    parts = presets.kernels("megatron")
+    compute = Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=split, recompute=recompute)
+    scores = 5 * GPT3.heads * SEQ / GPT3.hidden if recompute == "none" else 0.0
+    share = 1 / tp if split else 1.0
+
+    kept = a_layer_keeps(GPT3, compute).at(1, SEQ) / (SEQ * GPT3.hidden)
+
+    if recompute == "full":
+        assert kept == pytest.approx(2 * share)
+    elif split:
+        assert kept == pytest.approx((34 + scores) / tp + norm_statistics(share))
+    else:
+        assert kept == pytest.approx(10 + 24 / tp + scores / tp + norm_statistics(share))
+
+
+def test_selective_recompute_gains_nothing_under_flash_attention() -> None:
+    flash = Compute(2, 2, kernels=presets.kernels("te"))
+
+    assert a_layer_keeps(LLAMA, flash) == a_layer_keeps(LLAMA, replace(flash, recompute="attention"))
+
+
+def test_transformer_engine_keeps_a_third_less_of_an_8b_layer_than_transformers_modules() -> None:
+    fused, eager = (a_layer_keeps(LLAMA, Compute(2, 2, kernels=presets.kernels(name))) for name in ("te", "hf"))
+
+    # Two norms' inputs and results of 2 a hidden unit, q and output of 2, k and v a quarter of it each, three MLP
+    # tensors of 2 * ffn; an fp32 root a norm, a log-sum-exp a head.
+    h, f = LLAMA.hidden, LLAMA.ffn
+    by_hand = 2 * (4 * h) + (2 + 2 + 0.5 + 0.5) * h + 3 * 2 * f + 2 * 4 + 4 * LLAMA.heads
+    assert fused.per_token == by_hand
+    # The eager code has an fp32 copy of each norm's input instead of the 16-bit one, the normalised copy, and SiLU's
+    # result.
+    assert eager.per_token - fused.per_token == 2 * (4 + 2 - 2) * h + 2 * f
+
+
+def test_a_product_that_is_made_again_is_not_kept() -> None:
+    parts = presets.kernels("te")
+    again = Compute(2, 2, kernels=msgspec.structs.replace(parts, mlp="fused-recomputed"))
+
+    spared = a_layer_keeps(LLAMA, Compute(2, 2, kernels=parts)).per_token - a_layer_keeps(LLAMA, again).per_token
+
+    assert spared == 2 * LLAMA.ffn
+
+
+def test_regathered_inputs_are_kept_as_this_ranks_part() -> None:
+    parts = presets.kernels("te")
+    kept = Compute(2, 2, kernels=msgspec.structs.replace(parts, column_input="kept"), tp=4, sequence_parallel=True)
+
+    more = a_layer_keeps(LLAMA, kept).per_token - a_layer_keeps(LLAMA, replace(kept, kernels=parts)).per_token
+
+    assert more == pytest.approx(2 * 2 * LLAMA.hidden * (1 - 1 / 4))
+
+
+def logits_peak(loss: str) -> float:
+    """Most bytes of logits at once, a token and a vocabulary entry."""
+    parts = msgspec.structs.replace(presets.kernels("te"), loss=loss)
+    moments = walk(LLAMA, Compute(2, 2, kernels=parts), Stage(True, True, 0, 4)).moments
+    return max(moment.live[TERMS.index("logits")].per_token for moment in moments) / LLAMA.vocab
+
+
+def test_bytes_of_logits_by_loss() -> None:
+    assert logits_peak("eager-fp32") == 4 + 4 + 4  # in backward: log-probabilities and two gradients
+    assert logits_peak("native") == 2 + 2 + 2
+    assert logits_peak("nanotron") == 4 + 4  # the 16-bit logits are gone by then
+    assert logits_peak("megatron") == 2 + 4
+    assert logits_peak("fused-linear") == pytest.approx(2 * LLAMA.hidden / LLAMA.vocab)
+
+
+def test_megatrons_loss_leaves_4_bytes_a_vocabulary_entry_for_backward() -> None:
+    compute = Compute(2, 2, kernels=presets.kernels("te"), tp=8, sequence_parallel=True)
+
+    kept = walk(LLAMA, compute, Stage(False, True, 0, 4)).kept
+
+    assert kept[TERMS.index("logits")].per_token == pytest.approx(4 * LLAMA.vocab / 8)
+
+
+@pytest.mark.parametrize("name", presets.names("kernels"))
+def test_every_packaged_kernels_preset_is_known_and_says_where_each_fact_is_from(name: str) -> None:
+    check_kernels(name, presets.kernels(name))
+
+    assert set(presets.as_written("kernels", name)) == set(presets.provenance("kernels", name))
+
+
+def test_an_unknown_kernel_is_refused_with_those_there_are() -> None:
+    with pytest.raises(PlannerError, match="eager-fp32, fused, native"):
+        check_kernels("mine", Kernels(norm="magic"))
+
+
+def test_every_part_of_a_walk_is_balanced_under_every_kernel() -> None:
+    """After backward nothing is left: what was kept has been given back."""
+    for part, values in KERNELS.items():
+        for value in values:
+            parts = msgspec.structs.replace(presets.kernels("te"), **{part: value})
+            for tp in (1, 2):
+                compute = Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=tp > 1, recompute="attention")
+                last = walk(LLAMA, compute, Stage(True, True, 0, 2)).moments[-1]
+                left = sum(size.per_token for size in last.live) / LLAMA.hidden
+                assert last.phase == "backward" and left <= 8, (part, value, tp, left)
+
+
+def test_tensor_ranks_send_their_own_tokens_to_whole_experts() -> None:
+    """Megatron-Core's all-to-all dispatcher: under sequence parallelism a rank routes 1/tp of the tokens."""
+    mixtral = presets.model("mixtral-8x7b")
+    parts = presets.kernels("te")
+
+    def experts(tp: int, ep: int) -> float:
+        compute = Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=tp > 1, ep=ep)
+        dense = msgspec.structs.replace(mixtral, moe=None)
+        return a_layer_keeps(mixtral, compute).per_token - a_layer_keeps(dense, compute).per_token
+
+    # The dense MLP of equal width is split by tp: its input regathered, three tensors of ffn. Both go with 1/tp.
+    assert experts(4, 8) == pytest.approx(experts(1, 8) / 4)
+
+
+def test_shared_experts_are_split_as_any_mlp() -> None:
+    deepseek = presets.model("deepseek-v2-lite")
+    parts = presets.kernels("te")
+    whole, split = (
+        a_layer_keeps(deepseek, Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=tp > 1, ep=8)).per_token
+        for tp in (1, 4)
+    )
+
+    # Latent attention's down-projections stay whole on every rank, so a part of the layer does not shrink.
+    assert whole / 4 <= split < whole / 2

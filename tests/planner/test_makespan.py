@@ -1,0 +1,210 @@
+"""A pipeline step's seconds: the played schedule against a plain relaxation, known bubbles, and the bound below it.
+
+Not here: the orders themselves (test_schedules.py).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import PlannerError
+from planner.parallelism.makespan import Ends, bubble_share, lower_bound_s, makespan_s
+from planner.parallelism.pipeline import (
+    backward_sends,
+    boundary_bytes,
+    forward_sends,
+    ideal_collectives,
+    micro_batches_match_megatron,
+    micro_batches_match_torch,
+    stage_layers,
+    stages_fit,
+    virtual_stages_divide,
+    virtual_stages_match,
+)
+from planner.parallelism.schedules import SCHEDULES, actions, rank_of, stage_of
+
+CHUNKS = {"interleaved": 2, "zb-v": 2}
+SECONDS = st.floats(0.01, 3.0) | st.just(1.0)
+
+
+def by_relaxation(
+    schedule: str, forward: list[float], backward: list[float], m: int, v: int, p2p: float, share: float
+) -> float:
+    """End times pushed up until every action starts after its rank's previous one and after what it needs."""
+    p, places = len(forward) // v, len(forward)
+    orders = [
+        [(one.kind, one.micro_batch, stage_of(schedule, p, rank, one.chunk)) for one in order]
+        for rank, order in enumerate(actions(schedule, p, m, v))
+    ]
+    grad = "I" if any(kind == "I" for kind, _, _ in orders[0]) else "B"
+    ends = {one: 0.0 for order in orders for one in order}
+    changed = True
+    while changed:
+        changed = False
+        for rank, order in enumerate(orders):
+            now = 0.0
+            for kind, batch, stage in order:
+                needs = []
+                if kind == "F" and stage > 0:
+                    needs.append(("F", batch, stage - 1))
+                elif kind == grad:
+                    needs.append((grad, batch, stage + 1) if stage < places - 1 else ("F", batch, stage))
+                elif kind == "W":
+                    needs.append(("I", batch, stage))
+                start = now
+                for need in needs:
+                    start = max(start, ends[need] + (p2p if rank_of(schedule, p, need[2]) != rank else 0.0))
+                part = {"F": 0.0, "B": 1.0, "I": 1 - share, "W": share}[kind]
+                now = start + (forward[stage] if kind == "F" else part * backward[stage])
+                if now > ends[kind, batch, stage]:
+                    ends[kind, batch, stage], changed = now, True
+    return max(ends.values())
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[str, int, int, int]:
+    """Schedule, p, m, v that some engine runs."""
+    schedule = draw(st.sampled_from(SCHEDULES))
+    p = draw(st.integers(1, 6))
+    v = {"interleaved": draw(st.integers(2, 3)), "zb-v": 2}.get(schedule, 1)
+    m = draw(st.integers(1, 3)) * p if schedule == "interleaved" else draw(st.integers(1, 14))
+    return schedule, p, m, v
+
+
+@settings(deadline=None, max_examples=80)
+@given(shapes(), st.data())
+def test_the_makespan_is_the_longest_path_through_the_schedule(shape, data):
+    schedule, p, m, v = shape
+    forward = data.draw(st.lists(SECONDS, min_size=p * v, max_size=p * v))
+    backward = data.draw(st.lists(SECONDS, min_size=p * v, max_size=p * v))
+    p2p, share = data.draw(st.sampled_from((0.0, 0.1, 2.0))), data.draw(st.sampled_from((0.5, 0.3)))
+
+    played = makespan_s(schedule, forward, backward, m, v, p2p, share)
+
+    assert played == pytest.approx(by_relaxation(schedule, forward, backward, m, v, p2p, share))
+
+
+@settings(deadline=None, max_examples=300)
+@given(shapes(), st.data())
+def test_the_lower_bound_is_never_above_the_makespan(shape, data):
+    schedule, p, m, v = shape
+    forward, backward = (Ends(*data.draw(st.tuples(SECONDS, SECONDS, SECONDS))) for _ in "fb")
+    p2p, share = data.draw(st.sampled_from((0.0, 0.1, 2.0))), data.draw(st.sampled_from((0.5, 0.3, 0.8)))
+    longer = data.draw(st.lists(st.sampled_from((1.0, 1.0, 1.3)), min_size=p * v, max_size=p * v))
+
+    def spread(ends: Ends) -> list[float]:
+        """One number a stage; those in the middle may take longer than the bound is told."""
+        if p * v == 1:
+            return [ends.first]
+        return [ends.first, *(ends.middle * more for more in longer[1:-1]), ends.last]
+
+    bound = lower_bound_s(schedule, p, m, v, forward, backward, p2p, share)
+
+    assert bound <= makespan_s(schedule, spread(forward), spread(backward), m, v, p2p, share) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("p", [1, 2, 4, 7])
+def test_even_stages_idle_by_the_published_bubble_and_the_bound_is_exact(schedule, p):
+    v, m = CHUNKS.get(schedule, 1), 3 * p
+    step_s = makespan_s(schedule, [1 / v] * (p * v), [2 / v] * (p * v), m, v)
+
+    assert step_s == pytest.approx(3 * m * (1 + bubble_share(schedule, p, m, v)))
+    assert step_s == pytest.approx(lower_bound_s(schedule, p, m, v, Ends(*[1 / v] * 3), Ends(*[2 / v] * 3)))
+
+
+def test_the_bound_answers_alike_for_numbers_and_columns():
+    draw = np.random.default_rng(0)
+    rows = 60
+    p, m, h = draw.integers(1, 9, rows), draw.integers(1, 40, rows), draw.random(rows)
+    times = draw.random((6, rows))
+    for schedule in SCHEDULES:
+        v = CHUNKS.get(schedule, 1) * np.ones(rows)
+        column = lower_bound_s(schedule, p.astype(float), m.astype(float), v, Ends(*times[:3]), Ends(*times[3:]), h)
+        for at in range(rows):
+            f, b = Ends(*map(float, times[:3, at])), Ends(*map(float, times[3:, at]))
+            assert column[at] == lower_bound_s(schedule, int(p[at]), int(m[at]), int(v[at]), f, b, float(h[at]))
+
+
+def test_a_slow_send_costs_1f1b_every_micro_batch_but_gpipe_only_its_ramps():
+    def extra(schedule: str) -> float:
+        even = [1.0] * 4, [2.0] * 4, 32
+        return makespan_s(schedule, *even, 1, 0.5) - makespan_s(schedule, *even)
+
+    assert extra("gpipe") == pytest.approx(2 * 3 * 0.5)
+    assert extra("1f1b") > 32 * 0.5 * 0.9
+
+
+def test_moving_a_layer_off_the_stage_that_has_the_head_shortens_the_step():
+    layers = stage_layers(32, 4), stage_layers(32, 4, (8, 9, 9, 6))
+    head = 2.0
+
+    even, moved = (
+        makespan_s("1f1b", [*split[:3], split[3] + head], [2 * s for s in (*split[:3], split[3] + head)], 16)
+        for split in layers
+    )
+
+    assert moved < even
+
+
+def test_layers_are_dealt_evenly_and_the_first_stages_take_what_is_left():
+    assert stage_layers(32, 4) == (8, 8, 8, 8)
+    assert stage_layers(30, 4) == (8, 8, 7, 7)
+    assert stage_layers(30, 4, (9, 8, 8, 5)) == (9, 8, 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "given_", "said"),
+    [
+        (32, 4, (8, 8, 8), "3 numbers for 4 stages. Try 8,8,8,8."),
+        (32, 4, (8, 8, 8, 7), "they sum to 31, the model has 32 layers. Try 8,8,8,8."),
+        (32, 4, (16, 16, 0, 0), "every stage needs a layer. Try 8,8,8,8."),
+        (2, 4, None, "4 stages are more than the 2 layers. Use 2."),
+        (2, 4, (1, 1, 1, 1), "they sum to 4, the model has 2 layers. Use pp=2 or less."),
+    ],
+)
+def test_illegal_stages_are_refused_with_the_way_out(layers, stages, given_, said):
+    with pytest.raises(PlannerError) as refused:
+        stage_layers(layers, stages, given_)
+
+    assert said in refused.value.sentence
+
+
+def test_facts_of_the_rules_on_numbers_and_columns():
+    v, m = np.array([1, 2, 3, 4, 8]), np.array([2, 4, 6, 8, 10])
+
+    assert list(virtual_stages_divide(32, 4, v)) == [True, True, False, True, True]
+    assert list(stages_fit(16, 4, v)) == [True, True, True, True, False]
+    assert list(virtual_stages_match("zb-v", v)) == [False, True, False, False, False]
+    assert list(virtual_stages_match("1f1b", v)) == [True, False, False, False, False]
+    assert list(micro_batches_match_megatron("interleaved", 4, m)) == [False, True, False, True, False]
+    assert list(micro_batches_match_torch("interleaved", 4, m)) == [True, True, True, True, True]
+    assert not micro_batches_match_torch("interleaved", 4, 13)
+    assert micro_batches_match_megatron("1f1b", 4, 2)
+    assert not micro_batches_match_torch("1f1b", 4, 2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_sends_are_counted_as_they_cross_ranks_in_the_schedule(schedule, p):
+    v = CHUNKS.get(schedule, 1)
+    homes = [rank_of(schedule, p, stage) for stage in range(p * v)]
+    crossings = [(a, b) for a, b in pairwise(homes) if a != b]
+
+    for rank in range(p):
+        assert forward_sends(schedule, p, rank, v) == sum(a == rank for a, _ in crossings)
+        assert backward_sends(schedule, p, rank, v) == sum(b == rank for _, b in crossings)
+    busiest = max(forward_sends(schedule, p, rank, v) + backward_sends(schedule, p, rank, v) for rank in range(p))
+    assert sum(one.payload_bytes for one in ideal_collectives(schedule, p, 6, v, 10.0)) == busiest * 6 * 10.0
+
+
+def test_a_boundary_carries_the_residual_stream_and_a_slice_of_it_with_sequence_parallelism():
+    whole = boundary_bytes(1, 4096, 8192, 2, 1)
+
+    assert whole == 64 * 2**20
+    assert boundary_bytes(1, 4096, 8192, 2, 8) == whole / 8

@@ -1,0 +1,252 @@
+"""Optimizers: states and temporaries against the real ones on a CPU, and figures a reader checks by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from planner import optimizers, presets
+from planner.errors import PlannerError
+from planner.inventory import unit_weights
+from planner.optimizers import Tensor, blockwise_8bit_bytes, factored_bytes, newton_schulz_flops, state_bytes
+from planner.parallelism.zero import moment_bytes
+from planner.plan import PhaseMemory
+from planner.question import Question, case_of, coefficients
+from planner.rules import check
+from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
+from planner.steptime import step_time
+
+NAMES = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
+SMALL = ModelSpec(
+    name="small", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=384, max_seq_len=128
+)
+DDP = Layout(engine="ddp", dp_replicate=8)
+FSDP = Layout(engine="fsdp2", dp_shard=8, zero_stage=3)
+
+
+def ask(layout: Layout, model: str = "7b", gpu: str = "dgx-h100", **job: Any):
+    asked = Question(presets.model(model), presets.cluster(gpu, 8), TrainingJob(**job), coefficients())
+    return case_of(asked, layout)
+
+
+def optimizer_terms(layout: Layout, name: str, **job: Any) -> dict[str, float]:
+    from planner.memory import memory_breakdown
+
+    case = ask(layout, optimizer=Optimizer(name=name), **job)
+    (step,) = (phase for phase in memory_breakdown(case).phases if phase.phase == "optimizer")
+    assert isinstance(step, PhaseMemory)
+    return step.terms
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def test_8_bit_adamw_keeps_two_bytes_a_weight_and_two_fp32_scales_for_256():
+    assert blockwise_8bit_bytes(4096 * 4096) == 4096 * 4096 * (2 + 8 / 256)
+
+
+def test_8_bit_adamw_keeps_fp32_states_below_4096_elements():
+    assert blockwise_8bit_bytes(4095) == 8 * 4095
+    assert blockwise_8bit_bytes(4096) == 2 * 4096 + 2 * 16 * 4
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_a_matrix():
+    assert factored_bytes(4096, 11008) == 4 * (4096 + 11008)
+    assert state_bytes(Optimizer(name="adafactor"), Tensor((4096,), 4096), 4) == 4 * 4096
+
+
+def test_lion_keeps_half_of_adam():
+    tensor = Tensor((512, 64), 512 * 64)
+
+    assert state_bytes(Optimizer(name="lion"), tensor, 4) * 2 == state_bytes(Optimizer(name="adamw"), tensor, 4)
+
+
+def test_a_7b_model_costs_16_bytes_a_weight_with_adamw_and_10_with_its_8_bit_states():
+    """Weights and gradients of 4 bytes each under autocast; 18 with DeepSpeed's 16-bit copies and fp32 gradients."""
+    adamw, small = optimizer_terms(DDP, "adamw"), optimizer_terms(DDP, "adamw-8bit")
+    elements = 6_738_415_616
+
+    assert adamw["params"] + adamw["grads"] + adamw["optimizer"] == 16 * elements
+    assert (small["params"] + small["grads"] + small["optimizer"]) / elements == pytest.approx(10.03, abs=0.01)
+
+
+def test_muon_keeps_one_moment_of_hidden_matrices_and_two_of_the_rest():
+    elements = 6_738_415_616
+    rest = 2 * 32_000 * 4096 + (2 * 32 + 1) * 4096
+
+    assert optimizer_terms(DDP, "muon")["optimizer"] == 4 * (elements - rest) + 8 * rest
+
+
+def test_adafactor_saves_nothing_of_the_second_moment_on_deepspeeds_flat_partitions():
+    zero1 = Layout(engine="deepspeed", dp_shard=8, zero_stage=1)
+    elements = 6_738_415_616
+
+    flat, whole = optimizer_terms(zero1, "adafactor")["optimizer"], optimizer_terms(DDP, "adafactor")["optimizer"]
+
+    assert flat == pytest.approx((4 + 4) * elements / 8, rel=1e-6)
+    assert whole < 0.01 * elements
+
+
+def test_newton_schulz_costs_twenty_m_squared_n_and_ten_m_cubed():
+    assert newton_schulz_flops(4096, 11008, 1, 1) == 20 * 4096**2 * 11008 + 10 * 4096**3
+
+
+def test_muons_matrix_products_are_divided_by_shards_and_cost_time():
+    adamw, whole, split = (
+        step_time(ask(layout, optimizer=Optimizer(name=name)), coefficients()).optimizer_s
+        for layout, name in ((DDP, "adamw"), (DDP, "muon"), (FSDP, "muon"))
+    )
+
+    assert whole > adamw
+    assert whole / 8 < split < whole / 4  # tall matrices square their small Gram matrix on every rank
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shards_of_fsdp2_sum_to_the_whole_state(name: str):
+    """But Adafactor's rows and columns, which nothing splits."""
+    settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0)
+    whole = state_bytes(settings, Tensor((4096, 4096), 4096 * 4096), 4)
+    shard = state_bytes(settings, Tensor((4096, 4096), 4096 * 4096 / 8, 8), 4)
+
+    assert shard * 8 == (8 * whole if name == "adafactor" else whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_textbook_figure_is_that_of_a_large_matrix(name: str):
+    settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0)
+    expected = {"adamw": 8, "adamw-8bit": 2 + 8 / 256, "sgd": 4, "adafactor": 0, "lion": 4, "muon": 4}
+
+    assert moment_bytes(settings, 4) == pytest.approx(expected[name], abs=1e-4)
+
+
+# -- refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "parts"),
+    [
+        (FSDP, "adamw-8bit", ("optimizer=adamw-8bit", "FSDP2", "zero_stage 1")),
+        (FSDP, "adafactor", ("optimizer=adafactor", "FSDP2", "engine ddp")),
+        (Layout(engine="deepspeed", dp_shard=8, zero_stage=3), "muon", ("optimizer=muon", "zero_stage 1 or 2")),
+    ],
+)
+def test_what_an_engine_cannot_update_is_refused_with_a_way_out(layout: Layout, name: str, parts: tuple[str, ...]):
+    from planner.engines import engine_of
+
+    with pytest.raises(PlannerError) as refusal:
+        check(ask(layout, optimizer=Optimizer(name=name)), engine_of(layout.engine).rules)
+
+    for part in parts:
+        assert part in refusal.value.sentence
+
+
+# -- against the real ones -----------------------------------------------------------------------------------------
+
+
+def real_model(dtype: torch.dtype) -> tuple[torch.nn.Module, list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """A Llama with one gradient; its hidden matrices, and the rest."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from planner.huggingface import config_dict
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**config_dict(SMALL))).to(dtype)
+    tokens = torch.randint(0, SMALL.vocab, (1, 8))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    hidden = [p for name, p in model.named_parameters() if "layers." in name and p.dim() == 2]
+    return model, hidden, [p for p in model.parameters() if all(p is not one for one in hidden)]
+
+
+def real_optimizers(name: str, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+    from transformers.optimization import Adafactor
+
+    model, hidden, rest = real_model(dtype)
+    weights = list(model.parameters())
+    if name == "muon":
+        return [torch.optim.Muon(hidden), torch.optim.AdamW(rest)]
+    if name == "sgd":
+        return [torch.optim.SGD(weights, momentum=0.9)]
+    return [Adafactor(weights) if name == "adafactor" else torch.optim.AdamW(weights)]
+
+
+def trained_tensors() -> optimizers.Units:
+    units = unit_weights(SMALL)
+    return [
+        (
+            [Tensor(w.shape, w.elements, 1, w.unit == "layer") for w in units[unit]],
+            SMALL.layers if unit == "layer" else 1,
+        )
+        for unit in ("embed", "layer", "tail")
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
+def test_states_are_those_of_the_real_optimizer_to_the_byte(name: str, dtype: torch.dtype):
+    settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0)
+    real = 0
+    for one in real_optimizers(name, dtype):
+        one.step()
+        states = (value for state in one.state.values() for value in state.values())
+        # Counters and Adafactor's RMS of a weight are single numbers, kept for every tensor.
+        real += sum(v.numel() * v.element_size() for v in states if isinstance(v, torch.Tensor) and v.dim() > 0)
+
+    assert real == sum(
+        times * state_bytes(settings, tensor, dtype.itemsize)
+        for tensors, times in trained_tensors()
+        for tensor in tensors
+    )
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
+def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str):
+    from executor.worker.memory import LiveTensors
+
+    settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0, weight_decay=0.0 if name == "sgd" else 0.1)
+    peaks = []
+    for one in real_optimizers(name, torch.float32):
+        one.step()  # states exist from here on
+        tracker = LiveTensors("cpu", SMALL.vocab)
+        with tracker, tracker.recording("optimizer"):
+            one.step()
+        held = {id(p): p for group in one.param_groups for p in group["params"]}.values()
+        inert = sum(p.numel() * p.element_size() * 2 for p in held)
+        states = (v for state in one.state.values() for v in state.values() if isinstance(v, torch.Tensor))
+        inert += sum(v.numel() * v.element_size() for v in states)
+        peaks.append(sum(tracker.fullest["optimizer"].values()) - inert)
+
+    predicted = optimizers.temporaries(settings, trained_tensors(), 4.0, on_cpu=True)
+    assert predicted == pytest.approx(max(peaks), rel=0.02, abs=2048)
+
+
+def test_newton_schulzs_workspace_is_that_of_torchs_muon():
+    from executor.worker.memory import LiveTensors
+
+    for shape in ((96, 256), (256, 96), (128, 128)):
+        weight = torch.nn.Parameter(torch.randn(shape))
+        weight.grad = torch.randn(shape)
+        one = torch.optim.Muon([weight])
+        one.step()
+        tracker = LiveTensors("cpu", SMALL.vocab)
+        with tracker:
+            weight.detach().sum()  # the tracker knows what it has seen, and Muon reads the weight last
+            with tracker.recording("optimizer"):
+                one.step()
+        measured = sum(tracker.fullest["optimizer"].values()) - 3 * weight.numel() * 4
+
+        predicted = optimizers.temporaries(
+            Optimizer(name="muon"), [([Tensor(shape, weight.numel())], 1)], 4.0, on_cpu=True
+        )
+        assert predicted == pytest.approx(measured, rel=0.02), shape
+
+
+def test_a_column_of_shards_answers_as_each_number_does():
+    import numpy as np
+
+    settings = Optimizer(name="adamw-8bit")
+    shards = np.array([1.0, 2.0, 4.0, 1024.0])
+    column = state_bytes(settings, Tensor((512, 64), 512 * 64 / shards, shards), 4)
+
+    assert list(column) == [state_bytes(settings, Tensor((512, 64), 512 * 64 / n, n), 4) for n in shards]

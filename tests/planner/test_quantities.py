@@ -1,0 +1,83 @@
+"""Counts, durations and sizes as people type them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.errors import PlannerError
+from planner.quantities import duration_s, gpu_counts, large_count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("2T", 2 * 10**12),
+        ("300B", 3 * 10**11),
+        ("1M", 10**6),
+        ("1.5k", 1500),
+        ("2e12", 2 * 10**12),
+        ("1_000", 1000),
+        ("15.6T", 15_600_000_000_000),
+        (" 7 b ", 7 * 10**9),
+        ("0.1B", 10**8),  # exact in decimal, not in binary
+    ],
+)
+def test_counts_are_decimal_and_exact(text: str, count: int):
+    assert large_count("tokens", text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "T", "2Q", "-1M", "0", "1.5", "nan", "inf", "1e99", "1e9999999999", "0x10", "2 TB"]
+)
+def test_what_is_no_count_is_refused_in_one_line(text: str):
+    with pytest.raises(PlannerError) as refusal:
+        large_count("tokens", text)
+    assert refusal.value.exit_code == 2
+    assert "\n" not in refusal.value.sentence
+
+
+@given(st.integers(1, 10**15), st.sampled_from(["", "k"]))
+def test_a_whole_number_reads_back(number: int, unit: str):
+    assert large_count("tokens", f"{number}{unit}") == number * (1000 if unit else 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("30min", 1800), ("1.5h", 5400), ("2d", 172_800)]
+)
+def test_durations_are_seconds(text: str, seconds: float):
+    assert duration_s("checkpoint_time", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1s", "1 week", "1e99h", "nan"])
+def test_what_is_no_duration_is_refused(text: str):
+    with pytest.raises(PlannerError):
+        duration_s("checkpoint_time", text)
+
+
+def test_a_zero_duration_is_refused_where_it_divides():
+    assert duration_s("checkpoint_time", "0") == 0
+    with pytest.raises(PlannerError):
+        duration_s("checkpoint_interval", "0", above=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8..64", (8, 16, 32, 64)),
+        ("8..100", (8, 16, 32, 64, 100)),
+        ("8..40:8", (8, 16, 24, 32, 40)),
+        ("24,8,8", (8, 24)),
+        ("1..4,16", (1, 2, 4, 16)),
+        ("8", (8,)),
+    ],
+)
+def test_sizes_are_lists_and_ranges(text: str, sizes: tuple[int, ...]):
+    assert gpu_counts("gpus", text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "8..", "..8", "64..8", "8:2", "a..b", "1..1000000:1", "0..8", "8..64:0"])
+def test_what_is_no_list_of_sizes_is_refused(text: str):
+    with pytest.raises(PlannerError, match="gpus"):
+        gpu_counts("gpus", text)

@@ -1,0 +1,315 @@
+"""`planner recommend`: objectives, constraints, the front, why not a named layout, and what leaves no layout."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from planner import command, options
+from planner.cli import planner
+from planner.errors import PlannerError
+from planner.objectives import OBJECTIVES, QUANTITIES, reach
+from planner.question import Question
+from planner.recommend import FREE, Constraints, differences, recommend, thinned
+from planner.search import Candidate
+from planner.spec import Layout
+from planner.whynot import why_not
+
+SIXTY_FOUR = ("recommend", "--model", "7b", "--gpus", "64")
+ANY = Constraints(any_runtime=True)
+
+
+def run(*arguments: str) -> int:
+    return command.exit_code(planner, arguments, name="planner")
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert run(*arguments, "--json") == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "recommend/1"
+    return found
+
+
+def asked(**given: str) -> Question:
+    return options.question({"model": "7b", "gpus": "64", **given})
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+def test_further_layouts_are_shown_by_what_differs(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--top", "4")
+    first, *others = found["estimates"]
+
+    assert first["differs"] == {}
+    for other in others:
+        assert other["differs"]
+        assert first["layout"] | other["differs"] == other["layout"]
+    assert run(*SIXTY_FOUR, "--top", "4") == 0
+    text = capsys.readouterr().out
+    assert "then what differs" in text and "reshard_after_forward=off" in text
+
+
+def test_counts_say_what_was_looked_at_and_why_not(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR)
+
+    assert found["considered"] >= found["evaluated"] + found["pruned"] > 0
+    assert found["rejected"]["does not fit in memory with headroom"] > 0
+    assert run(*SIXTY_FOUR) == 0
+    assert f"{found['considered']:,} layouts considered, {found['evaluated']:,} evaluated" in capsys.readouterr().out
+
+
+def test_the_front_trades_time_for_memory(capsys: pytest.CaptureFixture[str]):
+    points = answered(capsys, *SIXTY_FOUR, "--pareto", "5")["pareto"]
+
+    assert 2 <= len(points) <= 5
+    for before, after in pairwise(points):
+        assert before["seconds_per_sequence"] < after["seconds_per_sequence"]
+        assert before["device_bytes"] > after["device_bytes"]
+    assert run(*SIXTY_FOUR, "--pareto", "5") == 0
+    assert "PARETO FRONT" in capsys.readouterr().out
+
+
+def test_a_front_is_thinned_to_its_ends_and_equal_steps_of_memory():
+    layout = Layout(engine="ddp")
+    whole = tuple(Candidate(layout, 1.0 + place / 100, 2.0**-place) for place in range(9))
+
+    assert thinned(whole, 9) == whole
+    assert [one.device_bytes for one in thinned(whole, 3)] == [1.0, 2.0**-4, 2.0**-8]
+    assert thinned(whole, 1) == whole[:1] and thinned(whole, 0) == ()
+
+
+# -- constraints ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["accelerate", "deepspeed"])
+def test_a_backend_limits_what_is_recommended(backend: str, capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--backend", backend)
+
+    assert {one["backend"] for one in found["estimates"]} == {backend}
+
+
+def test_any_runtime_recommends_what_is_for_later_and_says_so(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--any-runtime")
+    best = found["estimates"][found["recommended"]]
+    launched = answered(capsys, *SIXTY_FOUR)
+
+    assert not best["launchable"] and found["considered"] > 100 * launched["considered"]
+    assert best["throughput"]["tokens_per_s"] > launched["estimates"][0]["throughput"]["tokens_per_s"]
+    assert run(*SIXTY_FOUR, "--any-runtime") == 0
+    assert "(for later: nothing launches it from here)" in capsys.readouterr().out
+
+
+def test_fixed_dimensions_constrain_the_space(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--any-runtime", "--tp", "4", "--pp", "2", "--top", "10")
+
+    assert found["considered"] > 1000
+    assert {(one["layout"]["tp"], one["layout"]["pp"]) for one in found["estimates"]} == {(4, 2)}
+
+
+def test_a_strategy_alone_is_kept_to(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--strategy", "zero2")
+
+    assert {one["strategy"] for one in found["estimates"]} == {"zero2"}
+
+
+def test_a_deadline_that_can_be_kept_says_how_long_the_run_is(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--deadline", "300d", "--tokens", "2T")
+    best = found["estimates"][found["recommended"]]
+
+    assert found["deadline"]["run_s"] == pytest.approx(2e12 / best["throughput"]["tokens_per_s"], rel=1e-6)
+    assert not found["deadline"]["missed"]
+
+
+def test_a_missed_deadline_ends_with_3_and_the_best_possible(capsys: pytest.CaptureFixture[str]):
+    found = answered(capsys, *SIXTY_FOUR, "--deadline", "3d", "--samples", "1B", "--seq-len", "2048", code=3)
+
+    assert found["recommended"] is None and found["deadline"]["missed"]
+    assert found["estimates"][0]["fits"] and found["rejected"]["misses the deadline"] > 0
+    assert run(*SIXTY_FOUR, "--deadline", "3d", "--tokens", "2T") == 3
+    out, err = capsys.readouterr()
+    assert "deadline of 3.0 days is missed: the fastest takes" in out and "33." in err
+
+
+def test_nothing_fits_ends_with_3_and_the_nearest(capsys: pytest.CaptureFixture[str]):
+    assert run("recommend", "--model", "70b", "--gpus", "2") == 3
+    err = capsys.readouterr().err
+    assert "nothing fits; nearest to it is fsdp, dp_shard=2, recompute=full with" in err
+
+
+def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFixture[str]):
+    whole = (*SIXTY_FOUR, "--dp-shard", "64", "--micro-batch-size", "4")
+
+    assert answered(capsys, *whole)["considered"] == 1
+    assert answered(capsys, *whole, "--pareto", "3")["pareto"][0]["layout"]["dp_shard"] == 64
+    assert answered(capsys, *whole, "--deadline", "3d", "--tokens", "2T", code=3)["deadline"]["missed"]
+    with pytest.raises(PlannerError, match="does not launch runtime accelerate-fsdp2"):
+        recommend(asked(dp_shard="64"), 1, Constraints(backend="deepspeed"))
+
+
+# -- objectives ----------------------------------------------------------------------------------------------------
+
+
+def reached(objective: str, constraints: Constraints = FREE, **given: str) -> Any:
+    whole = {"model": "7b", "gpus": "16", **given}
+    question = options.question(whole)
+    return reach(objective, question, options.resizable(whole), constraints=constraints, max_gpus=16)
+
+
+@pytest.mark.parametrize("objective", QUANTITIES)
+def test_an_objective_recommends_for_the_extreme_it_found(objective: str):
+    one = reached(objective)
+    best = one.found.answer.estimates[one.found.answer.recommended]
+    value = {
+        "fewest-gpus": best.case.layout.world_size,
+        "largest-context": best.case.job.seq_len,
+        "largest-micro-batch": best.case.layout.micro_batch_size,
+    }[objective]
+
+    assert best.fits and value == one.fitted.value
+    assert one.fitted.limit
+
+
+def test_the_fewest_gpus_that_keep_a_deadline_are_more():
+    hurried = Constraints(deadline_s=100 * 86400.0, tokens=10**12)
+    free, kept = reached("fewest-gpus"), reached("fewest-gpus", hurried)
+
+    assert free.fitted.value < kept.fitted.value
+    assert not kept.found.missed
+
+
+def test_every_objective_is_an_option(capsys: pytest.CaptureFixture[str]):
+    assert OBJECTIVES[0] == "fastest"
+    found = answered(capsys, "recommend", "--model", "7b", "--gpus", "8", "--objective", "fewest-gpus")
+    assert found["objective"]["value"] == found["cluster"]["nodes"] * found["cluster"]["gpus_per_node"]
+    assert run("recommend", "--model", "405b", "--gpus", "8", "--objective", "fewest-gpus") == 3
+    assert "fewest GPUs: nothing fits" in capsys.readouterr().out
+
+
+# -- why not -------------------------------------------------------------------------------------------------------
+
+WHY = [
+    ("dp_shard=64", "best", "It is the recommended layout."),
+    ("tp=4", "rule", "tp=4: "),
+    ("tp=3", "rule", "tp"),
+    ("engine=ddp", "memory", "needed of 79.11 GiB, largest is"),
+    ("micro_batch_size=16", "memory", "largest is activations"),
+    ("recompute=full", "slower", "% longer a sequence than the best"),
+    ("dp_shard=8", "slower", "tokens/s a GPU"),
+    ("reshard_after_forward=off", "larger", "as fast as the best, but needs"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), WHY)
+def test_a_named_layout_is_told_what_excludes_it(text: str, kind: str, words: str):
+    answer = why_not(recommend(asked(), 1), text)
+
+    assert (answer.kind, words in answer.sentence) == (kind, True), answer.sentence
+    assert answer.layout.world_size == 64 or kind == "rule"
+
+
+def test_a_backend_and_a_deadline_exclude_too():
+    refused = why_not(recommend(asked(), 1), "engine=deepspeed,zero_stage=2,offload_optimizer=on,recompute=full")
+    assert refused.kind == "backend" and "not launchable" in refused.sentence
+    best = recommend(asked(), 1)
+    hurried = Constraints(deadline_s=best.answer.estimates[0].time.step_s / 256 * 1.1 * 10**6, samples=10**6)
+    late = why_not(recommend(asked(), 1, hurried), "recompute=full")
+    assert late.kind == "deadline" and "the deadline is" in late.sentence
+
+
+def test_what_was_fixed_excludes_first():
+    assert why_not(recommend(asked(recompute="full"), 1), "recompute=none").kind == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("foo=3", "not a field of a layout"),
+        ("tp", "not name=value"),
+        ("tp=x", "expected `int`"),
+        ("tp=0", "must be 1 or more"),
+        ("tp=2,tp=4", "named twice"),
+        ("engine=megatrn", "Did you mean megatron"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_is_refused(text: str, words: str, capsys: pytest.CaptureFixture[str]):
+    assert run(*SIXTY_FOUR, "--why-not", text) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_why_not_is_in_the_json_too(capsys: pytest.CaptureFixture[str]):
+    answer = answered(capsys, *SIXTY_FOUR, "--why-not", "recompute=full")["why_not"]
+
+    assert answer["kind"] == "slower" and answer["layout"]["recompute"] == "full"
+
+
+def test_differences_are_what_makes_one_layout_the_other():
+    one, other = Layout(engine="ddp", dp_replicate=8), Layout(engine="fsdp2", dp_shard=8, zero_stage=3)
+
+    assert msgspec.structs.replace(one, **differences(one, other)) == other
+    assert differences(one, one) == {}
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+MOE = ("--model", "mixtral-8x7b")
+BAD = [
+    (["--gpus", "96", "--tp", "6"], "tp=6", "does not divide the 32 attention heads", "tp=4"),
+    (["--gpus", "64", "--tp", "6"], "tp=6", "does not divide", "tp=4"),
+    (["--gpus", "64", "--pp", "64"], "pp=64", "", "pp=32"),
+    (["--gpus", "64", "--pp", "4", "--virtual-stages", "3"], "virtual_stages=3", "", "virtual_stages=2"),
+    ([*MOE, "--gpus", "64", "--ep", "16"], "ep=16", "", "ep=8"),
+    ([*MOE, "--gpus", "64", "--ep", "8", "--pp", "16"], "ep=8", "= 4, the ranks it spans", "ep=4"),
+    (["--gpus", "64", "--cp", "64", "--seq-len", "96"], "cp=64", "", "cp="),
+    (["--gpus", "64", "--ep", "4"], "ep=4", "", "ep=1"),
+    (["--gpus", "64", "--lora-targets", "q_prj"], "lora_targets=q_prj", "", "q_proj"),
+    (["--gpus", "64", "--tp", "4", "--pp", "3"], "pp=3", "with tp=4", "pp=2"),
+    (["--gpus", "64", "--strategy", "hsdp", "--zero-stage", "1"], "zero_stage=1", "strategy=hsdp", "zero_stage=3"),
+    (["--gpus", "64", "--global-batch-size", "128", "--micro-batch-size", "3"], "micro_batch_size=3", "", "=2"),
+    (["--gpus", "64", "--method", "lora", "--runtime", "megatron-core"], "runtime=megatron-core", "method=lora", ""),
+    (["--gpus", "64", "--sequence-parallel", "--tp", "1"], "sequence_parallel=True", "tp=1", ""),
+]
+
+
+@pytest.mark.parametrize(("arguments", "field", "rule", "fix"), BAD)
+def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
+    arguments: list[str], field: str, rule: str, fix: str, capsys: pytest.CaptureFixture[str]
+):
+    model = [] if "--model" in arguments else ["--model", "7b"]
+
+    assert run("recommend", *model, *arguments, "--any-runtime") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"{field}:" in err and rule in err and fix in err, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tp", "4"], "Add --any-runtime to look at"),
+        (["--backend", "slurm"], "is not installed"),
+        (["--backend", "deepspeed", "--any-runtime"], "contradicts --backend deepspeed"),
+        (["--deadline", "3d"], "Add --tokens 300B or --samples 1M"),
+        (["--tokens", "1T"], "Add --deadline"),
+        (["--deadline", "3d", "--tokens", "1T", "--samples", "1M"], "contradicts --tokens 1T"),
+        (["--deadline", "3d", "--samples", "1M"], "Give --seq-len"),
+        (["--deadline", "soon", "--tokens", "1T"], "must be a duration"),
+        (["--top", "0"], "from 1 to 100"),
+        (["--pareto", "x"], "must be a whole number"),
+        (["--objective", "largest-context", "--seq-len", "512"], "is what --objective largest-context looks for"),
+        (["--objective", "largest-micro-batch", "--micro-batch-size", "2"], "Leave it out"),
+        (["--objective", "smallest"], "Invalid value"),
+        (["--seq-len", "9000"], "at most 4096 tokens"),
+    ],
+)
+def test_constraints_that_contradict_or_change_nothing_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run(*SIXTY_FOUR, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert words in err

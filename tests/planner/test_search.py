@@ -1,0 +1,222 @@
+"""The search: exactly what brute force over single layouts returns, bounds that no layout goes below, every layout
+accounted for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import presets, search
+from planner.case import Case
+from planner.engines import ENGINES, engine_of
+from planner.memory import memory_breakdown
+from planner.question import Pins, Question, case_of, coefficients, limit_bytes
+from planner.rules import check
+from planner.search import all_layouts, memory_bound, rank, time_bound
+from planner.space import SPACE, Block, blocks_of
+from planner.spec import Layout, TrainingJob
+from planner.steptime import step_time
+
+LAUNCHED = ("ddp", "fsdp2", "deepspeed")
+
+
+def asked(model: str = "7b", gpus: int = 32, batch: int | None = None, **pins: object) -> Question:
+    cluster = presets.cluster("dgx-h100", gpus)
+    return Question(presets.model(model), cluster, TrainingJob(global_batch_size=batch), coefficients(), Pins(**pins))
+
+
+def legal(case: Case) -> bool:
+    return all(rule.holds(case) for rule in engine_of(case.layout.engine).rules)
+
+
+def brute_force(question: Question, engines: tuple[str, ...]) -> list[tuple[float, float]]:
+    """(seconds a sequence, device bytes) of every layout that keeps the rules and fits, each costed alone."""
+    found = []
+    for layout in all_layouts(question, engines):
+        case = case_of(question, layout)
+        if not legal(case):
+            continue
+        size = memory_breakdown(case).device_bytes
+        if size <= limit_bytes(question):
+            seconds = step_time(case, question.coefficients).step_s / layout.global_batch_size
+            found.append((float(seconds), size))
+    return sorted(found)
+
+
+def figures(candidates: tuple[search.Candidate, ...]) -> list[tuple[float, float]]:
+    return [(one.seconds_per_sequence, one.device_bytes) for one in candidates]
+
+
+def unbeaten(truth: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The Pareto front of points that ascend in time."""
+    front: list[tuple[float, float]] = []
+    for seconds, size in truth:
+        if seconds > search.FRONT_SPAN * truth[0][0]:
+            break
+        if not front or size < front[-1][1]:
+            front.append((seconds, size))
+    return front
+
+
+# -- brute force ---------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "every strategy of data parallelism, any batch": (asked(gpus=32), LAUNCHED),
+    "a batch to be made": (asked(gpus=16, batch=96), LAUNCHED),
+    "one GPU": (asked("llama-3.2-1b", gpus=1), LAUNCHED),
+    "tensor and context groups on 4 GPUs": (asked("llama-3.2-1b", gpus=4, batch=8), ENGINES),
+    "pipelines on 8 GPUs": (asked("7b", gpus=8, batch=16, pp=4), ENGINES),
+    "tensor groups on 8 GPUs": (asked("llama-3-8b", gpus=8, batch=8, tp=4), ENGINES),
+    "experts on 8 GPUs": (asked("deepseek-v2-lite", gpus=8, batch=8, ep=4, cp=1), ENGINES),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_search_returns_what_brute_force_returns(name: str):
+    question, engines = SMALL[name]
+    truth = brute_force(question, engines)
+    assert truth
+
+    for k in (1, 5):
+        found = rank(question, k, engines=engines)
+        assert figures(found.best) == [pytest.approx(one, rel=1e-12) for one in truth[:k]]
+
+
+@pytest.mark.parametrize("name", list(SMALL)[:4])
+def test_the_front_is_what_no_layout_beats(name: str):
+    question, engines = SMALL[name]
+    truth = unbeaten(brute_force(question, engines))
+
+    found = rank(question, 1, engines=engines, front=10**6)
+
+    assert sorted(set(figures(found.front))) == [pytest.approx(one, rel=1e-12) for one in truth]
+    assert figures(rank(question, 1, engines=engines, front=2).front)[:2] == figures(found.front)[:2]
+
+
+def test_a_deadline_leaves_what_keeps_it():
+    question = asked(gpus=32)
+    truth = brute_force(question, LAUNCHED)
+    between = (truth[4][0] + truth[5][0]) / 2 if truth[4][0] < truth[5][0] else truth[5][0]
+
+    found = rank(question, 1000, engines=LAUNCHED, slowest=between)
+
+    assert figures(found.best) == [pytest.approx(one) for one in truth if one[0] <= between]
+    assert found.rejected[search.TOO_SLOW] > 0
+    assert rank(question, 3, engines=LAUNCHED, slowest=truth[0][0] * 0.99).best == ()
+
+
+def test_what_is_refused_is_not_ranked():
+    question = asked(gpus=32)
+
+    found = rank(question, 3, engines=LAUNCHED, refusal=lambda one: "no shards" if one.dp_shard > 1 else None)
+
+    assert found.best == () and found.rejected[f"{search.REFUSED}: no shards"] > 0
+    assert {one.layout.engine for one in rank(question, 3, engines=LAUNCHED, refusal=lambda one: None).best}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_layout_is_accounted_for(name: str):
+    question, engines = SMALL[name]
+    layouts = list(all_layouts(question, engines))
+
+    found = rank(question, 1, engines=engines)
+    all_looked_at = rank(question, 10**6, engines=engines)
+
+    assert found.considered == all_looked_at.considered == len(layouts)
+    assert all_looked_at.pruned == 0
+    assert len(all_looked_at.best) + sum(all_looked_at.rejected.values()) == len(layouts)
+
+
+# -- the space -----------------------------------------------------------------------------------------------------
+
+
+def test_the_space_names_every_engine_and_no_layout_twice():
+    assert {varies.engine for varies in SPACE} == set(ENGINES)
+    layouts = list(all_layouts(asked("llama-3.2-1b", gpus=4, batch=8)))
+    assert len(layouts) == len(set(layouts))
+
+
+def test_what_the_person_fixed_stays_fixed():
+    question = asked(
+        gpus=8, batch=8, micro_batch_size=2, recompute="full", reshard_after_forward=True, tp=2, sequence_parallel=False
+    )
+    layouts = list(all_layouts(question))
+
+    assert layouts
+    for layout in layouts:
+        assert (layout.recompute, layout.tp, layout.micro_batch_size) == ("full", 2, 2)
+        assert layout.reshard_after_forward and not layout.sequence_parallel
+        assert layout.world_size == 8 and layout.global_batch_size == 8
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"])
+def test_a_strategy_asked_for_alone_limits_the_space(strategy: str):
+    from planner.estimate import strategy_name
+
+    question = msgspec.structs.replace(asked(gpus=8), strategy=strategy)
+
+    assert {strategy_name(layout) for layout in all_layouts(question)} == {strategy}
+
+
+def test_every_layout_that_is_offered_keeps_every_rule_of_its_engine():
+    question = asked(gpus=8, batch=16)
+    found = rank(question, 30, engines=ENGINES)
+
+    assert len(found.best) == 30
+    for one in found.best:
+        check(case_of(question, one.layout), engine_of(one.layout.engine).rules)
+
+
+def test_when_nothing_fits_the_smallest_is_named():
+    ranking = rank(asked("70b", gpus=2), engines=LAUNCHED)
+
+    assert ranking.best == ()
+    assert ranking.smallest is not None
+    assert (ranking.smallest.recompute, ranking.smallest.micro_batch_size) == ("full", 1)
+
+
+def test_more_headroom_never_finds_a_faster_layout():
+    tight = asked(batch=256)
+    loose = msgspec.structs.replace(tight, headroom=0.4)
+
+    best, careful = (rank(one, engines=LAUNCHED).best[0] for one in (tight, loose))
+
+    assert careful.seconds_per_sequence >= best.seconds_per_sequence
+    assert careful.device_bytes <= 0.6 * tight.cluster.gpu.memory_bytes
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------
+
+MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite")
+
+
+@cache
+def legal_blocks(engine: str, model: str, batch: int | None) -> tuple[Question, list[Block]]:
+    """Blocks of one engine's space on 32 GPUs, the rows that keep its rules."""
+    question = asked(model, 32, batch)
+    some = [search._legal(question, block, search.Counter()) for block in blocks_of(question, (engine,))]
+    return question, [block for block in some if block.size]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_no_layout_goes_below_its_bounds(engine: str, data: st.DataObject):
+    question, some = legal_blocks(engine, data.draw(st.sampled_from(MODELS)), data.draw(st.sampled_from([None, 64])))
+    if not some:
+        return
+    block = data.draw(st.sampled_from(some))
+    rows = data.draw(st.lists(st.integers(0, block.size - 1), min_size=1, max_size=3, unique=True))
+    columns = block.columns()
+    memory = search.as_column(memory_bound(case_of(question, columns)), block.size)
+    seconds = search.as_column(time_bound(question, columns), block.size)
+
+    for row in rows:
+        layout: Layout = block.layout(row)
+        exact = memory_breakdown(case_of(question, layout)).device_bytes
+        assert memory[row] <= exact * (1 + 1e-12), layout
+        assert seconds[row] <= search.exact_seconds(question, layout) * (1 + 1e-9), layout

@@ -1,0 +1,111 @@
+"""Step time: FLOP that a reader checks by hand, limits, and what is hidden beside compute."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planner import presets
+from planner.parallelism.data import global_batch_size
+from planner.question import Question, case_of, coefficients
+from planner.spec import Layout, TrainingJob
+from planner.steptime import exposed_seconds, step_time, throughput
+
+FSDP = Layout(engine="fsdp2", dp_shard=32, zero_stage=3)
+KNOWN = coefficients()
+
+
+def asked(gpu: str = "dgx-h100", gpus: int = 32, **job: object) -> Question:
+    return Question(presets.model("7b"), presets.cluster(gpu, gpus), TrainingJob(**job), KNOWN)
+
+
+def timed(layout: Layout, question: Question | None = None):
+    return step_time(case_of(question or asked(), layout), KNOWN)
+
+
+def changed(layout: Layout, **fields: object) -> Layout:
+    return msgspec.structs.replace(layout, **fields)
+
+
+def test_four_nodes_of_eight_with_batch_8_and_accumulation_2_see_512_sequences():
+    assert global_batch_size(4 * 8, 8, 2) == 512
+    assert Layout(engine="ddp", dp_replicate=32, micro_batch_size=8, grad_accum=2).global_batch_size == 512
+
+
+def test_a_7b_token_costs_6_flop_a_matrix_element_and_half_of_palms_attention():
+    """Matrices: all weights but the token table and the norms."""
+    matrices = 6_738_415_616 - 32_000 * 4096 - (2 * 32 + 1) * 4096
+    attention = 12 * 32 * 4096 * 2048 / 2
+
+    assert timed(FSDP).model_flops == pytest.approx(2048 * (6 * matrices + attention))
+
+
+def test_recomputation_adds_one_forward_of_the_layers_to_the_hardware_only():
+    plain, again = timed(FSDP), timed(changed(FSDP, recompute="full"))
+    layers = 6_738_415_616 - 2 * 32_000 * 4096 - (2 * 32 + 1) * 4096
+
+    assert again.model_flops == plain.model_flops == plain.hardware_flops
+    assert again.hardware_flops - plain.hardware_flops == pytest.approx(2048 * (2 * layers + 2 * 32 * 4096 * 2048))
+    assert again.compute_s > plain.compute_s
+
+
+def test_lora_spares_the_weight_gradients_of_a_frozen_base():
+    full, lora = timed(FSDP), timed(FSDP, asked(method="lora"))
+
+    assert lora.model_flops / full.model_flops == pytest.approx(4 / 6, abs=0.02)
+    assert lora.optimizer_s < full.optimizer_s / 500
+
+
+def test_mfu_is_model_flop_over_the_peak_and_hfu_counts_recomputation():
+    case = case_of(asked(), changed(FSDP, recompute="full"))
+    time = step_time(case, KNOWN)
+    speed = throughput(case, time)
+
+    assert speed.mfu == pytest.approx(time.model_flops / time.step_s / 989.4e12)
+    assert speed.hfu / speed.mfu == pytest.approx(time.hardware_flops / time.model_flops)
+    assert speed.tokens_per_s == pytest.approx(32 * 2048 / time.step_s)
+    assert 0 < speed.mfu < speed.hfu < KNOWN.matmul_efficiency
+
+
+def test_no_mfu_and_no_time_where_the_rate_is_unknown():
+    """A V100 has no bf16 units."""
+    case = case_of(asked("v100", 8), changed(FSDP, dp_shard=8))
+    speed = throughput(case, step_time(case, KNOWN))
+
+    assert step_time(case, KNOWN).step_s is None
+    assert (speed.mfu, speed.hfu, speed.tokens_per_s) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "layout", [FSDP, Layout(engine="ddp", dp_replicate=32), Layout(engine="deepspeed", dp_shard=32, zero_stage=2)]
+)
+@pytest.mark.parametrize("accum", [1, 4])
+def test_exposed_communication_is_never_more_than_all_and_never_nothing(layout: Layout, accum: int):
+    time = timed(changed(layout, grad_accum=accum))
+
+    assert 0 < time.exposed_comm_s <= time.comm_s
+    assert time.step_s == pytest.approx(time.compute_s + time.exposed_comm_s + time.bubble_s + time.optimizer_s)
+    assert time.low_s < time.step_s < time.high_s
+
+
+def test_a_reduction_once_a_step_hides_beside_one_micro_batch_only():
+    """Raw seconds stay the same; the share that hides does not grow with accumulation."""
+    layout = Layout(engine="ddp", dp_replicate=32)
+    one, many = timed(layout), timed(changed(layout, grad_accum=16))
+
+    assert many.comm_s == pytest.approx(one.comm_s)
+    assert many.exposed_comm_s == pytest.approx(one.exposed_comm_s)
+
+
+def test_all_but_the_last_call_hide_when_there_is_compute_enough():
+    assert exposed_seconds(10.0, 2.0, 100.0) == 2.0
+    assert exposed_seconds(10.0, 2.0, 4.0) == 6.0
+
+
+def test_slower_links_never_make_a_step_faster():
+    fast = asked()
+    slow_link = msgspec.structs.replace(fast.cluster.inter_link, bytes_per_s_per_direction=1e9)
+    slow = msgspec.structs.replace(fast, cluster=msgspec.structs.replace(fast.cluster, inter_link=slow_link))
+
+    assert timed(FSDP, slow).comm_s > timed(FSDP, fast).comm_s
+    assert timed(FSDP, slow).step_s > timed(FSDP, fast).step_s

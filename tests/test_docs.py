@@ -1,0 +1,193 @@
+"""Claims about the documents: links lead somewhere, commands exist, printed output is current, the file tree is true.
+
+Not here: whether what they say is well said.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")])
+README = PROJECT / "README.md"
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+COMMANDS = {"planner": "planner.cli", "executor": "executor.cli"}
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(PROJECT))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue  # an address elsewhere: tests do not use the network
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path) if path else page
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            broken.append(target)
+    return broken
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every line of a code block that starts one of our commands, continuation lines joined."""
+    for language, block in FENCE.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.strip()
+            if language == "console":
+                line = line.removeprefix("$ ") if line.startswith("$ ") else ""
+            if line.split(" ")[0] in COMMANDS and language in ("bash", "console"):
+                yield line
+
+
+def parse(line: str) -> None:
+    """Parse a command line with the real command, up to running it (click.ClickException when it cannot)."""
+    name, *arguments = shlex.split(line, comments=True)
+    group = getattr(import_module(COMMANDS[name]), name)
+    with group.make_context(name, list(arguments)) as context:
+        # What the group did not take itself: the subcommand's name and its arguments.
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+        sub_name, sub, sub_arguments = group.resolve_command(context, rest)
+        sub.make_context(sub_name, list(sub_arguments), parent=context).close()
+
+
+def listed(tree: str) -> dict[str, str]:
+    """Path -> description of the README's tree; two columns of indentation are one folder deeper."""
+    found: dict[str, str] = {}
+    folder = ""
+    for line in filter(None, tree.splitlines()):
+        name, _, about = line.strip().partition(" ")
+        if not line.startswith(" "):
+            folder = name if name.endswith("/") else ""
+            found[name] = about.strip()
+        else:
+            found[folder + name] = about.strip()
+    return found
+
+
+def tree_differences(tree: str, project: Path = PROJECT) -> list[str]:
+    """What the tree lists that is not there, and what is missing beside something it lists."""
+    paths = listed(tree)
+    wrong = [f"{path} is listed and does not exist" for path in paths if not (project / path).exists()]
+    wrong += [f"{path} has no description" for path, about in paths.items() if not about]
+    for folder in {str(Path(path).parent) + "/" for path in paths if Path(path).parent != Path()}:
+        for path in (project / folder).iterdir():
+            name = folder + path.name + "/" * path.is_dir()
+            hidden = path.name.startswith((".", "__"))
+            if not hidden and name not in paths and path.name != "README.md":
+                wrong.append(f"{name} exists and is not listed")
+    return wrong
+
+
+def readme_tree() -> str:
+    section = README.read_text().partition("## What is where")[2]
+    return next(block for language, block in FENCE.findall(section) if language == "text")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_link_leads_somewhere(page):
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Here\n[a](nowhere.md) [b](#here) [c](#there) [d](page.md#here)\n")
+
+    assert broken_links(page) == ["nowhere.md", "#there"]
+
+
+@pytest.mark.parametrize(("page", "line"), [(page_id(page), line) for page in PAGES for line in commands(page)])
+def test_every_command_in_a_code_block_parses(page, line):
+    parse(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["executor report runs/one --no-such-option", "executor no-such-command", "executor run"]
+)
+def test_a_command_that_does_not_exist_is_found(line):
+    with pytest.raises(click.ClickException):
+        parse(line)
+
+
+def test_the_planner_commands_of_the_readme_run_one_after_the_other(tmp_path):
+    for line in commands(README):
+        name, *arguments = shlex.split(line, comments=True)
+        if name == "planner" and arguments[0] != "explore":  # that one waits for keys: tests/tui presses them
+            program = [str(Path(sys.executable).with_name(name)), *arguments]
+            done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+GENERATED = [page for page in PAGES if "```console\n" in page.read_text() or page.name == "formulas.md"]
+
+
+@pytest.mark.parametrize("page", GENERATED, ids=page_id)
+def test_what_is_generated_is_what_the_commands_print_now(page):
+    done = subprocess.run(
+        [sys.executable, "scripts/docs.py", "--check", str(page)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nmake docs writes it anew"
+
+
+def test_output_that_is_out_of_date_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ planner --version\nplanner, version 0.0.0\n```\n")
+
+    done = subprocess.run(
+        [sys.executable, "scripts/docs.py", "--check", str(page)], cwd=PROJECT, capture_output=True, text=True
+    )
+
+    assert done.returncode == 1
+    assert "-planner, version 0.0.0" in done.stdout
+
+
+def test_the_layers_in_the_architecture_page_are_those_of_the_import_contract():
+    config = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    contract = next(one for one in config["tool"]["importlinter"]["contracts"] if one.get("exhaustive"))
+    page = (PROJECT / "docs" / "architecture.md").read_text()
+    told = next(block for _, block in FENCE.findall(page) if block.startswith("cli"))
+
+    layers = [
+        [re.sub(r"^\((\w+)\)$", r"\1 (later)", name.strip()) for name in layer.split("|")]
+        for layer in contract["layers"]
+    ]
+
+    assert [line.split(", ") for line in told.splitlines()] == layers
+
+
+def test_the_file_tree_in_the_readme_is_the_file_tree():
+    assert tree_differences(readme_tree()) == []
+
+
+def test_a_wrong_file_tree_is_found(tmp_path):
+    for name in ("one.py", "two.py"):
+        (tmp_path / "code").mkdir(exist_ok=True)
+        (tmp_path / "code" / name).touch()
+
+    assert tree_differences("code/  the code\n  one.py  it\n  three.py  it\n", tmp_path) == [
+        "code/three.py is listed and does not exist",
+        "code/two.py exists and is not listed",
+    ]

@@ -1,0 +1,140 @@
+"""Claims about what the screen is told: the planner's own answers, and commands that ask for exactly what is shown."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.estimate import answer
+from planner.options import question
+from planner.plan import read_plan
+from planner.recommend import Constraints, recommend
+from tui import inputs, state
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def planned(**given: str) -> state.Planned:
+    return state.plan(inputs.typed({"model": "7b", **given}))
+
+
+@pytest.fixture(scope="module")
+def sixty_four() -> state.Planned:
+    return planned(gpus="64")
+
+
+def asked_by(command: str):
+    """The planner's answer to a command line that the screen shows."""
+    program, name, *rest = shlex.split(command)
+    assert program == "planner"
+    given = inputs.given({inputs.MORE: shlex.join(rest[:-2] if rest[-2] == "-o" else rest)})
+    limits = Constraints(any_runtime=bool(given.pop(inputs.ANY_RUNTIME)))
+    return recommend(question(given), 1, limits).answer if name == "recommend" else answer(question(given))
+
+
+def test_the_screen_shows_what_estimate_and_recommend_answer(sixty_four):
+    asked = question({"model": "7b", "gpus": "64"})
+    every, best = answer(asked), recommend(asked, state.TOP)
+
+    assert [one.device_bytes for one in sixty_four.shown.strategies] == [
+        one.memory.device_bytes for one in every.estimates
+    ]
+    assert sixty_four.shown.unavailable == every.unavailable
+    assert [one.case.layout for one in sixty_four.ranked] == [one.case.layout for one in best.answer.estimates]
+    assert sixty_four.shown.considered == best.considered
+
+
+def test_the_terms_of_a_bar_add_up_to_what_the_device_shows(sixty_four):
+    for one in (*sixty_four.shown.strategies, *sixty_four.shown.ranked):
+        assert sum(one.terms.values()) == pytest.approx(one.device_bytes)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gpus": "64"},
+        {"gpus": "16", "global_batch_size": "256"},
+        {"gpus": "1", "gpu": "h200"},
+        {"model": "70b", "gpus": "64", "method": "lora", "lora_rank": "16"},
+        {"gpus": "8", "recompute": "full", "strategy": "fsdp"},
+        {"gpus": "64", "any_runtime": True},
+        {"model": "70b", "gpus": "64", "any_runtime": True},
+        {"model": "mixtral-8x7b", "gpus": "16", "seq_len": "8192", "any_runtime": True},
+    ],
+    ids=str,
+)
+def test_the_command_of_every_layout_asks_for_exactly_that_layout(given):
+    found = planned(**given)
+    shown = (*found.shown.strategies, *found.shown.ranked)
+
+    assert shown
+    for one, estimate in zip(shown, (*found.strategies, *found.ranked), strict=True):
+        again = asked_by(one.command).estimates[0].case
+        assert (again.layout, again.job, again.runtime) == (
+            estimate.case.layout, estimate.case.job, estimate.case.runtime,
+        ), one.command  # fmt: skip
+
+
+def test_a_command_writes_a_plan_only_when_its_layout_fits(sixty_four):
+    for one in (*sixty_four.shown.strategies, *sixty_four.shown.ranked):
+        assert ("-o" in shlex.split(one.command)) is (one.fits and one.refusal is None)
+    assert not all(one.fits for one in sixty_four.shown.strategies)
+
+
+def test_a_saved_plan_reads_back_as_the_layout_that_was_saved(sixty_four, tmp_path):
+    state.save(sixty_four.ranked[2], str(tmp_path / "plan.json"))
+
+    assert read_plan(tmp_path / "plan.json").layout == sixty_four.ranked[2].case.layout
+
+
+def test_a_plan_is_not_written_over_another_unless_asked_to(sixty_four, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("mine")
+
+    with pytest.raises(PlannerError, match="exists already"):
+        state.save(sixty_four.ranked[0], str(path))
+    assert path.read_text() == "mine"
+
+    state.save(sixty_four.ranked[0], str(path), overwrite=True)
+    assert read_plan(path).layout == sixty_four.ranked[0].case.layout
+
+
+def test_a_layout_that_does_not_fit_is_not_saved(sixty_four, tmp_path):
+    wrong = next(one for one in sixty_four.strategies if not one.fits)
+
+    with pytest.raises(PlannerError, match="does not fit") as refused:
+        state.save(wrong, str(tmp_path / "plan.json"))
+
+    assert refused.value.exit_code == state.DOES_NOT_FIT
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_that_the_planner_refuses_is_refused_alike():
+    with pytest.raises(PlannerError) as typed:
+        planned(gpus="63")
+    with pytest.raises(PlannerError) as asked:
+        question({"model": "7b", "gpus": "63"})
+
+    assert (typed.value.field, typed.value.sentence) == ("gpus", asked.value.sentence)
+
+
+def test_everything_shown_can_be_had_as_json_without_loading_what_draws():
+    code = (
+        "import sys; sys.argv[1:] = ['explore', '--model', '7b', '--gpus', '8', '--json']\n"
+        "from planner import command, cli\n"
+        "code = command.exit_code(cli.planner)\n"
+        "print(sorted({'textual', 'torch'} & set(sys.modules)), file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    found = json.loads(done.stdout)
+    assert found["schema"] == state.SCHEMA
+    assert found["ranked"][found["recommended"]]["fits"]

@@ -1,0 +1,1 @@
+"""The terminal explorer: imports planner and executor, and nothing imports it."""

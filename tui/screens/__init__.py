@@ -1,0 +1,1 @@
+"""The screens: the one where everything is seen, and the question where to save."""

@@ -1,0 +1,246 @@
+"""From the fields' texts to everything the screen shows: one question, the planner's answers, and they as plain values.
+
+Nothing here draws, and nothing here predicts. Not here: the fields themselves (inputs.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from planner.errors import PlannerError
+from planner.estimate import Answer, Estimate, answer, breakdown, plan_of
+from planner.inventory import parameters
+from planner.options import Given, question
+from planner.plan import encode_plan, write_whole
+from planner.question import GROUP_AXES, Question
+from planner.recommend import Constraints, Recommendation, recommend
+from planner.render import count_text, gib_text, layout_text, percent_text, seconds_text, table
+from planner.spec import Layout, TrainingJob
+from planner.units import format_bytes, format_volume
+from tui import inputs
+
+SCHEMA = "explore/1"
+TOP = 10
+"""Layouts in the ranking."""
+
+DOES_NOT_FIT = 3
+PLAN_FILE = "plan.json"
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One layout as it is shown: its bar, its row, its details, and the command that asks for exactly it."""
+
+    name: str
+    layout: str
+    batch: str
+    terms: dict[str, float]
+    device_bytes: float
+    memory: str
+    memory_gib: str
+    step: str
+    tokens_per_s_per_gpu: str
+    mfu: str
+    fits: bool
+    refusal: str | None
+    memory_table: str
+    collectives_table: str
+    time_line: str
+    reasons: tuple[str, ...]
+    command: str
+
+    @property
+    def legend(self) -> list[str]:
+        """The terms of the bar, in their order."""
+        return list(self.terms)
+
+
+class Screenful(msgspec.Struct, frozen=True):
+    """All that one question put on the screen."""
+
+    headline: str
+    capacity_bytes: float | None
+    capacity: str
+    strategies: tuple[Shown, ...]
+    unavailable: dict[str, str]
+    ranked: tuple[Shown, ...]
+    recommended: int | None
+    considered: int
+    rejected: dict[str, int]
+    trust: str
+    schema: str = SCHEMA
+
+    def shown(self, kind: str, place: int) -> Shown | None:
+        """A layout by the list it stands in ("strategies" or "ranked") and its place there."""
+        found: tuple[Shown, ...] = getattr(self, kind)
+        return found[place] if 0 <= place < len(found) else None
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A screenful, and the estimates behind its lists, for plan.json."""
+
+    shown: Screenful
+    strategies: tuple[Estimate, ...] = ()
+    ranked: tuple[Estimate, ...] = ()
+    seconds: float = 0.0
+
+    def estimate(self, kind: str, place: int) -> Estimate:
+        """What is behind `shown.shown(kind, place)`."""
+        found: tuple[Estimate, ...] = getattr(self, kind)
+        return found[place]
+
+
+Planner = Callable[[inputs.Typed], Planned]
+
+
+def plan(texts: inputs.Typed) -> Planned:
+    """Ask the planner (PlannerError for what a person should change)."""
+    start = time.perf_counter()
+    given = inputs.given(texts)
+    asked = question({name: value for name, value in given.items() if name != inputs.ANY_RUNTIME})
+    found, best = answer(asked), recommend(asked, TOP, Constraints(any_runtime=bool(given.get(inputs.ANY_RUNTIME))))
+    shown = screenful(given, found, best)
+    return Planned(shown, found.estimates, best.answer.estimates, time.perf_counter() - start)
+
+
+def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
+    """Two answers to one question as one screen."""
+    known, capacity = found.question.coefficients, found.question.cluster.gpu.memory_bytes
+    return Screenful(
+        headline=_headline(found.question),
+        capacity_bytes=capacity,
+        capacity="unknown" if capacity is None else format_bytes(capacity),
+        strategies=tuple(_shown(given, one) for one in found.estimates),
+        unavailable=found.unavailable,
+        ranked=tuple(
+            _shown(given, one, recommended=place == best.answer.recommended)
+            for place, one in enumerate(best.answer.estimates)
+        ),
+        recommended=best.answer.recommended,
+        considered=best.considered,
+        rejected=dict(sorted(best.rejected.items(), key=lambda pair: -pair[1])),
+        trust=f"times rest on the coefficients {known.name!r}: expect {known.time_low:g} to {known.time_high:g} times "
+        "as long",
+    )
+
+
+def as_json(shown: Screenful) -> bytes:
+    """What the screen shows, for programs."""
+    return msgspec.json.encode(shown)
+
+
+def _headline(asked: Question) -> str:
+    """What is planned for, short enough for 80 columns: the rest of the question stands in the fields."""
+    count, cluster = parameters(asked.model), asked.cluster
+    size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+    return f"{asked.model.name} ({size}) on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
+
+
+def _shown(given: Given, one: Estimate, *, recommended: bool = False) -> Shown:
+    layout, memory, spent = one.case.layout, one.memory, one.time
+    phases = memory.phases
+    terms = [term for term in phases[0].terms if any(phase.terms[term] for phase in phases)]
+    rows = [(term, *(gib_text(phase.terms[term]) for phase in phases)) for term in terms]
+    rows.append(("in all", *(gib_text(phase.total) for phase in phases)))
+    calls = [
+        (call.key, count_text(call.count), format_volume(call.payload_bytes), format_volume(call.wire_bytes_per_rank),
+         call.link)
+        for call in one.comm.engine
+    ]  # fmt: skip
+    return Shown(
+        name=one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})",
+        layout=layout_text(layout),
+        batch=f"{layout.micro_batch_size} x {layout.grad_accum}",
+        terms=breakdown(one),
+        device_bytes=memory.device_bytes,
+        memory=format_bytes(memory.device_bytes),
+        memory_gib=gib_text(memory.device_bytes),
+        step=seconds_text(spent.step_s),
+        tokens_per_s_per_gpu=count_text(one.throughput.tokens_per_s_per_gpu),
+        mfu=percent_text(one.throughput.mfu),
+        fits=one.fits,
+        refusal=one.refusal,
+        memory_table=table(("GiB", *(phase.phase for phase in phases)), rows),
+        collectives_table=table(("collective", "calls", "payload", "wire/rank", "link"), calls) if calls else "none",
+        time_line=f"step {seconds_text(spent.step_s)} = compute {seconds_text(spent.compute_s)} "
+        f"+ exposed communication {seconds_text(spent.exposed_comm_s)} + bubble {seconds_text(spent.bubble_s)} "
+        f"+ optimizer {seconds_text(spent.optimizer_s)}",
+        reasons=reasons(one),
+        command=shlex.join(_command(given, one, recommended)),
+    )
+
+
+def reasons(one: Estimate) -> tuple[str, ...]:
+    """Why a layout may be used, or may not."""
+    peak = one.memory.peak
+    fullest = max(peak.terms.items(), key=lambda pair: pair[1])
+    verdict = "fits" if one.fits else "does not fit"
+    said = [
+        f"{verdict}: the device shows {format_bytes(one.memory.device_bytes)} of "
+        f"{format_bytes(one.case.cluster.gpu.memory_bytes)}; the peak is in {peak.phase}, "
+        f"most of it {fullest[0]} ({format_bytes(fullest[1])})"
+    ]
+    said += [reason for reason in one.reasons if one.fits]
+    said.append(f"runs on {one.backend}" if one.launchable else f"cannot be launched: {one.refusal}")
+    return tuple(said)
+
+
+def _command(given: Given, one: Estimate, recommended: bool) -> list[str]:
+    """The command line whose plan is this layout."""
+    output = ["-o", PLAN_FILE] if one.fits and one.launchable else []
+    if recommended:
+        return ["planner", "recommend", *_kept(given, ()), *output]
+    return ["planner", "estimate", *exact_words(given, one), *output]
+
+
+def exact_words(given: Given, one: Estimate) -> list[str]:
+    """The options that ask for one layout and no other: those typed, with the layout's own in the place of theirs."""
+    own = _layout_words(one.case.layout, given)
+    own["runtime"] = inputs.option_words("runtime", one.case.runtime.name)
+    if one.case.job.method != TrainingJob().method:
+        own["method"] = inputs.option_words("method", one.case.job.method)
+    return [*_kept(given, (*own, "strategy", inputs.ANY_RUNTIME)), *(word for words in own.values() for word in words)]
+
+
+def _kept(given: Given, dropped: Collection[str]) -> list[str]:
+    return [
+        word
+        for name, value in given.items()
+        if value is not None and value != () and name not in dropped
+        for word in inputs.option_words(name, value)
+    ]
+
+
+def _layout_words(layout: Layout, given: Given) -> dict[str, list[str]]:
+    """A layout's fields as options, those at rest left out unless leaving them out would mean something else."""
+    at_rest = Layout(engine=layout.engine)
+    needed = {name for name in layout.__struct_fields__ if given.get(name) is not None}
+    if given.get("global_batch_size") is not None:
+        needed |= {"micro_batch_size", "grad_accum"}  # or they would be made to multiply to it
+    if all(getattr(layout, axis) == 1 for axis in GROUP_AXES):
+        needed.add("dp_replicate")  # one group size, so that the layout is not searched for
+    found: dict[str, list[str]] = {}
+    for name in layout.__struct_fields__:
+        value = getattr(layout, name)
+        if name in inputs.params() and (name in needed or value != getattr(at_rest, name)):
+            found[name] = inputs.option_words(name, value)
+    return found
+
+
+def save(one: Estimate, path: str, *, overwrite: bool = False) -> None:
+    """Write plan.json of one layout, as `planner estimate -o` would (PlannerError)."""
+    if not one.fits:
+        raise PlannerError("output", path, f"is not written: {reasons(one)[0]}", "Choose a layout that fits",
+                           exit_code=DOES_NOT_FIT)  # fmt: skip
+    if one.refusal is not None:
+        raise PlannerError("output", path, f"is not written: {one.refusal}", "Choose a layout that can be launched",
+                           exit_code=DOES_NOT_FIT)  # fmt: skip
+    if not path.strip():
+        raise PlannerError("output", None, "is missing", f"Try {PLAN_FILE}")
+    if not overwrite and os.path.lexists(path):
+        raise PlannerError("output", path, "exists already", "Name another file, or press ctrl+o to overwrite it")
+    write_whole(path, encode_plan(plan_of(one)))
