@@ -11,7 +11,8 @@ from planner.comm import traffic
 from planner.engines.base import Call
 from planner.spec import Layout, ModelSpec, Runtime, TrainingJob
 from planner.steptime import coefficients, tier_seconds
-from planner.truth.cases import CannotPredict, row_cluster
+from planner.truth.machines import known_cluster
+from planner.truth.notes import CannotPredict
 from planner.truth.rows import Row
 from planner.units import GB
 
@@ -29,7 +30,7 @@ def bus_bandwidth_gbps(row: Row, calibration: Calibration) -> float:
         raise CannotPredict(f"collective {call.op if call else None} is not predicted")
     if call.bytes is None:
         raise CannotPredict("message size not stated")
-    cluster = row_cluster(row)
+    cluster = known_cluster(row)
     if ranks is None or ranks < 2:
         raise CannotPredict("a group of one rank sends nothing")
     layout = Layout(engine="ddp", dp_replicate=ranks)
