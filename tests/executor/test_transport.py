@@ -1,4 +1,4 @@
-"""Claims about waiting for gloo's own threads. What real runs measure because of it: tests/cluster/test_prediction.py."""
+"""Claims about waiting for gloo's own threads. What real runs measure by it: tests/cluster/test_prediction.py."""
 
 from __future__ import annotations
 
