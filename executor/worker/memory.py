@@ -114,6 +114,11 @@ class LiveTensors(TorchDispatchMode):
     kernel allocates inside itself are not seen; the collective library's own buffers are not either.
     """
 
+    storage_type = ""
+    """Device type that storages of followed tensors name, where it is not the tensors' own."""
+    transports_hold = True
+    """Whether a collective library is at work that may hold tensors of its own."""
+
     def __init__(self, device_type: str, vocab: int) -> None:
         super().__init__()
         self.device_type, self.vocab = device_type, vocab
@@ -175,7 +180,7 @@ class LiveTensors(TorchDispatchMode):
         for tensor in inputs:
             self._storage_of(tensor, adopted=True)
         result = func(*args, **kwargs)
-        if self._recording and self.device_type == "cpu" and func.namespace in COLLECTIVES:
+        if self._recording and self.transports_hold and self.device_type == "cpu" and func.namespace in COLLECTIVES:
             if func._opname not in POINT_TO_POINT:
                 transport.finish(result)
             self._handed_over += [weakref.ref(tensor) for tensor in inputs]
@@ -227,7 +232,7 @@ class LiveTensors(TorchDispatchMode):
         return self._look(tensor.untyped_storage(), tuple(tensor.shape), adopted)
 
     def _look(self, raw: torch.UntypedStorage, shape: tuple[int, ...], adopted: bool = False) -> Storage | None:
-        if raw.device.type != self.device_type:
+        if raw.device.type != (self.storage_type or self.device_type):
             return None
         key = raw._cdata
         storage = self._alive.get(key)
@@ -237,7 +242,7 @@ class LiveTensors(TorchDispatchMode):
             in_engine = self._units.current() != "" or (adopted and self._recording)
             storage = Storage(key, op, path, self.phase, shape, in_engine)
             self._alive[key] = self._newborn = storage
-            if adopted and self._recording and torch.distributed.is_initialized():
+            if adopted and self._recording and self.transports_hold and torch.distributed.is_initialized():
                 # In one process nothing travels: a view's or a checkpoint's own storage is not worth a wait.
                 self._transports.append(storage)
             storage.watch = weakref.ref(raw, lambda _: self._died(key))
