@@ -16,19 +16,19 @@ PROBE_SCHEMA = "probe/1"
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
 """Operations that a probe times, by the names of planner.collectives."""
+TABLES = ("products", "attention", "sweeps", "overheads", "exchanges", "overlaps")
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
 """Number formats of matrix products that a probe times; a device that lacks one has no rows of it."""
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
-    """One matrix product (m x k) @ (k x n): median seconds of a call while `busy` ranks of the node ran theirs."""
+    """One matrix product (m x k) @ (k x n): median seconds of a call."""
 
     m: int
     n: int
     k: int
     dtype: str
     seconds: float
-    busy: int = 1
 
     @property
     def flops(self) -> float:
@@ -41,16 +41,36 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
         return self.flops / self.seconds
 
 
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """Causal scaled-dot-product attention as PyTorch computes it: median seconds of a forward and of its backward.
+
+    `sequences` x `heads` x `seq_len` x `head_dim`, as many key heads as query heads.
+    """
+
+    sequences: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    dtype: str
+    forward_s: float
+    backward_s: float
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOP of the forward as planner.work counts them: half of the full square of scores, and of values."""
+        return 2.0 * self.sequences * self.heads * self.seq_len**2 * self.head_dim
+
+
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """One element-wise kernel over `bytes` of memory, reads and writes together: median seconds of a call.
 
-    `kind` is "add" (two tensors read, one written).
+    `kind` is "add" (two tensors read, a new one written), "silu" (one read, a new one written) or "adamw" (one weight's
+    step: weight, gradient and two moments).
     """
 
     kind: str
     bytes: float
     seconds: float
-    busy: int = 1
 
     @property
     def bytes_per_s(self) -> float:
@@ -68,7 +88,6 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     operations: int
     seconds: float
-    busy: int = 1
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +102,17 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     payload_bytes: float
     seconds: float
+
+
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """The same products alone, the same all-reduce of `ranks` ranks alone, and both started together: median seconds."""
+
+    ranks: int
+    nodes: int
+    payload_bytes: float
+    compute_s: float
+    comm_s: float
+    both_s: float
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +144,11 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """One probe of `nodes` nodes with `ranks_per_node` ranks each, `threads` threads a rank, over `transport`."""
+    """One probe of `nodes` nodes with `ranks_per_node` ranks each, `threads` threads a rank, over `transport`.
+
+    All ranks of a node compute at the same time, as they do in training: on a CPU they share its memory's rate. A
+    figure is the median over repeated calls, then over ranks.
+    """
 
     schema: str = PROBE_SCHEMA
     made_by: str = ""
@@ -130,9 +164,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str
     versions: dict[str, str] = {}
     products: tuple[Product, ...] = ()
+    attention: tuple[Attention, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     overheads: tuple[Overhead, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -159,7 +195,7 @@ def check_probe(probe: Probe, where: str) -> None:
     """Refuse another version, and figures that no measurement can give. `where` names the file in the message."""
     if probe.schema != PROBE_SCHEMA:
         raise PlannerError(f"{where}: schema", probe.schema, f"this version reads {PROBE_SCHEMA}", "Probe again")
-    for table in ("products", "sweeps", "overheads", "exchanges"):
+    for table in TABLES:
         for place, row in enumerate(getattr(probe, table)):
             for field, value in msgspec.structs.asdict(row).items():
                 if isinstance(value, int | float) and not 0 < value < float("inf"):
