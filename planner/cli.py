@@ -212,9 +212,9 @@ def explain(as_json: bool, **given: Any) -> int:
     found = estimates.answer(options.question(given))
     place = found.recommended if found.recommended is not None else 0
     one = found.estimates[place]
-    trees = explanations.derivation(one.case, found.question.coefficients)
+    trees = explanations.derivation(one.case, found.question.calibration)
     if as_json:
-        figures = estimates.estimate_dict(one, found.question.coefficients)
+        figures = estimates.estimate_dict(one, found.question.calibration)
         click.echo(msgspec.json.encode(explanations.as_json_object(one.case, trees) | {"estimate": figures}))
         return 0
     parts = [

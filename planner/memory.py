@@ -258,7 +258,8 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
     """What PyTorch's caching allocator reserves for `allocated` live bytes; on CPU there is none."""
     if case.cluster.gpu.kind == "cpu":
         return allocated
-    return allocated * (1 + case.runtime.allocator.fragmentation)
+    allocator = case.runtime.allocator
+    return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation)
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:

@@ -17,7 +17,7 @@ import msgspec
 
 from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
-from planner.spec import Allocator, Cluster, Gpu, Kernels, Link, ModelSpec, Moe, Nics, Runtime, Tier
+from planner.spec import Cluster, Gpu, Kernels, Link, ModelSpec, Moe, Nics, Runtime, Tier
 from planner.units import GB, GIB, MICRO, TERA
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
@@ -129,16 +129,10 @@ class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sources: dict[str, str] = {}
 
 
-class _AllocatorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    fragmentation: NotNegative = 0.0
-    context_gib: NotNegative = 0.0
-
-
 class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str
     kernels: str
     backend: str | None = None
-    allocator: _AllocatorTable = _AllocatorTable()
     sources: dict[str, str] = {}
 
 
@@ -216,7 +210,7 @@ def cluster(
 
 
 def runtime(name: str, *, folders: Folders = ()) -> Runtime:
-    """The runtime of that name: engine, kernels, backend and what its allocator adds."""
+    """The runtime of that name: engine, kernels and backend. What its allocator adds stands in calibrations."""
     path = _found("runtimes", name, folders)
     file = _checked(_read(path), _RuntimeFile, path)
     return Runtime(
@@ -225,7 +219,6 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
         kernels=file.kernels,
         parts=kernels(file.kernels, folders=folders),
         backend=file.backend,
-        allocator=Allocator(fragmentation=file.allocator.fragmentation, context_bytes=file.allocator.context_gib * GIB),
     )
 
 

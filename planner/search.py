@@ -139,7 +139,7 @@ def _by_floor(question: Question, blocks: Iterable[Block]) -> list[tuple[float, 
 
 def _floor_seconds(question: Question, template: Layout) -> float:
     one = msgspec.structs.replace(template, sequence_parallel=False, virtual_stages=1, pp_schedule="1f1b")
-    seconds = whole_pass_seconds(case_of(question, one), question.coefficients)
+    seconds = whole_pass_seconds(case_of(question, one), question.calibration)
     return seconds / question.cluster.gpus
 
 
@@ -250,7 +250,7 @@ def _kept_per_token(case: Case, unit: str) -> Number:
 
 def time_bound(question: Question, layout: Layout) -> Number:
     """Seconds a sequence, which no layout of the columns goes below."""
-    time = step_time(case_of(question, layout), question.coefficients)
+    time = step_time(case_of(question, layout), question.calibration)
     step_s = time.comm_s if time.step_s is None else time.step_s
     return step_s / layout.global_batch_size
 

@@ -1,7 +1,7 @@
 """A first estimate of step time: compute, communication raw and exposed, the pipeline's bubble, the optimizer.
 
 Works on one layout, with the pipeline's schedule played out, and on columns, as a bound that no layout goes below.
-Coefficients are guesses until runs are measured (presets/calibrations). Not here: FLOP and bytes of the work (work.py),
+Not here: the coefficients (calibration.py), FLOP and bytes of the work (work.py),
 bytes on the wire (comm.py), or memory (memory.py).
 """
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from planner.arith import Number, is_column, maximum, minimum, where
+from planner.calibration import Calibration, Coefficients
 from planner.case import LAYERS, UNITS, Case
 from planner.collectives import NEIGHBOURLY
 from planner.comm import Traffic, traffic
@@ -32,19 +33,6 @@ CLIP_ACCESSES = 3
 """Reads for the norm, then read and write to scale."""
 WITHIN = ("tp", "cp", "ep")
 """Axes whose collectives stand in the way of every micro-batch's compute."""
-
-
-class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far software stays below the datasheet, and how far a measurement may stray from the prediction."""
-
-    name: str
-    matmul_efficiency: float
-    memory_efficiency: float
-    link_efficiency: float
-    time_low: float
-    time_high: float
-    memory_low: float
-    memory_high: float
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -201,7 +189,7 @@ def _optimizer_seconds(case: Case, rates: _Rates, known: Coefficients) -> Number
     if case.job.optimizer.name != "muon" or rate is None:
         return moved_s
     flops = matrix_flops(case.job.optimizer, updated(case, sharded=case.layout.zero_stage >= 1))
-    return moved_s + matmul_seconds(flops, rate, known.matmul_efficiency)
+    return moved_s + matmul_seconds(flops, rate, known.compute.matmul_share)
 
 
 def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
@@ -238,7 +226,7 @@ def _rates(case: Case, work: dict[str, Work], known: Coefficients) -> _Rates | N
     peak, memory_rate = matmul_rate(case, work), case.cluster.gpu.memory_bytes_per_s
     if peak is None or memory_rate is None:
         return None
-    return _Rates((peak, known.matmul_efficiency), (memory_rate, known.memory_efficiency))
+    return _Rates((peak, known.compute.matmul_share), (memory_rate, known.compute.memory_share))
 
 
 class _Passes(NamedTuple):
@@ -248,18 +236,23 @@ class _Passes(NamedTuple):
     backward_s: Number
 
 
-def step_time(case: Case, known: Coefficients, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
+def coefficients(case: Case, known: Calibration) -> Coefficients:
+    """What a calibration knows about the case's runtime on its devices."""
+    return known.of(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
+
+
+def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
     """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
 
     Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
     """
-    layout = case.layout
+    known, layout = coefficients(case, calibration), case.layout
     accum = layout.grad_accum
     work = unit_work(case)
     first = case.at(next(case.stages()))
     calls = step_traffic(first) if calls is None else calls
     levels = case.cluster.levels
-    seconds = [tier_seconds(call, levels, known.link_efficiency) for call, _ in calls]
+    seconds = [tier_seconds(call, levels, known.curve(case.cluster.inter_link.name, "any").share) for call, _ in calls]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
     rates = _rates(case, work, known)
@@ -289,8 +282,8 @@ def step_time(case: Case, known: Coefficients, calls: list[tuple[Traffic, Number
     step_s = compute_s + exposed_s + bubble_s + optimizer_s
     return StepTime(
         step_s=step_s,
-        low_s=step_s * known.time_low,
-        high_s=step_s * known.time_high,
+        low_s=step_s * known.bands.time_low,
+        high_s=step_s * known.bands.time_high,
         compute_s=compute_s,
         comm_s=comm_s,
         exposed_comm_s=exposed_s,
@@ -314,11 +307,11 @@ def _host_seconds(case: Case, windows: dict[str, Number]) -> tuple[Number, Numbe
     return None if updated_s is None else (waited, updated_s)
 
 
-def whole_pass_seconds(case: Case, known: Coefficients) -> float:
+def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
     """Compute of one sequence's forward and backward through the whole model on one device that splits nothing; 0 where
     the device's rates are unknown."""
     work = unit_work(case)
-    rates = _rates(case, work, known)
+    rates = _rates(case, work, coefficients(case, calibration))
     if rates is None:
         return 0.0
     times = case.whole_repeats
@@ -352,7 +345,7 @@ def _waiting(case: Case, known: Coefficients) -> dict[str, _Passes]:
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
     calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
     for call in traffic(whole, calls):
-        each_s = tier_seconds(call, case.cluster.levels, known.link_efficiency) / (
+        each_s = tier_seconds(call, case.cluster.levels, known.curve(case.cluster.inter_link.name, "any").share) / (
             case.layout.grad_accum * times[call.unit]
         )
         found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
@@ -414,7 +407,7 @@ def _send_seconds(case: Case, known: Coefficients) -> Number:
         layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
     )
     (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
-    return tier_seconds(sent, case.cluster.levels, known.link_efficiency)
+    return tier_seconds(sent, case.cluster.levels, known.curve(case.cluster.inter_link.name, "any").share)
 
 
 def _exposed(

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from planner import presets
+from planner.calibration import calibration
 from planner.collectives import all_reduce_bytes, gloo_reduce_scatter_bytes
 from planner.comm import comm_volume, leaving_bytes, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.question import Question, case_of, coefficients
+from planner.question import Question, case_of
 from planner.spec import Cluster, Layout, Link, Lora, Tier, TrainingJob
 from planner.steptime import step_time, tier_seconds
 
@@ -18,7 +19,7 @@ SMALL = presets.model("tiny")
 
 
 def volume(layout: Layout, gpus: int = 32, model: str = "7b", cluster: str = "dgx-h100", **job: object):
-    asked = Question(presets.model(model), presets.cluster(cluster, gpus), TrainingJob(**job), coefficients())
+    asked = Question(presets.model(model), presets.cluster(cluster, gpus), TrainingJob(**job), calibration())
     return comm_volume(case_of(asked, layout))
 
 
@@ -100,7 +101,7 @@ def test_every_collective_of_every_engine_has_a_join_key_of_its_own():
 
 
 def test_intra_and_inter_node_bytes_add_up_for_every_call():
-    asked = Question(SMALL, presets.cluster("dgx-h100", 32), TrainingJob(seq_len=256), coefficients())
+    asked = Question(SMALL, presets.cluster("dgx-h100", 32), TrainingJob(seq_len=256), calibration())
     case = case_of(asked, Layout(engine="fsdp2", dp_replicate=2, dp_shard=16, zero_stage=3))
     for call in traffic(case, engine_of("fsdp2").collectives(case)):
         inside = call.wire_bytes - call.inter_bytes
@@ -125,7 +126,7 @@ THREE = Cluster(
 
 
 def sent_by(layout: Layout, cluster: Cluster = THREE):
-    asked = Question(SMALL, cluster, TrainingJob(seq_len=256, precision="pure-bf16"), coefficients())
+    asked = Question(SMALL, cluster, TrainingJob(seq_len=256, precision="pure-bf16"), calibration())
     case = case_of(asked, layout)
     return case, traffic(case, engine_of(layout.engine).collectives(case))
 
@@ -219,7 +220,7 @@ def test_what_goes_to_single_peers_is_not_gathered_first():
 
 def test_a_chain_sends_everything_over_the_border_of_the_widest_tier_in_one_hop():
     """A ring of 16 in a pod of two racks: neighbours at the border hand all of it over the leaf."""
-    asked = Question(SMALL, THREE, TrainingJob(seq_len=256), coefficients())
+    asked = Question(SMALL, THREE, TrainingJob(seq_len=256), calibration())
     case = case_of(asked, Layout(engine="fsdp2", dp_replicate=2, dp_shard=16, zero_stage=3))
     (call,) = traffic(case, [Call("send", "dp_shard", "layer", "forward", 30, 6e9)])
 
@@ -232,7 +233,7 @@ def test_columns_and_numbers_agree_on_any_number_of_tiers(name: str):
     import numpy as np
 
     cluster = presets.cluster(name, nodes=1152)
-    asked = Question(SMALL, cluster, TrainingJob(seq_len=256), coefficients())
+    asked = Question(SMALL, cluster, TrainingJob(seq_len=256), calibration())
     shards = [shard for shard in range(2, cluster.gpus) if cluster.gpus % shard == 0]
     replicas = [cluster.gpus // shard for shard in shards]
     template = Layout(engine="fsdp2", zero_stage=3)
@@ -240,12 +241,12 @@ def test_columns_and_numbers_agree_on_any_number_of_tiers(name: str):
         template, dp_replicate=np.array(replicas, dtype=float), dp_shard=np.array(shards, dtype=float)
     )
 
-    times = step_time(case_of(asked, column), asked.coefficients)
+    times = step_time(case_of(asked, column), asked.calibration)
 
     assert len(cluster.levels) == {"frontier": 3, "gb200-nvl72": 2, "llama-3-24k": 3}[name]
     for place, (replica, shard) in enumerate(zip(replicas, shards, strict=True)):
         one = step_time(
-            case_of(asked, msgspec.structs.replace(template, dp_replicate=replica, dp_shard=shard)), asked.coefficients
+            case_of(asked, msgspec.structs.replace(template, dp_replicate=replica, dp_shard=shard)), asked.calibration
         )
         assert times.comm_s[place] == pytest.approx(one.comm_s, rel=1e-12)
         assert times.step_s[place] == pytest.approx(one.step_s, rel=1e-12)

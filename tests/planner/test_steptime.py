@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from planner import presets
+from planner.calibration import calibration
 from planner.parallelism.data import global_batch_size
-from planner.question import Question, case_of, coefficients
+from planner.question import Question, case_of
 from planner.spec import Layout, TrainingJob
-from planner.steptime import exposed_seconds, step_time, throughput
+from planner.steptime import coefficients, exposed_seconds, step_time, throughput
 
 FSDP = Layout(engine="fsdp2", dp_shard=32, zero_stage=3)
-KNOWN = coefficients()
+KNOWN = calibration()
 
 
 def asked(gpu: str = "dgx-h100", gpus: int = 32, **job: object) -> Question:
@@ -64,7 +65,7 @@ def test_mfu_is_model_flop_over_the_peak_and_hfu_counts_recomputation():
     assert speed.mfu == pytest.approx(time.model_flops / time.step_s / 989.4e12)
     assert speed.hfu / speed.mfu == pytest.approx(time.hardware_flops / time.model_flops)
     assert speed.tokens_per_s == pytest.approx(32 * 2048 / time.step_s)
-    assert 0 < speed.mfu < speed.hfu < KNOWN.matmul_efficiency
+    assert 0 < speed.mfu < speed.hfu < coefficients(case, KNOWN).compute.matmul_share
 
 
 def test_no_mfu_and_no_time_where_the_rate_is_unknown():
