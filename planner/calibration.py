@@ -81,9 +81,8 @@ class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of link by its name in presets, for one collective or for all.
 
-    Large messages reach `share` of its rate, one of `half_bytes` sent by a rank half of that; each hop takes
-    `latency_s` (None: as the link's own preset says). Over more than two domains the rate falls with their number to
-    the power of `-spread_power`.
+    Large messages reach `share` of its rate, one of `half_bytes` sent by a rank half of that; each step of a ring that
+    crosses it takes `latency_s` (None: as the link's own preset says).
     """
 
     link: str | None = None
@@ -91,7 +90,6 @@ class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     share: Share | None = None
     half_bytes: NotNegative | None = None
     latency_s: NotNegative | None = None
-    spread_power: NotNegative | None = None
 
 
 class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +116,6 @@ class LinkCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     share: float
     half_bytes: float
-    spread_power: float
     latency_s: float | None = None
 
 

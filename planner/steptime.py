@@ -2,12 +2,11 @@
 
 Works on one layout, with the pipeline's schedule played out, and on columns, as a bound that no layout goes below.
 Not here: the coefficients (calibration.py), FLOP and bytes of the work (work.py),
-bytes on the wire (comm.py), or memory (memory.py).
+bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,17 +14,16 @@ import msgspec
 from planner.arith import Number, is_column, maximum, minimum, where
 from planner.calibration import Calibration, Coefficients
 from planner.case import LAYERS, UNITS, Case
-from planner.collectives import NEIGHBOURLY
 from planner.comm import Traffic, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.engines.common import parallel_calls, updated
 from planner.formula import formula
 from planner.host import offload_traffic, transfer_seconds, update_seconds
+from planner.linktime import collective_seconds
 from planner.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
-from planner.spec import Tier
 from planner.units import BYTES
 from planner.work import Work, element_bytes_of, unit_work
 
@@ -93,36 +91,6 @@ def matmul_seconds(flops: Number, peak_flops_per_s: Number, efficiency: Number) 
 def memory_seconds(moved_bytes: Number, bytes_per_s: Number, efficiency: Number) -> Number:
     """Work that only moves bytes, at a fraction of the memory's rate."""
     return moved_bytes / (bytes_per_s * efficiency)
-
-
-@formula(
-    unit="s", source="alpha-beta model (Hockney 1994) on each tier; pipelined rings are as slow as their slowest tier"
-)
-def tier_seconds(one: Traffic, levels: Sequence[Tier], efficiency: Number) -> Number:
-    """Seconds for all calls of one kind: the slowest tier's bytes, and latency for each hop on each tier.
-
-    A send is one hop on the widest tier that its group crosses.
-    """
-    inside, sent = [*one.inside, one.ranks], [one.wire_bytes, *one.leaving]
-    chained = one.op in NEIGHBOURLY
-    first_s = levels[0].link.latency_s
-    hops_s = where(inside[0] > 1, first_s, 0.0) if chained else (inside[0] - 1) * first_s
-    slowest_s = where(inside[0] > 1, _sending_s(sent[0], levels[0], efficiency), 0.0)
-    for place in range(1, len(levels)):
-        taken_s = _sending_s(sent[place], levels[place], efficiency)
-        if place < len(one.inside):  # the last tier needs no check: a group that does not reach it leaves it no bytes
-            taken_s = where(inside[place] > inside[place - 1], taken_s, 0.0)
-        slowest_s = maximum(slowest_s, taken_s)
-        latency_s = levels[place].link.latency_s
-        if chained:
-            hops_s = where(inside[place] > inside[place - 1], latency_s, hops_s)
-        else:
-            hops_s = hops_s + (inside[place] / inside[place - 1] - 1) * latency_s
-    return slowest_s + one.count * (2 if one.op == "all_reduce" else 1) * hops_s
-
-
-def _sending_s(sent_bytes: Number, tier: Tier, efficiency: Number) -> Number:
-    return sent_bytes / (tier.link.bytes_per_s_per_direction * efficiency)
 
 
 @formula(
@@ -251,8 +219,7 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
     work = unit_work(case)
     first = case.at(next(case.stages()))
     calls = step_traffic(first) if calls is None else calls
-    levels = case.cluster.levels
-    seconds = [tier_seconds(call, levels, known.curve(case.cluster.inter_link.name, "any").share) for call, _ in calls]
+    seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
     rates = _rates(case, work, known)
@@ -345,9 +312,7 @@ def _waiting(case: Case, known: Coefficients) -> dict[str, _Passes]:
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
     calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
     for call in traffic(whole, calls):
-        each_s = tier_seconds(call, case.cluster.levels, known.curve(case.cluster.inter_link.name, "any").share) / (
-            case.layout.grad_accum * times[call.unit]
-        )
+        each_s = collective_seconds(call, case.cluster.levels, known) / (case.layout.grad_accum * times[call.unit])
         found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
     return {unit: _Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
 
@@ -407,7 +372,7 @@ def _send_seconds(case: Case, known: Coefficients) -> Number:
         layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
     )
     (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
-    return tier_seconds(sent, case.cluster.levels, known.curve(case.cluster.inter_link.name, "any").share)
+    return collective_seconds(sent, case.cluster.levels, known)
 
 
 def _exposed(
