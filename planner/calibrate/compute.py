@@ -24,9 +24,14 @@ COUNTED = 64
 
 
 class Speeds(NamedTuple):
-    """The coefficients that are searched; the rest stay those of the calibration underneath."""
+    """The coefficients that are searched; the rest stay those of the calibration underneath.
+
+    `attention_share` goes with `matmul_share`, at the ratio they have underneath: rows of whole steps cannot tell the
+    two apart.
+    """
 
     matmul_share: float
+    attention_share: float
     operation_s: float
     hidden_share: float
 
@@ -69,27 +74,24 @@ class Timer:
     def _trial(self, speeds: Speeds) -> Calibration:
         if speeds not in self._trials:
             compute, overlap = entries(speeds, source="trial")
-            made = msgspec.structs.replace(self.base, name="trial", base=self.base, based_on=self.base.name)
-            empty = dict.fromkeys(("allocator", "links", "bands"), ())
-            self._trials[speeds] = msgspec.structs.replace(made, compute=(compute,), overlap=(overlap,), **empty)
+            self._trials[speeds] = Calibration(
+                name="trial", based_on=self.base.name, base=self.base, compute=(compute,), overlap=(overlap,)
+            )
         return self._trials[speeds]
 
 
 def speeds_of(known: Calibration, sample: Sample) -> Speeds:
     """The searched coefficients as a calibration has them for a sample."""
     found = known.of(sample.runtime, sample.gpu, sample.device_kind)
-    return Speeds(found.compute.matmul_share, found.compute.operation_s, found.hidden_share)
+    compute = found.compute
+    return Speeds(compute.matmul_share, compute.attention_share, compute.operation_s, found.hidden_share)
 
 
 def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry]:
-    """Speeds as a calibration writes them. Attention's own products are taken to reach what other products reach:
-    published rows cannot tell the two apart."""
-    share = speeds.matmul_share
-    compute = {"matmul_share": share, "attention_share": share, "operation_s": speeds.operation_s}
-    return (
-        msgspec.convert({**about, **compute}, ComputeEntry),
-        msgspec.convert({**about, "hidden_share": speeds.hidden_share}, OverlapEntry),
-    )
+    """Speeds as a calibration writes them."""
+    numbers = speeds._asdict()
+    hidden = {"hidden_share": numbers.pop("hidden_share")}
+    return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | hidden, OverlapEntry)
 
 
 def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
@@ -103,13 +105,20 @@ def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
     for _ in range(ROUNDS):
         before = best
         for name, values in GRID.items():
-            trials = [(_badness(counted, timer, best._replace(**{name: value})), value) for value in values]
-            found, value = min(trials)
+            trials = [_moved(best, name, value) for value in values]
+            found, place = min((_badness(counted, timer, trial), place) for place, trial in enumerate(trials))
             if found < least * (1 - WORTH):
-                best, least = best._replace(**{name: value}), found
+                best, least = trials[place], found
         if best == before:
             break
     return ComputeFit(speeds=best, n=len(timed), spread=spread(counted, timer, best))
+
+
+def _moved(speeds: Speeds, name: str, value: float) -> Speeds:
+    moved = speeds._replace(**{name: value})
+    if name == "matmul_share":
+        moved = moved._replace(attention_share=min(1.0, speeds.attention_share * value / speeds.matmul_share))
+    return moved
 
 
 def errors(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> list[float]:

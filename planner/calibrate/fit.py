@@ -10,49 +10,55 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
-from planner.calibrate.allocator import LEAST, AllocatorFit, fit_allocator
+from planner.calibrate.allocator import AllocatorFit, fit_allocator
 from planner.calibrate.compute import ComputeFit, Speeds, Timer, entries, fit_compute
 from planner.calibrate.samples import Sample, distinct
-from planner.calibration import AllocatorEntry, Calibration, ComputeEntry, OverlapEntry
+from planner.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
 
 SHARED = 3
 """Runtimes that must agree before their median is told of runtimes that nobody measured."""
 
 
-class Fits:
-    """Fits of groups of samples, each done once: leaving one model out changes few of them."""
+Group = tuple[str, ...]
+"""What is judged, kept or dropped as one: ("allocator", runtime), ("speed", runtime, gpu); "shared" for a runtime."""
+FIELDS = ("fragmentation", "workspace_bytes", "context_bytes")
 
-    def __init__(self, timer: Timer) -> None:
-        self.timer = timer
+
+class Fits:
+    """Fits of groups of samples, each done once: leaving one model out changes few of them.
+
+    `links` are entries that were fitted before, to measured collectives.
+    """
+
+    def __init__(self, timer: Timer, ground: Calibration, links: Sequence[LinkEntry] = ()) -> None:
+        self.timer, self.ground, self.links = timer, ground, tuple(links)
         self._allocators: dict[Any, AllocatorFit] = {}
         self._computes: dict[Any, ComputeFit] = {}
 
-    def calibration(self, samples: Sequence[Sample], name: str) -> Calibration:
-        """Everything that the samples tell, on top of the timer's base."""
-        allocator = list(self._allocator(samples))
-        compute, overlap = self._speeds(samples)
-        base = self.timer.base
+    def calibration(self, samples: Sequence[Sample], name: str, dropped: frozenset[Group] = frozenset()) -> Calibration:
+        """Everything that the samples tell, but for dropped groups."""
+        compute, overlap = self._speeds(samples, dropped)
         return Calibration(
             name=name,
-            based_on=base.name,
-            base=base,
-            allocator=tuple(allocator),
+            based_on=self.ground.name,
+            base=self.ground,
+            allocator=tuple(self._allocator(samples, dropped)),
             compute=tuple(compute),
             overlap=tuple(overlap),
+            links=self.links,
         )
 
-    def _allocator(self, samples: Sequence[Sample]) -> Iterable[AllocatorEntry]:
+    def _allocator(self, samples: Sequence[Sample], dropped: frozenset[Group]) -> Iterable[AllocatorEntry]:
         found: list[tuple[str, AllocatorFit, Sequence[Sample]]] = []
-        for (runtime,), members in grouped(samples, "runtime"):
+        sized = [one for one in samples if one.memory_kind in ("reserved", "device") or one.context_bytes is not None]
+        for (runtime,), members in grouped(sized, "runtime"):
             key = runtime, frozenset(one.id for one in members)
             if key not in self._allocators:
                 known = self.timer.base.of(runtime, members[0].gpu, members[0].device_kind)
                 self._allocators[key] = fit_allocator(members, known.allocator)
-            if self._allocators[key].n:
+            if self._allocators[key].n and ("allocator", runtime) not in dropped:
                 found.append((runtime, self._allocators[key], members))
-        for field in ("fragmentation", "workspace_bytes", "context_bytes"):
+        for field in FIELDS if ("allocator", "shared") not in dropped else ():
             numbers = [(getattr(fit, field), fit) for _, fit, _ in found if getattr(fit, field) is not None]
             if len(numbers) >= SHARED:
                 yield AllocatorEntry(
@@ -63,28 +69,30 @@ class Fits:
                     **{field: statistics.median(number for number, _ in numbers)},
                 )
         for runtime, fit, members in found:
-            fields = ("fragmentation", "workspace_bytes", "context_bytes")
             yield AllocatorEntry(
                 runtime=runtime,
                 n=fit.n,
                 spread=_rounded(fit.spread),
                 source=sources_text(members),
-                **{field: getattr(fit, field) for field in fields},
+                **{field: getattr(fit, field) for field in FIELDS},
             )
 
-    def _speeds(self, samples: Sequence[Sample]) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
-        timed = [one for one in samples if one.step_s is not None]
+    def _speeds(
+        self, samples: Sequence[Sample], dropped: frozenset[Group]
+    ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
         own: dict[str, list[tuple[str, ComputeFit, Sequence[Sample]]]] = {}
+        timed = [one for one in samples if one.step_s is not None]
         for (runtime, gpu), members in grouped(timed, "runtime", "gpu"):
             key = runtime, gpu, frozenset(one.id for one in members)
             if key not in self._computes:
                 self._computes[key] = fit_compute(members, self.timer)
-            if self._computes[key].speeds is not None:
+            if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
                 own.setdefault(gpu, []).append((runtime, self._computes[key], members))
-        pairs = [_shared(gpu, [fit for _, fit, _ in fits]) for gpu, fits in own.items() if len(fits) >= SHARED]
-        each = [fit for fits in own.values() for _, fit, _ in fits]
-        if len(each) >= SHARED:
-            pairs.insert(0, _shared("cuda", each))
+        pairs = [
+            _shared(gpu, [fit for _, fit, _ in fits])
+            for gpu, fits in own.items()
+            if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
+        ]
         for gpu, fits in own.items():
             for runtime, fit, members in fits:
                 about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
@@ -121,23 +129,22 @@ def sources_text(samples: Sequence[Sample]) -> str:
     return f"fitted on {'; '.join(sources)} ({named})"
 
 
-def kept_defaults(samples: Sequence[Sample], made: Calibration) -> list[str]:
-    """One line for each group that had too few measurements for a coefficient."""
-    lines = []
-    for (runtime, gpu), members in grouped([one for one in samples if one.step_s is not None], "runtime", "gpu"):
-        if not any((one.runtime, one.gpu) == (runtime, gpu) for one in made.compute):
-            lines.append(f"speed of {runtime} on {gpu}: {len(members)} measurements of {LEAST} needed, keeps defaults")
-    wanted = [one for one in samples if one.memory_kind in ("reserved", "device")]
-    for (runtime,), members in grouped(wanted, "runtime"):
-        if not any(one.runtime == runtime for one in made.allocator):
-            lines.append(f"allocator of {runtime}: {len(members)} measurements of {LEAST} needed, keeps defaults")
-    return lines
+def groups_of(samples: Sequence[Sample]) -> dict[Group, list[Sample]]:
+    """The samples by which each group of a calibration is judged."""
+    sized = [one for one in samples if one.memory_kind in ("reserved", "device") and one.memory_bytes is not None]
+    timed = [one for one in samples if one.step_s is not None]
+    found: dict[Group, list[Sample]] = {("allocator", runtime): each for (runtime,), each in grouped(sized, "runtime")}
+    found |= {("speed", *key): each for key, each in grouped(timed, "runtime", "gpu")}
+    return found
+
+
+def has_group(made: Calibration, group: Group) -> bool:
+    """Whether a calibration has an entry of its own for a group."""
+    what, runtime, *gpu = group
+    entries: Sequence[AllocatorEntry | ComputeEntry] = made.allocator if what == "allocator" else made.compute
+    wanted = (None if runtime == "shared" else runtime, *gpu)
+    return any((one.runtime, one.gpu)[: len(wanted)] == wanted for one in entries)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def replaced(base: Calibration, **groups: Any) -> Calibration:
-    """A calibration with other entries."""
-    return msgspec.structs.replace(base, **groups)

@@ -11,11 +11,11 @@ import msgspec
 
 from planner.calibrate.allocator import predicted_bytes
 from planner.calibrate.compute import Timer, speeds_of
-from planner.calibrate.samples import Sample, distinct
+from planner.calibrate.samples import Sample
 from planner.calibration import Calibration
 
-KEYS = ("model", "source")
-"""What is left out, one value at a time."""
+FOLDS = 5
+"""Parts of a runtime's measurements where all are of one model: then parts are left out, by the hash of their ids."""
 
 Fitted = Callable[[Sequence[Sample]], Calibration]
 """The calibration that samples give."""
@@ -53,11 +53,36 @@ def _residual(sample: Sample, known: Calibration, timer: Timer) -> Residual:
     return Residual(sample, size, seconds)
 
 
-def left_out(samples: Sequence[Sample], key: str, fitted: Fitted, timer: Timer) -> list[Residual]:
-    """Every sample as a calibration predicts it that was fitted without any other of its `key` (model, source)."""
+def left_out(
+    samples: Sequence[Sample], value: Callable[[Sample], str], fitted: Fitted, timer: Timer
+) -> list[Residual]:
+    """Every sample as a calibration predicts it that was fitted without any sample of the same `value`."""
+    values = {one.id: value(one) for one in samples}
     found: list[Residual] = []
-    for value in distinct(samples, key):
-        inside = [one for one in samples if str(getattr(one, key)) == value]
-        others = [one for one in samples if str(getattr(one, key)) != value]
-        found += residuals(inside, fitted(others), timer)
+    for left in sorted(set(values.values())):
+        inside = [one for one in samples if values[one.id] == left]
+        found += residuals(inside, fitted([one for one in samples if values[one.id] != left]), timer)
     return found
+
+
+def by_source(sample: Sample) -> str:
+    """Who measured."""
+    return sample.source
+
+
+def by_model(samples: Sequence[Sample]) -> Callable[[Sample], str]:
+    """The model; of a runtime that was measured with one model only, a fifth of its measurements."""
+    models: dict[str, set[str]] = {}
+    for one in samples:
+        models.setdefault(one.runtime, set()).add(one.model)
+
+    def value(sample: Sample) -> str:
+        return sample.model if len(models[sample.runtime]) > 1 else f"{sample.runtime} {_fold(sample.id)}"
+
+    return value
+
+
+def _fold(name: str) -> int:
+    import hashlib
+
+    return hashlib.sha256(name.encode()).digest()[0] % FOLDS
