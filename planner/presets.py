@@ -230,8 +230,8 @@ def kernels(name: str, *, folders: Folders = ()) -> Kernels:
 
 
 def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
-    """A calibration preset as written: its reader knows what the keys mean."""
-    return _read(_found("calibrations", name, folders))
+    """A calibration preset as written, or the file at a path that ends in .toml: its reader knows what the keys mean."""
+    return _read(Path(name) if name.endswith(".toml") else _found("calibrations", name, folders))
 
 
 def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from planner.calibrate.samples import Sample
 from planner.spec import Allocator
 from planner.units import GIB
 
-LEAST = 6
+LEAST = 8
 """Measurements below which a coefficient keeps its default: with three free numbers fewer would always agree."""
 TAIL_WEIGHT = 0.2
 """Share of the capped mean in the error that is made small: a median alone does not see its worse half."""

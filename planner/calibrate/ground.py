@@ -13,8 +13,9 @@ import msgspec
 from planner import presets
 from planner.calibrate import links, machine
 from planner.calibration import Calibration, LinkEntry
-from planner.truth.cases import CannotPredict, row_cluster
+from planner.truth.machines import known_cluster
 from planner.truth.collective import OPS
+from planner.truth.notes import CannotPredict
 from planner.truth.probe import read_probe
 from planner.truth.rows import Row
 from planner.units import GB
@@ -49,7 +50,7 @@ def link_sample(row: Row) -> links.Sample:
         raise CannotPredict(f"collective {call.op if call else None} is not predicted")
     if call.bytes is None or measured is None:
         raise CannotPredict("message size not stated")
-    cluster = row_cluster(row)
+    cluster = known_cluster(row)
     if ranks is None or ranks < 2:
         raise CannotPredict("a group of one rank sends nothing")
     seconds = OPS[call.op] * (ranks - 1) / ranks * call.bytes / (measured * GB)
