@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from planner.calibrate.holdout import Residual
 from planner.calibration import BandEntry
 
@@ -21,13 +23,13 @@ README, noise floor)."""
 def bands(left_out: Sequence[Residual]) -> list[BandEntry]:
     """One entry for all CUDA devices, then one for each runtime that has enough residuals."""
     on_gpu = [one for one in left_out if one.sample.device_kind != "cpu"]
-    found = [_entry(on_gpu, gpu="cuda")]
-    for runtime in sorted({one.sample.runtime for one in left_out}):
-        found.append(_entry([one for one in left_out if one.sample.runtime == runtime], runtime=runtime))
+    runtimes = sorted({one.sample.runtime for one in left_out})
+    found = [_entry(on_gpu, {"gpu": "cuda"})]
+    found += [_entry([one for one in left_out if one.sample.runtime == name], {"runtime": name}) for name in runtimes]
     return [one for one in found if one is not None]
 
 
-def _entry(residuals: Sequence[Residual], **where: str) -> BandEntry | None:
+def _entry(residuals: Sequence[Residual], where: dict[str, str]) -> BandEntry | None:
     memory = [one.memory_error for one in residuals if one.memory_error is not None]
     time = [one.time_error for one in residuals if one.time_error is not None]
     numbers: dict[str, float] = {}
@@ -38,7 +40,8 @@ def _entry(residuals: Sequence[Residual], **where: str) -> BandEntry | None:
     if not numbers:
         return None
     source = "from 5 to 95 % of measured/predicted, each predicted without its model's measurements"
-    return BandEntry(n=max(len(memory), len(time)), source=source, **numbers, **where)
+    facts = {"n": max(len(memory), len(time)), "source": source}
+    return msgspec.convert(facts | numbers | where, BandEntry)
 
 
 def band(errors: Sequence[float], narrowest: float) -> tuple[float, float]:
@@ -52,7 +55,7 @@ def band(errors: Sequence[float], narrowest: float) -> tuple[float, float]:
 
 def covered(residuals: Sequence[Residual], known_low: float, known_high: float, what: str) -> float | None:
     """Share of measurements inside a band, `what` being memory_error or time_error; None without any."""
-    errors = [getattr(one, what) for one in residuals if getattr(one, what) is not None]
+    errors: list[float] = [getattr(one, what) for one in residuals if getattr(one, what) is not None]
     if not errors:
         return None
     return sum(known_low <= 1 / (1 + error) <= known_high for error in errors) / len(errors)

@@ -49,7 +49,7 @@ class Fits:
         )
 
     def _allocator(self, samples: Sequence[Sample], dropped: frozenset[Group]) -> Iterable[AllocatorEntry]:
-        found: list[tuple[str, AllocatorFit, Sequence[Sample]]] = []
+        found: list[tuple[str, AllocatorFit, list[Sample]]] = []
         sized = [one for one in samples if one.memory_kind in ("reserved", "device") or one.context_bytes is not None]
         for (runtime,), members in grouped(sized, "runtime"):
             key = runtime, frozenset(one.id for one in members)
@@ -80,7 +80,7 @@ class Fits:
     def _speeds(
         self, samples: Sequence[Sample], dropped: frozenset[Group]
     ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
-        own: dict[str, list[tuple[str, ComputeFit, Sequence[Sample]]]] = {}
+        own: dict[str, list[tuple[str, ComputeFit, list[Sample]]]] = {}
         timed = [one for one in samples if one.step_s is not None]
         for (runtime, gpu), members in grouped(timed, "runtime", "gpu"):
             key = runtime, gpu, frozenset(one.id for one in members)

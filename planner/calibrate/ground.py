@@ -13,8 +13,8 @@ import msgspec
 from planner import presets
 from planner.calibrate import links, machine
 from planner.calibration import Calibration, LinkEntry
-from planner.truth.machines import known_cluster
 from planner.truth.collective import OPS
+from planner.truth.machines import known_cluster
 from planner.truth.notes import CannotPredict
 from planner.truth.probe import read_probe
 from planner.truth.rows import Row

@@ -22,7 +22,8 @@ Fitted = Callable[[Sequence[Sample]], Calibration]
 
 
 class Residual(msgspec.Struct, frozen=True, eq=False):
-    """A sample with its prediction: bytes of the kind that was measured, seconds of a step. None: nothing to compare."""
+    """A sample with its prediction: bytes of the kind that was measured, seconds of a step. None: nothing to compare
+    with."""
 
     sample: Sample
     memory_bytes: float | None
@@ -53,9 +54,7 @@ def _residual(sample: Sample, known: Calibration, timer: Timer) -> Residual:
     return Residual(sample, size, seconds)
 
 
-def left_out(
-    samples: Sequence[Sample], value: Callable[[Sample], str], fitted: Fitted, timer: Timer
-) -> list[Residual]:
+def left_out(samples: Sequence[Sample], value: Callable[[Sample], str], fitted: Fitted, timer: Timer) -> list[Residual]:
     """Every sample as a calibration predicts it that was fitted without any sample of the same `value`."""
     values = {one.id: value(one) for one in samples}
     found: list[Residual] = []

@@ -94,7 +94,11 @@ def of_samples(
     collectives: int = 0,
 ) -> Calibrated:
     """The fit, its judgement, and the bands that follow from what was left out."""
-    under = msgspec.structs.replace(base, name="links", based_on=base.name, base=base, **_NONE, links=tuple(links)) if links else base
+    under = (
+        msgspec.structs.replace(base, name="links", based_on=base.name, base=base, **_NONE, links=tuple(links))
+        if links
+        else base
+    )
     timer = Timer(under)
     fits = fit.Fits(timer, base, links)
     before = holdout.residuals(samples, base, Timer(base))

@@ -27,8 +27,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One measurement. `source` is the repository, paper or run it comes from, `model` its model's name.
 
     `memory_bytes` is of `memory_kind` (allocated, reserved or device); `live_bytes` is the predicted peak of live
-    tensors on the fullest stage, or the measured one where a row has both; `apart_bytes` as engines.base. `context_bytes` is device memory beside what the allocator
-    reserved. `step_s` are seconds of an optimizer step. None is not measured.
+    tensors on the fullest stage, or the measured one where a row has both; `apart_bytes` as engines.base.
+    `context_bytes` is device memory beside what the allocator reserved. `step_s` are seconds of an optimizer step.
+    None is not measured.
     """
 
     id: str
