@@ -16,7 +16,7 @@ from planner.spec import Cluster, Gpu, Link, Nics
 from planner.truth import sources
 from planner.truth.notes import CannotPredict, Notes
 from planner.truth.rows import Row
-from planner.units import GB
+from planner.units import GB, GIB
 
 
 def cluster_of(row: Row, notes: Notes) -> Cluster:
@@ -47,6 +47,9 @@ def cluster_of(row: Row, notes: Notes) -> Cluster:
         notes.add("GPU not known here: no time, no capacity")
     if several and network is not None and network.cluster is None:
         found = _with_network(found, network, hardware.inter_link or "", per_node)
+    if hardware.memory_gib is not None:
+        gpu = msgspec.structs.replace(found.gpu, memory_bytes=hardware.memory_gib * GIB)
+        found = msgspec.structs.replace(found, gpu=gpu)
     return found
 
 

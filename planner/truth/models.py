@@ -21,8 +21,11 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")
 
 
 @lru_cache(maxsize=512)
-def _base_model(name: str) -> tuple[ModelSpec, bool]:
-    """(the preset whose blocks a model of that name has, whether it is that very model)."""
+def _base_model(name: str, family: str | None) -> tuple[ModelSpec, bool, bool]:
+    """(the preset whose blocks a model of that name has, whether it is its name, whether its sizes are meant too).
+
+    A model of no known name has the blocks of its family, which is a model_type of Transformers.
+    """
     for pattern, why in sources.NOT_DECODERS.items():
         if re.fullmatch(pattern, name, re.IGNORECASE):
             raise CannotPredict(
@@ -30,11 +33,14 @@ def _base_model(name: str) -> tuple[ModelSpec, bool]:
             )
     plain = name.lower().removesuffix(" truncated")
     if plain in presets.names("models") or plain in presets.aliases("models"):
-        return presets.model(plain), True
-    family = sources.looked_up(sources.FAMILIES, name)
-    if family is None:
-        raise CannotPredict(f"model {name} is unknown here")
-    return msgspec.structs.replace(presets.model(family.preset), **family.changes), False
+        return presets.model(plain), True, True
+    known = sources.looked_up(sources.FAMILIES, name)
+    if known is not None:
+        return msgspec.structs.replace(presets.model(known.preset), **known.changes), False, known.itself
+    for preset in presets.names("models") if family is not None else ():
+        if (spec := presets.model(preset)).family == family:
+            return spec, False, False
+    raise CannotPredict(f"model {name} is unknown here")
 
 
 _MODELS: dict[tuple[Any, ...], tuple[ModelSpec, tuple[str, ...]]] = {}
@@ -57,10 +63,10 @@ def _made_model(row: Row, notes: Notes) -> ModelSpec:
     stated = row.model
     if stated.name is None:
         raise CannotPredict("model not stated")
-    base, exact = _base_model(stated.name)
+    base, exact, itself = _base_model(stated.name, stated.family)
     sizes = {name: getattr(stated, name) for name in SIZES if getattr(stated, name) is not None}
     missing = [name for name in ("layers", "hidden", "heads") if name not in sizes]
-    if missing and not exact and not _same_family(stated.name, base):
+    if missing and not itself:
         raise CannotPredict(f"model sizes not stated: {', '.join(missing)}")
     if missing and not exact:
         notes.add(f"model sizes not stated: those of {base.name}")
@@ -86,11 +92,6 @@ def _made_model(row: Row, notes: Notes) -> ModelSpec:
     if spec.hidden % spec.heads and stated.head_dim is None and not exact:
         raise CannotPredict(f"hidden {spec.hidden} is not a multiple of {spec.heads} heads, and no head size is stated")
     return spec
-
-
-def _same_family(name: str, base: ModelSpec) -> bool:
-    """Whether a name without sizes means the preset itself: the deepseek rows without prediction heads, bloomz."""
-    return name.lower().startswith(("deepseekv3", "bloomz-7b1")) and base.name in ("deepseek-v3", "bloom-7b1")
 
 
 def _experts(row: Row, moe: Moe) -> Moe:

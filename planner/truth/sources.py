@@ -156,12 +156,16 @@ OLD_MEGATRON = ("arXiv 2205.05198", "cases_april2021", "calculon/llm/validation.
 
 
 class Family(msgspec.Struct, frozen=True):
-    """Which preset's kind of block a model has; sizes come from the row. `changes` are facts that differ."""
+    """Which preset's kind of block a model has; sizes come from the row. `changes` are facts that differ.
+
+    `itself`: a row without sizes means the preset itself.
+    """
 
     pattern: str
     preset: str
     changes: dict[str, Any] = {}
     source: str = ""
+    itself: bool = False
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -183,11 +187,12 @@ FAMILIES: tuple[Family, ...] = (
         "bloom-176b",
         source="BLOOM's tuning runs: its blocks (ALiBi, norm after the embedding)",
     ),
-    Family(r"bloomz-.*", "bloom-7b1", source="BLOOMZ is BLOOM fine-tuned"),
+    Family(r"bloomz-7b1", "bloom-7b1", source="BLOOMZ is BLOOM fine-tuned", itself=True),
     Family(r"gpt-oss-.*", "gpt-oss-120b", source="gpt-oss"),
     Family(r"gpt-[0-9.]+b.*|megatron-.*|mt-nlg-.*", "megatron-22b", source="GPT with learned positions"),
-    Family(r"qwen3-.*-a.*", "qwen3-30b-a3b", source="Qwen3's mixture of experts"),
-    Family(r"deepseek-?v3.*", "deepseek-v3", source="DeepSeek-V3"),
+    Family(r"qwen3_30b_a3b.*", "qwen3-30b-a3b", source="Qwen3's mixture of experts", itself=True),
+    Family(r"qwen3_235b_a22b.*", "qwen3-235b-a22b", source="Qwen3's mixture of experts", itself=True),
+    Family(r"deepseekv3.*", "deepseek-v3", source="DeepSeek-V3, without prediction heads", itself=True),
     Family(r"phi-1\.5", "phi-2", source="Phi: parallel blocks, biases"),
     Family(r"stablelm-alpha-.*", "pythia-6.9b", {"rotary_fraction": 0.25}, "StableLM-alpha: GPT-NeoX's blocks"),
     Family(r"falcon-40b", "falcon-40b", source="Falcon 40B"),

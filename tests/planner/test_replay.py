@@ -168,6 +168,19 @@ def test_what_is_not_stated_is_an_assumption_of_the_row(field, assumption):
     assert row_case(one(**{field: None})).assumptions == (assumption,)
 
 
+def test_a_model_of_no_known_name_has_the_blocks_of_its_family():
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 1000, "tied": True}
+    model = case_of(one(model={"name": "mine", "family": "gpt2", **sizes})).model
+
+    assert (model.name, model.family, model.positions, model.layers, model.head_dim) == (
+        "mine",
+        "gpt2",
+        "learned",
+        2,
+        16,
+    )
+
+
 def test_switches_win_over_everything_else():
     layout = case_of(one(layout__switches={"reshard_after_forward": False, "dp_shard": 4, "dp_replicate": 2})).layout
 
