@@ -51,7 +51,8 @@ RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 class Options:
     """What the person asked for beside the plan. `script` is their own program and its arguments.
 
-    `trainer` is the module that every rank runs otherwise.
+    `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
+    only pretends the others. `memory_limit` is how many bytes a rank may take of its device.
     """
 
     run_dir: Path
@@ -63,6 +64,8 @@ class Options:
     script: tuple[str, ...] = ()
     meet_s: float = 600.0
     trainer: str = "executor.worker.train"
+    fake_world: bool = False
+    memory_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ class Prepared:
     run_id: str
     processes: int
     files: dict[str, str]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that are really started: all of the plan's, or one in a fake world."""
+        return 1 if self.options.fake_world else self.plan.layout.world_size
 
 
 @dataclass(frozen=True)
@@ -96,10 +104,11 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     backend = backend or load_backend(plan)
     if reason := backend.refusal(plan):
         raise PlannerError("plan", None, f"{backend.name} cannot run it: {reason}", exit_code=preflight.PREFLIGHT)
-    processes = preflight.check_shape(plan, options.nodes)
-    preflight.check_devices(plan)
+    processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
+    started = 1 if options.fake_world else plan.layout.world_size
+    preflight.check_devices(plan, ranks=started)
     preflight.check_software(plan.layout.engine)
-    preflight.check_host_memory(plan)
+    preflight.check_host_memory(plan, ranks=started)
     plan = as_run(plan, options, echo)
     if options.script:
         preflight.check_script(plan, options.script[0])
@@ -215,6 +224,10 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
     chosen: list[str] = ["-m", options.trainer, str(options.run_dir)]
     if options.save_weights:
         chosen.append("--save-weights")
+    if options.fake_world:
+        chosen.append("--fake-world")
+    if options.memory_limit is not None:
+        chosen += ["--memory-limit", str(int(options.memory_limit))]
     return tuple(chosen)
 
 
@@ -269,13 +282,13 @@ def _record(ready: Prepared, verdict: Verdict, started: datetime, seconds: float
 
 def judge(ready: Prepared, ending: Ending) -> Verdict:
     """The verdict, from the ending and what the ranks left behind."""
-    folder, world, own = ready.options.run_dir, ready.plan.layout.world_size, not ready.options.script
+    folder, world, own = ready.options.run_dir, ready.ranks, not ready.options.script
     if ending.signal is not None:
         name = signal.Signals(ending.signal).name
         return Verdict("interrupted", INTERRUPTED + ending.signal, f"stopped by {name}", None)
     mesh = rundir.read_mesh(folder)
     if ending.ok:
-        wrong = mesh_differences(mesh, world) if own else []
+        wrong = mesh_differences(mesh, world, ready.plan.layout.world_size) if own else []
         return (
             Verdict("launch failed", LAUNCH_FAILED, "; ".join(wrong), None)
             if wrong
@@ -301,10 +314,10 @@ def judge(ready: Prepared, ending: Ending) -> Verdict:
     return Verdict(status, code, f"rank {failure.rank} on {host} failed first: {failure.message}", failure.rank)
 
 
-def mesh_differences(mesh: dict[int, dict[str, object]], world: int) -> list[str]:
+def mesh_differences(mesh: dict[int, dict[str, object]], started: int, world: int) -> list[str]:
     """How the process groups the ranks found themselves in differ from the plan. Usually: one alone."""
     wrong = []
-    if absent := sorted(set(range(world)) - set(mesh)):
+    if absent := sorted(set(range(started)) - set(mesh)):
         wrong.append(f"ranks {absent} never reported the process group they joined")
     for rank, seen in sorted(mesh.items()):
         if seen.get("world_size") != world:
@@ -322,7 +335,7 @@ def versions() -> dict[str, str]:
 
 
 def _attempts(ready: Prepared, configured: dict[str, str], signals: list[int], echo: Echo) -> Ending:
-    folder, world = ready.options.run_dir, ready.plan.layout.world_size
+    folder, world = ready.options.run_dir, ready.ranks
 
     def spec_of(port: int) -> LaunchSpec:
         spec = launch_spec(ready, port, configured)

@@ -1,4 +1,4 @@
-"""Measured facts and how predictions stand against them: rows that others published, and probes of one's own machine.
+"""Measured rows and probes held against predictions: their formats, row -> Case, one row's prediction, statistics.
 
-Not here: fitting coefficients to them (planner.calibrate).
+Not here: fitting coefficients to them (planner/calibrate), or measuring (executor/measure.py, executor/probe.py).
 """
