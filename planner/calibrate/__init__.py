@@ -1,4 +1,4 @@
-"""From measurements to coefficients: what rows, runs and probes say of software and machines.
+"""Coefficients from measurements: one file a group of a calibration's entries.
 
-Not here: the calibration that they make (planner.calibration), or the formulas that its numbers go into.
+Not here: what the coefficients mean (calibration.py), or the rows they are fitted on (truth/).
 """
