@@ -124,7 +124,10 @@ def _medians(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, list[di
         for row in (row for tables in rounds for row in tables[name]):
             found.setdefault(tuple(value for key, value in row.items() if not _timed(key)), []).append(row)
         merged[name] = [
-            {key: statistics.median(row[key] for row in rows) if _timed(key) else value for key, value in rows[0].items()}
+            {
+                key: statistics.median(row[key] for row in rows) if _timed(key) else value
+                for key, value in rows[0].items()
+            }
             for rows in found.values()
         ]
     return merged

@@ -28,7 +28,7 @@ LONGEST_S = 0.03
 """Sizes whose calls would take longer tell nothing that smaller ones did not."""
 ADDED = tuple(4**power for power in range(6, 14))
 """Elements of element-wise kernels: 16 KB to 256 MB in fp32."""
-CHAINED = ((256, 256), (1024, 256), (1024, 1024), (4096, 1024), (8192, 4096))
+CHAINED = ((256, 256), (1024, 256), (1024, 1024), (4096, 1024))
 """Tokens and widths of the chains of element-wise kernels that model code has."""
 SMALL = 64
 """Operations in a row on a handful of elements."""
@@ -161,7 +161,9 @@ def overheads(bench: Bench) -> Rows:
         "backward": lambda: torch.autograd.grad(chain, taped, x, retain_graph=True),
         "optimizer": optimizer.step,
     }
-    return [{"kind": kind, "operations": SMALL, "seconds": bench.seconds(call, PRODUCT_S)} for kind, call in calls.items()]
+    return [
+        {"kind": kind, "operations": SMALL, "seconds": bench.seconds(call, PRODUCT_S)} for kind, call in calls.items()
+    ]
 
 
 def _chain(x: Tensor) -> Tensor:

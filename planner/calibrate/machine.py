@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from planner import presets
 from planner.calibration import Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
-from planner.collectives import WIRE
+from planner.collectives import NEIGHBOURLY, WIRE
 from planner.comm import leaving_bytes
 from planner.errors import PlannerError
 from planner.linktime import ROUNDS
@@ -84,11 +84,12 @@ def reached(probe: Probe) -> Rates:
     moved = [sweep.bytes_per_s for sweep in probe.sweeps if sweep.kind == "add"]
     if not formats or not moved:
         raise PlannerError("probe", probe.name, "has no matrix products or no sweeps of memory", "Probe again")
-    links = {
-        place: max((sent_bytes(probe, one) / one.seconds for one in _exchanges(probe, place)), default=0.0)
-        for place in (INSIDE, BETWEEN)
-    }
-    return Rates(formats, max(moved), {place: rate for place, rate in links.items() if rate > 0})
+    links = {}
+    for place in (INSIDE, BETWEEN):
+        curves = [curve for _, curve in _curves(probe, place) if curve.cost > 0]
+        if curves:
+            links[place] = 1 / min(curve.cost for curve in curves)
+    return Rates(formats, max(moved), links)
 
 
 def sent_bytes(probe: Probe, one: Exchange) -> float:
@@ -133,26 +134,34 @@ def compute_entry(probe: Probe, gpu: str, rates: Rates) -> ComputeEntry:
 
 def link_entries(probe: Probe, place: str, link: str, rates: Rates) -> list[LinkEntry]:
     """One entry for each collective that was timed over one kind of link."""
-    entries = []
-    for op in WIRE[probe.transport]:
-        rows = [one for one in _exchanges(probe, place) if one.op == op]
-        if not rows or place not in rates.links:
-            continue
-        steps = {id(one): 1 if op == "send" else ROUNDS.get(op, 1) * (one.ranks - 1) for one in rows}
-        curve = fit_line((sent_bytes(probe, one) / rates.links[place], steps[id(one)], one.seconds) for one in rows)
-        entries.append(
-            LinkEntry(
-                link=link,
-                op=op,
-                share=_share(1 / curve.cost if curve.cost else SHARE_LIMITS[1]),
-                half_bytes=0.0,
-                latency_s=curve.fixed,
-                n=curve.n,
-                spread=round(curve.spread, 4),
-                source=f"{_said(probe)}: {curve.n} calls of {op}, {link}",
-            )
+    if place not in rates.links:
+        return []
+    return [
+        LinkEntry(
+            link=link,
+            op=op,
+            share=_share(1 / (curve.cost * rates.links[place]) if curve.cost else 1.0),
+            half_bytes=0.0,
+            latency_s=curve.fixed,
+            n=curve.n,
+            spread=round(curve.spread, 4),
+            source=f"{_said(probe)}: {curve.n} calls of {op}",
         )
-    return entries
+        for op, curve in _curves(probe, place)
+    ]
+
+
+def _curves(probe: Probe, place: str) -> list[tuple[str, Curve]]:
+    """Seconds a byte and a step of each collective that was timed over one kind of link, as planner.linktime counts
+    both."""
+    found = []
+    for op in WIRE[probe.transport]:
+        rows = [one for one in probe.exchanges if one.op == op and (one.nodes == 1) == (place == INSIDE)]
+        if rows:
+            steps = [1 if op in NEIGHBOURLY else ROUNDS.get(op, 1) * (one.ranks - 1) for one in rows]
+            points = [(sent_bytes(probe, one), step, one.seconds) for one, step in zip(rows, steps, strict=True)]
+            found.append((op, fit_line(points)))
+    return found
 
 
 def overlap_entries(probe: Probe, gpu: str) -> list[OverlapEntry]:
@@ -163,7 +172,9 @@ def overlap_entries(probe: Probe, gpu: str) -> list[OverlapEntry]:
     if not hidden:
         return []
     share = min(max(statistics.median(hidden), 0.0), 1.0)
-    return [OverlapEntry(gpu=gpu, hidden_share=share, n=len(hidden), source=f"{_said(probe)}: products beside all_reduce")]
+    return [
+        OverlapEntry(gpu=gpu, hidden_share=share, n=len(hidden), source=f"{_said(probe)}: products beside all_reduce")
+    ]
 
 
 def calibration_of(probe: Probe, gpu: str, rates: Rates) -> Calibration:
@@ -260,20 +271,19 @@ def _node_toml(probe: Probe, gpu: str, best: Rates) -> str:
         "gpus": ranks,
         "intra_link": names[INSIDE],
         "intra_link_gb_per_s_per_direction": inside / GB,
-        "intra_link_latency_us": _latency_s(probe, INSIDE, best) / MICRO,
+        "intra_link_latency_us": _latency_s(probe, INSIDE) / MICRO,
         "nics": 1,
         "nic_gbit_per_s": (bits or NETWORK_GUESS_BITS) / 1e9,
         "inter_link": names[BETWEEN],
-        "inter_link_latency_us": _latency_s(probe, BETWEEN, best) / MICRO,
+        "inter_link_latency_us": _latency_s(probe, BETWEEN) / MICRO,
     }
     return _preset(probe, facts, sources)
 
 
-def _latency_s(probe: Probe, place: str, best: Rates) -> float:
+def _latency_s(probe: Probe, place: str) -> float:
     """The median over collectives; of the other place where nothing was sent over this one."""
-    names = link_names(probe)
-    found = link_entries(probe, place, names[place], best) or link_entries(probe, INSIDE, names[INSIDE], best)
-    return statistics.median(entry.latency_s or 0.0 for entry in found) if found else 0.0
+    curves = _curves(probe, place) or _curves(probe, INSIDE) or _curves(probe, BETWEEN)
+    return statistics.median(curve.fixed for _, curve in curves) if curves else 0.0
 
 
 def _preset(probe: Probe, facts: dict[str, object], sources: dict[str, str], tables: Tables | None = None) -> str:
@@ -297,10 +307,6 @@ def _said(probe: Probe) -> str:
     """Which probe, as a source."""
     what = f"{probe.ranks_per_node} ranks on {probe.nodes} node{'s' * (probe.nodes > 1)}, {probe.transport}"
     return f"measured by executor probe, {probe.name}, {probe.date[:10]}, {what}"
-
-
-def _exchanges(probe: Probe, place: str) -> list[Exchange]:
-    return [one for one in probe.exchanges if (one.nodes == 1) == (place == INSIDE)]
 
 
 def _share(value: float) -> float:

@@ -68,8 +68,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """One element-wise kernel over `bytes` of memory, reads and writes together: median seconds of a call.
 
-    `kind` is "add" (two tensors read, a new one written), "norm" or "gate" (an eager RMSNorm, a gated activation, forward
-    and backward, with the bytes that planner.work counts for them) or "adamw" (one weight's step).
+    `kind` is "add" (two tensors read, a new one written), "norm" or "gate" (an eager RMSNorm, a gated activation,
+    forward and backward, with the bytes that planner.work counts for them) or "adamw" (one weight's step).
     """
 
     kind: str
@@ -109,7 +109,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """The same products alone, the same all-reduce of `ranks` ranks alone, and both started together: median seconds."""
+    """The same products alone, the same all-reduce of `ranks` ranks alone, both started together: median seconds."""
 
     ranks: int
     nodes: int
