@@ -118,6 +118,11 @@ class Meter:
             step_s=tuple(self._step_s),
         )
 
+    @property
+    def calls(self) -> list[Call]:
+        """The traffic step's collectives so far, call by call."""
+        return self._calls
+
     def timeline(self) -> list[Row]:
         """Operation by operation, what came and went in `load` and the memory step. For working on the planner."""
         return self._rows

@@ -76,9 +76,12 @@ class _Reducer:
 @contextmanager
 def fake_world(plan: Plan, rank: int) -> Iterator[None]:
     """While entered, this process is one rank of the plan's world. Start the engine inside, tensors in `fake_tensors`."""
+    from accelerate import PartialState
+
     environment = _environment(plan, rank)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, environment))
+        stack.enter_context(mock.patch.object(PartialState, "_prepare_backend", PartialState._prepare_backend))
         cpu.prepare(plan.layout)
         dist.init_process_group("fake", rank=rank, world_size=plan.layout.world_size, store=FakeStore())
         stack.callback(dist.destroy_process_group)
@@ -110,10 +113,10 @@ def reduce_in_python(model: Any) -> None:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
-    """While entered, every new tensor is fake."""
+def fake_tensors(plan: Plan) -> Iterator[None]:
+    """While entered, every new tensor is fake. Of a plan for GPUs the optimizer updates lists of tensors, as there."""
     with ExitStack() as stack:
-        for target, name, value in _patches():
+        for target, name, value in _patches() + (_as_on_cuda() if plan.cluster.gpu.kind == "cuda" else []):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_Answers())
@@ -135,6 +138,27 @@ def _forget_accelerate() -> None:
 
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+def _as_on_cuda() -> list[tuple[Any, str, Any]]:
+    """What PyTorch decides by the device in Python or before any operation is dispatched, decided as for a GPU."""
+    from torch.nn import functional
+    from torch.optim import adam, sgd
+
+    attention = functional.scaled_dot_product_attention
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(x, p, train=True)[0] if training and p else x
+
+    def flash(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+        return attention(*args, dropout_p=0.0, **kwargs)
+
+    in_lists = [(module, "_default_to_fused_or_foreach", lambda *args, **kwargs: (False, True)) for module in (adam, sgd)]
+    return [
+        *in_lists,  # the optimizer updates all weights in lists, not one by one
+        (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
+        (functional, "scaled_dot_product_attention", flash),  # draws the same mask again; on CPU it keeps it
+    ]
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
