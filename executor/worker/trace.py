@@ -17,18 +17,18 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from executor.trace import Traced
 from executor.worker.data import Batch
 from executor.worker.engines import start_engine
 from executor.worker.mesh import write_json
 from executor.worker.meter import Meter
 from executor.worker.model import build_model, build_optimizer
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
-from executor.worker.tracelayers import Moment, Phase, as_memory, calls_of_many, extrapolated, fullest, phase_of
+from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, phase_of
 from executor.worker.traffic import Call, collectives
 from executor.worker.train import _optimizer_step
 from planner.errors import PlannerError
-from planner.plan import Collective, Plan, read_plan
-from planner.record import Measured
+from planner.plan import Plan, read_plan
 
 WARM_STEPS = 1
 """Steps before the measured one: moments exist from the first step on, DDP sorts its buckets anew in the second."""
@@ -36,33 +36,6 @@ FEW = (2, 4)
 """Layers that are traced when the model has more."""
 MICRO_BATCHES = 3
 """Micro-batches that are run when the plan has more: the first, the last, and one for all between."""
-
-
-class Traced(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's trace. `layers` are those that were run; more were extrapolated when there are two numbers."""
-
-    schema: str = "traced/1"
-    rank: int
-    layers: tuple[int, ...]
-    micro_batches: int
-    moments: tuple[Moment, ...]
-    collectives: tuple[Collective, ...]
-    control: tuple[Collective, ...]
-    seconds: float
-
-    def as_measured(self, node: int, local_rank: int) -> Measured:
-        """As a rank of a real run writes it."""
-        return Measured(
-            rank=self.rank,
-            node=node,
-            local_rank=local_rank,
-            memory_source="fake-tensors",
-            memory=as_memory(self.moments),
-            allocator_peak_bytes={},
-            collectives=self.collectives,
-            control=self.control,
-            step_s=(),
-        )
 
 
 class Run(msgspec.Struct, frozen=True):

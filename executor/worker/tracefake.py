@@ -130,7 +130,9 @@ def _environment(plan: Plan, rank: int) -> dict[str, str]:
     ranks = {"RANK": rank, "WORLD_SIZE": plan.layout.world_size, "LOCAL_RANK": local}
     ranks |= {"LOCAL_WORLD_SIZE": min(plan.cluster.gpus_per_node, plan.layout.world_size)}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return {name: str(value) for name, value in ranks.items()} | address | AccelerateBackend().expected_environment(plan)
+    return (
+        {name: str(value) for name, value in ranks.items()} | address | AccelerateBackend().expected_environment(plan)
+    )
 
 
 def _forget_accelerate() -> None:
@@ -153,7 +155,9 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     def flash(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
         return attention(*args, dropout_p=0.0, **kwargs)
 
-    in_lists = [(module, "_default_to_fused_or_foreach", lambda *args, **kwargs: (False, True)) for module in (adam, sgd)]
+    in_lists = [
+        (module, "_default_to_fused_or_foreach", lambda *args, **kwargs: (False, True)) for module in (adam, sgd)
+    ]
     return [
         *in_lists,  # the optimizer updates all weights in lists, not one by one
         (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input

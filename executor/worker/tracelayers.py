@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from executor.trace import Moment
 from executor.worker.memory import TERMS, Change, Storage
-from planner.plan import Collective, PhaseMemory
+from planner.plan import Collective
 
 LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
 """How families number their layers in module paths."""
@@ -31,20 +32,6 @@ class Phase(msgspec.Struct, frozen=True):
     """(operation, module), in order."""
     live: Any
     """Array of (events + 1, terms)."""
-
-
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """The fullest moment of one phase: the operation and module that made it so, and the live bytes by term."""
-
-    phase: str
-    op: str
-    path: str
-    terms: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        """Bytes in all."""
-        return sum(self.terms.values())
 
 
 def phase_of(name: str, start: dict[Storage, int], changes: Sequence[Change]) -> Phase:
@@ -133,8 +120,3 @@ def calls_of_many(
         )
         for call in more
     )
-
-
-def as_memory(moments: Sequence[Moment]) -> tuple[PhaseMemory, ...]:
-    """The moments as the meter gives them."""
-    return tuple(PhaseMemory(phase=one.phase, terms=one.terms) for one in moments)
