@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "trace/1"
-ENGINES = ("ddp", "fsdp2")
+ENGINES = ("ddp", "fsdp2", "transformers-tp")
 """Engines whose modules can be built in one process."""
 TIMEOUT_S = 3600
 

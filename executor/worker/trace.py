@@ -57,7 +57,7 @@ def trace(plan: Plan, rank: int, *, full: bool = False) -> Traced:
     data, control = sums[-1]
     if len(runs) == 2:
         moments = extrapolated(runs[0].phases, runs[1].phases, FEW, layers)
-        data, control = (calls_of_many(*pair, FEW, layers) for pair in zip(*sums, strict=True))
+        data, control = (calls_of_many(few, more, FEW, layers) for few, more in zip(*sums, strict=True))
     return Traced(
         rank=rank,
         layers=at,
@@ -77,7 +77,7 @@ def fake_run(plan: Plan, rank: int) -> Run:
         engine = start_engine(plan, "")
         on_plain_cpu(engine)
         with fake_tensors(plan):
-            live = FakeLiveTensors(engine.device.type, plan.model.vocab)
+            live = FakeLiveTensors(engine.device.type, plan.model.vocab, -(-plan.model.vocab // layout.tp))
             meter = Meter(plan, rank, 0, 0, engine.device, WARM_STEPS, WARM_STEPS, live)
 
             def batches() -> Iterator[Batch]:

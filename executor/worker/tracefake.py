@@ -82,7 +82,8 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, environment))
         stack.enter_context(mock.patch.object(PartialState, "_prepare_backend", PartialState._prepare_backend))
-        cpu.prepare(plan.layout)
+        if plan.layout.engine != "transformers-tp":  # which needs no persuasion
+            cpu.prepare(plan.layout)
         dist.init_process_group("fake", rank=rank, world_size=plan.layout.world_size, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         stack.callback(_forget_accelerate)
@@ -93,7 +94,9 @@ def on_plain_cpu(engine: Any) -> None:
     """Let an engine's device be "cpu": fake tensors take "cpu:0", which Accelerate makes of it, for another device."""
     from accelerate.state import PartialState
 
-    PartialState().device = engine.device = torch.device("cpu")
+    if hasattr(engine, "accelerator"):
+        PartialState().device = torch.device("cpu")
+    engine.device = torch.device("cpu")
 
 
 def reduce_in_python(model: Any) -> None:
@@ -152,8 +155,8 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p else x
 
-    def flash(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
-        return attention(*args, dropout_p=0.0, **kwargs)
+    def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return attention(*args, **(kwargs | {"dropout_p": 0.0}))
 
     in_lists = [
         (module, "_default_to_fused_or_foreach", lambda *args, **kwargs: (False, True)) for module in (adam, sgd)
