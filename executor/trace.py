@@ -138,6 +138,8 @@ def refusal(plan: Plan) -> str | None:
     for field in ("offload_optimizer", "offload_params", "offload_activations"):
         if getattr(layout, field):
             return f"{field}: a trace has one memory, so host and device cannot be told apart"
+    if layout.engine == "transformers-tp" and plan.model.tied:
+        return "Transformers splits a tied head only while it loads a checkpoint"
     for what, value, known in (
         ("family", plan.model.family, tuple(FORMATS)),
         ("recompute", layout.recompute, RECOMPUTE),

@@ -80,6 +80,8 @@ class Storage:
             return "grads"
         if self.has_vocab:
             return "logits"  # also those that a split head's ranks send each other
+        if self.was_kept and self.op.startswith("_c10d_functional"):
+            return "activations"  # what tensor parallel ranks summed or gathered, kept by the graph
         if self.was_sent or self.holds_grads:
             return "buckets"
         if self.was_kept:
