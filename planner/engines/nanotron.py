@@ -86,14 +86,15 @@ def resident(case: Case) -> Held:
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more. The gather after it does."""
+    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more, but the gather after it."""
     held = resident(case)
     return [("load", held), ("optimizer", held | {"buckets": held.get("buckets", 0.0) + gather_bytes(case)})]
 
 
 def gather_bytes(case: Case) -> Number:
     """ZeRO-1's gather of new weights copies them twice: nanotron joins each rank's part of every weight, old ones too
-    (distributed.py, all_gather_coalesced), and NCCL's list all-gather joins those (ProcessGroupNCCL.cpp, newLikeFlat)."""
+    (distributed.py, all_gather_coalesced), and NCCL's all-gather of lists joins those (newLikeFlat of
+    ProcessGroupNCCL.cpp)."""
     own = 1 / case.layout.data_parallel
     return apart(case) * (2 + own)
 
