@@ -80,6 +80,14 @@ def row_case(row: Row) -> RowCase:
     return RowCase(case, tuple(notes.made))
 
 
+def row_cluster(row: Row) -> Cluster:
+    """The machines of a row, whose rates must be known (CannotPredict with the reason)."""
+    found = _cluster(row, _Notes())
+    if not found.gpu.flops_per_s:
+        raise CannotPredict(f"GPU {row.hardware.gpu or 'not stated'} is not known here")
+    return found
+
+
 def memory_kind(row: Row) -> str | None:
     """Which prediction the row's peak is held against: allocated, reserved or device; None if nothing was measured."""
     measured = row.measured
@@ -304,6 +312,9 @@ def _cluster(row: Row, notes: _Notes) -> Cluster:
     table = row.source.path_or_table or ""
     network = sources.looked_up(sources.NETWORKS, hardware.inter_link) or sources.looked_up(sources.NETWORKS, table)
     several = hardware.gpus > per_node
+    quirk = sources.QUIRKS.get(row.source.repo_or_paper)
+    if several and network is None and quirk is not None:
+        network = sources.looked_up(sources.NETWORKS, quirk.network)
     name = hardware.cluster or (network.cluster if network is not None and several else None)
     if several and network is None and hardware.cluster is None:
         notes.add("network not stated: the GPU's usual one")

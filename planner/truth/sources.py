@@ -85,18 +85,21 @@ RUNTIMES: dict[str, RowRuntime] = {
 class Quirk(msgspec.Struct, frozen=True):
     """What holds for every row of one source beside its words.
 
-    `runtime` replaces the rows' runtime; `layout` and `lora` fill what the rows leave open, as guesses; `memory` says
-    which figure an unnamed memory kind is held against. `refuse` says why no row can be predicted.
+    `runtime` replaces the rows' runtime; `layout` fills what the rows leave open, as a guess; `network` is theirs where
+    a row names none; `memory` says which figure an unnamed memory kind is held against; `note` is an assumption of
+    every row.
     """
 
     runtime: RowRuntime | None = None
     layout: dict[str, Any] = {}
+    network: str | None = None
     memory: str | None = None
     note: str = ""
 
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
+        network="EFA",
         memory="reserved",
         note="memory kind not stated: held against reserved",
     ),
