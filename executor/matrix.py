@@ -1,4 +1,4 @@
-"""The cells of a measurement matrix: read from TOML, multiplied out, each with its plan and prediction for this machine.
+"""The cells of a measurement matrix: read from TOML, multiplied out, each with its plan and prediction for a machine.
 
 Not here: running a cell or making a row of it (measure.py). The built-in matrices are executor/matrix.toml.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 
+from executor.backends.tensor_parallel import TensorParallelBackend
 from executor.machine import Machine
 from planner.answers import Estimate
 from planner.cli import question_params
@@ -91,7 +92,9 @@ def _tables(path: Path) -> list[dict[str, Any]]:
         raw = tomllib.loads(path.read_text())
     except OSError as error:
         rule = f"cannot be read ({error.strerror})"
-        raise PlannerError("--matrix", path, rule, f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}") from None
+        raise PlannerError(
+            "--matrix", path, rule, f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlannerError("--matrix", path, f"is not TOML: {error}", f"See {BUILT_IN.name}") from None
     tables = raw.get("cells")
@@ -106,7 +109,9 @@ def _check_table(table: dict[str, Any], where: str) -> None:
     known = (*OWN_KEYS, *(str(one.name) for one in question_params()))
     for key, value in table.items():
         if key not in known:
-            raise PlannerError(f"{where}: {key}", value, "is not an option of planner estimate", did_you_mean(key, known))
+            raise PlannerError(
+                f"{where}: {key}", value, "is not an option of planner estimate", did_you_mean(key, known)
+            )
     for key, allowed in (("on", DEVICES), ("world", WORLDS), ("layout", LAYOUTS), ("matrix", MATRICES)):
         for value in _listed(table.get(key, allowed[0] if key in ("world", "matrix") else None)):
             if value not in allowed:
@@ -148,15 +153,21 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
         return None
     micro = found.case.layout.micro_batch_size
     shown = asked | sizes | {"gpus": ranks, "micro_batch_size": micro}
-    ours = fake_world is not None and layout == "tp"  # what is not launchable yet can still be looked at
     return Cell(
         id=_identity(machine, options, ranks, fake_world, limit_bytes, micro),
         options=shown,
         fake_world=fake_world is not None,
         memory_limit=limit_bytes,
         estimate=found,
-        refusal=None if ours else found.refusal,
+        refusal=_refusal(found),
     )
+
+
+def _refusal(found: Estimate) -> str | None:
+    """Why nothing here runs it; tensor parallel plans are measured, though `executor run` does not start them yet."""
+    if found.case.layout.engine == TensorParallelBackend.engine:
+        return TensorParallelBackend().refusal(plan_of(found))
+    return found.refusal
 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
@@ -186,7 +197,9 @@ def _typed(options: dict[str, Any]) -> Question:
     arguments: list[str] = []
     for key, value in options.items():
         name = key.replace("_", "-")
-        arguments += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        arguments += (
+            [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        )
     command = click.Command("estimate", params=list(question_params()))
     return question(command.make_context("estimate", arguments).params)
 
@@ -246,7 +259,7 @@ def _identity(
 ) -> str:
     """Readable, and different for different cells: the same cell on the same kind of machine has the same id."""
     facts = {key: value for key, value in options.items() if key not in ("on", "matrix", "world", "gpus")}
-    facts |= {"ranks": ranks, "fake": fake is not None}
+    facts |= {"ranks": ranks, "fake": fake is not None, "micro_batch_size": micro or options.get("micro_batch_size", 1)}
     digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:6]
     words = [
         "own",

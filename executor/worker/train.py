@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
 
-    data_parallel_rank = live.rank  # dp_replicate and dp_shard are the only axes these engines have
+    data_parallel_rank = live.rank // plan.layout.tp  # tensor ranks, the innermost, see the same sequences
     seed_rank(plan.job.recipe.seed, data_parallel_rank)
     reporter = Reporter(plan, folder, rank)
     try:
@@ -111,9 +111,8 @@ def _train(
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
         tokens = layout.global_batch_size * plan.job.seq_len
-        metrics = StepMetrics(
-            step=step, loss=float(loss_sum) / tokens, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds
-        )
+        loss = float(loss_sum) / (tokens * layout.tp)
+        metrics = StepMetrics(step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds)
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
                 "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5

@@ -23,7 +23,7 @@ from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Nics, Opti
 from planner.truth import sources
 from planner.truth.rows import Row
 from planner.truth.sources import RowRuntime
-from planner.units import GB
+from planner.units import GB, GIB
 
 
 class CannotPredict(Exception):
@@ -325,6 +325,10 @@ def _cluster(row: Row, notes: _Notes) -> Cluster:
         notes.add("GPU not known here: no time, no capacity")
     if several and network is not None and network.cluster is None:
         found = _with_network(found, network, hardware.inter_link or "", per_node)
+    if hardware.memory_gib is not None:
+        found = msgspec.structs.replace(
+            found, gpu=msgspec.structs.replace(found.gpu, memory_bytes=hardware.memory_gib * GIB)
+        )
     return found
 
 
