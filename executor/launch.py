@@ -51,7 +51,8 @@ class Options:
     """What the person asked for beside the plan. `script` is their own program and its arguments.
 
     `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
-    only pretends the others. `memory_limit` is how many bytes a rank may take of its device.
+    only pretends the others; `build_on_meta` spares its host the whole model. `memory_limit` is how many bytes a rank
+    may take of its device.
     """
 
     run_dir: Path
@@ -64,6 +65,7 @@ class Options:
     meet_s: float = 600.0
     trainer: str = "executor.worker.train"
     fake_world: bool = False
+    build_on_meta: bool = False
     memory_limit: float | None = None
 
 
@@ -214,6 +216,8 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
         chosen.append("--save-weights")
     if options.fake_world:
         chosen.append("--fake-world")
+    if options.build_on_meta:
+        chosen.append("--build-on-meta")
     if options.memory_limit is not None:
         chosen += ["--memory-limit", str(int(options.memory_limit))]
     return tuple(chosen)

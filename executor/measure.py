@@ -20,11 +20,17 @@ from executor.backends.tensor_parallel import TensorParallelBackend
 from executor.machine import Machine
 from executor.matrix import Cell
 from executor.measured_row import made_row
+from executor.preflight import available_memory
 from planner.errors import PlannerError
+from planner.inventory import parameters
 from planner.truth.rows import Row, append_rows, read_rows
 
 CRASHED, REFUSED = 5, 3
 SIGNALLED = 128
+MEET_S = 900.0
+"""An 8B model is built before a rank reports in: minutes on a slow disk or processor."""
+HOST_SHARE = 0.7
+"""Of the host's free memory, how much a model may take that is built there."""
 
 Echo = Callable[[str], None]
 
@@ -113,14 +119,26 @@ def run_cell(cell: Cell, machine: Machine, runs: Path | None = None) -> Row:
     """One cell through the launcher and the trainer of `executor run`, as a row. PlannerError when it cannot start."""
     with _folder(cell, runs) as folder:
         options = launch.Options(
-            run_dir=folder, nodes=1, fake_world=cell.fake_world, memory_limit=cell.memory_limit, meet_s=900.0
+            run_dir=folder,
+            nodes=1,
+            fake_world=cell.fake_world,
+            build_on_meta=cell.fake_world and not host_holds(cell),
+            memory_limit=cell.memory_limit,
+            meet_s=MEET_S,
         )
         backend = TensorParallelBackend() if cell.plan.layout.engine == TensorParallelBackend.engine else None
         ready = launch.prepare(cell.plan, options, _quiet, backend)
         record = launch.execute(ready, _quiet)
         if record.exit_code > SIGNALLED:
             raise Stopped(record.exit_code)
-        return made_row(cell, record, rundir.read_errors(folder), machine)
+        return made_row(cell, record, rundir.read_errors(folder), machine, built_on_meta=options.build_on_meta)
+
+
+def host_holds(cell: Cell) -> bool:
+    """Whether this host has room for the whole model, as a rank builds it before it is sharded."""
+    plan = cell.plan
+    element = 4 if plan.job.precision == "fp32" or (plan.job.precision == "bf16" and plan.job.method == "full") else 2
+    return parameters(plan.model, plan.job.adapters) * element < HOST_SHARE * available_memory()
 
 
 def exit_code(results: Sequence[Result]) -> int:

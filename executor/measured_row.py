@@ -24,18 +24,31 @@ from planner.truth import rows
 from planner.units import GIB
 
 FAKE_NOTE = "one rank of the layout in torch's fake process group: real tensors, nothing is sent, memory only"
+META_NOTE = "sharded before it had data, since the host has no room for the whole model: loading was not measured"
 SAID = ("engine", "tp", "pp", "cp", "ep", "zero_stage", "micro_batch_size", "grad_accum", "recompute", "virtual_stages")
 """Fields of a layout that a row has words for; the others go into its switches where they are not the default."""
 NOT_PHASES = ("steps", "reserved", "device")
 """Of the allocator's figures, those that are no phase's."""
 
 
-def made_row(cell: Cell, record: RunRecord, errors: dict[int, tuple[RankError, float]], machine: Machine) -> rows.Row:
-    """What the cell measured, or how it ended. A fake world's times are nobody's, so they are left out."""
+def made_row(
+    cell: Cell,
+    record: RunRecord,
+    errors: dict[int, tuple[RankError, float]],
+    machine: Machine,
+    *,
+    built_on_meta: bool = False,
+) -> rows.Row:
+    """What the cell measured, or how it ended. A fake world's times are nobody's, so they are left out.
+
+    A model built without data was never loaded, so that phase is left out.
+    """
     plan = cell.plan
     out_of_memory = any(error.out_of_memory for error, _ in errors.values())
     ended_well = record.exit_code == 0
     notes = [FAKE_NOTE] if cell.fake_world else []
+    if built_on_meta:
+        notes.append(META_NOTE)
     if cell.memory_limit is not None:
         notes.append(f"a rank may take {cell.memory_limit / GIB:g} GiB of its device")
     if not ended_well:
@@ -43,7 +56,7 @@ def made_row(cell: Cell, record: RunRecord, errors: dict[int, tuple[RankError, f
     # A rank that is killed for memory by the system cannot say so: whether it was that is not known.
     oom = out_of_memory if ended_well or out_of_memory or "SIGKILL" not in record.message else None
     status = "completed" if ended_well else "out of memory" if out_of_memory else f"crashed: {record.message}"
-    memory = _memory(record.measured, machine.kind) if ended_well else {}
+    memory = _memory(record.measured, machine.kind, loaded=not built_on_meta) if ended_well else {}
     return rows.Row(
         id=cell.id,
         source=rows.Source(
@@ -103,7 +116,7 @@ def _layout(plan: Plan) -> rows.RowLayout:
     layout, job = plan.layout, plan.job
     word = f"zero{layout.zero_stage}" if layout.engine == "deepspeed" else layout.engine
     if layout.engine in ("fsdp2", "transformers-tp"):
-        word = "hsdp" if layout.dp_replicate > 1 else "fsdp2"
+        word = "fsdp2"  # of replicated shards too: the switches say how many
     plain = Layout(engine=layout.engine)
     own = {name: value for name, value in msgspec.structs.asdict(layout).items() if name not in SAID}
     return rows.RowLayout(
@@ -122,7 +135,7 @@ def _layout(plan: Plan) -> rows.RowLayout:
     )
 
 
-def _memory(measured: tuple[Measured, ...], kind: str) -> dict[str, Any]:
+def _memory(measured: tuple[Measured, ...], kind: str, *, loaded: bool) -> dict[str, Any]:
     """Of the fullest rank: its peak, the peaks of its phases, and what lived at the fullest moment by term."""
     if not measured:
         return {}
@@ -133,10 +146,13 @@ def _memory(measured: tuple[Measured, ...], kind: str) -> dict[str, Any]:
     else:
         fullest = max(measured, key=lambda one: max(_allocated(one).values(), default=0.0))
         peaks, device = _allocated(fullest), fullest.allocator_peak_bytes
+    if not loaded:
+        peaks.pop("load", None)
     if not peaks:
         return {}
     reserved, used = device.get("reserved"), device.get("device")
-    terms = max(fullest.memory, key=lambda phase: phase.total).terms if fullest.memory else {}
+    seen = [phase for phase in fullest.memory if phase.phase in peaks]
+    terms = max(seen, key=lambda phase: phase.total).terms if seen else {}
     return {
         "peak_memory_gib": _gib(max(peaks.values())),
         "memory_kind": "allocated",

@@ -9,6 +9,10 @@ from __future__ import annotations
 from planner.plan import Plan
 
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose configuration ships a tensor parallel plan and whose modules are `layers` and `norm`."""
+
+
 class TensorParallelBackend:
     """Transformers' tensor parallel plan, with FSDP2 over the other ranks."""
 
@@ -19,6 +23,8 @@ class TensorParallelBackend:
         """Why it cannot be measured, or None."""
         if plan.layout.engine != self.engine:
             return f"engine {plan.layout.engine} is not {self.engine}"
+        if plan.model.family not in FAMILIES:
+            return f"family {plan.model.family} is not one of {', '.join(FAMILIES)}"
         if plan.job.method != "full":
             return "adapters beside split weights are not built"
         if plan.model.moe is not None:

@@ -69,7 +69,10 @@ def run(options: argparse.Namespace) -> None:
     if options.memory_limit is not None:
         limits.limit_memory(engine.device, options.memory_limit)
     with meter.load():
-        engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+        if options.build_on_meta:
+            fake_world.prepare_from_meta(engine)
+        else:
+            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device))
     check_mesh(plan, live)
@@ -219,6 +222,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
+    parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)
 

@@ -65,7 +65,7 @@ class TensorParallelEngine(Fsdp2Engine):
         apply_tensor_parallelism(split, self.axes["tp"], plan)
         if self._sharded:
             self._shard(split)
-        else:
+        elif not any(weight.is_meta for weight in model.parameters()):
             model.to(self.device)
         self.model, self.optimizer = model, make_optimizer(model)
 
