@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -176,16 +177,27 @@ def launch_spec(ready: Prepared, port: int, configured: dict[str, str]) -> Launc
     common = configured | (_script_environment(ready) if ready.options.script else {})
     commands = []
     for host in hosts:
-        env = common | local.base_environment(ready.run_id, folder, host, here) | _devices(ready, host.node)
-        argv = (
-            *host.prefix, sys.executable, "-m", "executor.worker.agent",
-            "--nnodes", str(len(hosts)), "--node-rank", str(host.node), "--nproc-per-node", str(ready.processes),
-            "--master-addr", hosts[0].address, "--master-port", str(port), "--local-addr", host.address,
-            "--rdzv-id", ready.run_id, "--log-dir", str(folder / rundir.LOGS / f"node-{host.node}"), "--redirects", "3",
-            "--shutdown-timeout", "5", *worker_arguments(ready.options),
-        )  # fmt: skip
+        env = common | local.base_environment(ready.run_id, folder, host, here)
+        env |= device_environment(ready.plan.cluster.gpu.kind, len(hosts), ready.processes, host.node)
+        argv = agent_arguments(
+            ready.hosts, host, ready.processes, port, ready.run_id, folder, worker_arguments(ready.options)
+        )
         commands.append(NodeCommand(node=host.node, argv=argv, env=dict(sorted(env.items()))))
     return LaunchSpec(files=ready.files, commands=tuple(commands))
+
+
+def agent_arguments(
+    hosts: local.Hosts, host: local.Host, processes: int, port: int, run_id: str, folder: Path, worker: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`."""
+    first, nodes = hosts.hosts[0], len(hosts.hosts)
+    return (
+        *host.prefix, sys.executable, "-m", "executor.worker.agent",
+        "--nnodes", str(nodes), "--node-rank", str(host.node), "--nproc-per-node", str(processes),
+        "--master-addr", first.address, "--master-port", str(port), "--local-addr", host.address,
+        "--rdzv-id", run_id, "--log-dir", str(folder / rundir.LOGS / f"node-{host.node}"), "--redirects", "3",
+        "--shutdown-timeout", "5", *worker,
+    )  # fmt: skip
 
 
 def dry_run(ready: Prepared) -> LaunchSpec:
@@ -327,19 +339,43 @@ def versions() -> dict[str, str]:
 
 
 def _attempts(ready: Prepared, configured: dict[str, str], signals: list[int], echo: Echo) -> Ending:
-    """Start and watch; when the rendezvous port turns out taken, once more on the next."""
     folder, world = ready.options.run_dir, ready.ranks
+
+    def spec_of(port: int) -> LaunchSpec:
+        spec = launch_spec(ready, port, configured)
+        rundir.write_launch(folder, spec)
+        return spec
+
+    def met() -> bool:
+        return bool(ready.options.script) or all_met(folder, world)
+
+    return start_and_watch(
+        ready.hosts, ready.run_id, folder, spec_of, met=met, meet_s=ready.options.meet_s, signals=signals, echo=echo
+    )
+
+
+def all_met(folder: Path, world: int) -> bool:
+    """Whether every rank has said which process group it is in."""
+    return len(list((folder / rundir.MESH).glob("rank-*.json"))) >= world
+
+
+def start_and_watch(
+    hosts: local.Hosts,
+    run_id: str,
+    folder: Path,
+    spec_of: Callable[[int], LaunchSpec],
+    *,
+    met: Callable[[], bool],
+    meet_s: float,
+    signals: list[int],
+    echo: Echo,
+) -> Ending:
+    """Start and watch what `spec_of` makes of a rendezvous port; when that turns out taken, once more on the next."""
     ending, refused = Ending(ok=False), frozenset[int]()
     for _ in range(PORT_TRIES):
-        port = local.hold_port(ready.hosts, ready.run_id, refused)
-        spec = launch_spec(ready, port.number, configured)
-        rundir.write_launch(folder, spec)
-        agents = local.start(spec, ready.hosts, folder, port)
-
-        def met() -> bool:
-            return bool(ready.options.script) or len(list((folder / rundir.MESH).glob("rank-*.json"))) >= world
-
-        ending = supervise(agents, folder, ready.run_id, echo, signals=signals, met=met, meet_s=ready.options.meet_s)
+        port = local.hold_port(hosts, run_id, refused)
+        agents = local.start(spec_of(port.number), hosts, folder, port)
+        ending = supervise(agents, folder, run_id, echo, signals=signals, met=met, meet_s=meet_s)
         if ending.ok or ending.signal is not None or not _port_was_taken(agents[0].log):
             break
         echo(f"port {port.number} was taken meanwhile, trying the next")
@@ -365,11 +401,11 @@ def _script_environment(ready: Prepared) -> dict[str, str]:
     return env
 
 
-def _devices(ready: Prepared, node: int) -> dict[str, str]:
-    """Emulated nodes share one machine's GPUs: each sees only its own."""
-    if ready.plan.cluster.gpu.kind != "cuda" or len(ready.hosts.hosts) == 1:
+def device_environment(kind: str, nodes: int, processes: int, node: int) -> dict[str, str]:
+    """Emulated nodes share one machine's GPUs: each of `nodes` sees only its own `processes`."""
+    if kind != "cuda" or nodes == 1:
         return {}
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = listed.split(",") if listed else [str(index) for index in range(ready.plan.layout.world_size)]
-    first = node * ready.processes
-    return {"CUDA_VISIBLE_DEVICES": ",".join(every[first : first + ready.processes])}
+    every = listed.split(",") if listed else [str(index) for index in range(nodes * processes)]
+    first = node * processes
+    return {"CUDA_VISIBLE_DEVICES": ",".join(every[first : first + processes])}

@@ -38,7 +38,11 @@ def check_shape(plan: Plan, nodes: int) -> int:
 
 def check_software(engine: str) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    needed = ["torch", "transformers", "deepspeed" if engine == "deepspeed" else "accelerate"]
+    check_packages(["torch", "transformers", "deepspeed" if engine == "deepspeed" else "accelerate"])
+
+
+def check_packages(needed: list[str]) -> None:
+    """Refuse (exit code 3) when one of the packages is not installed here."""
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise PlannerError(

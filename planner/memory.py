@@ -14,7 +14,7 @@ import msgspec
 from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
 from planner.engines import engine_of
-from planner.engines.base import Held
+from planner.engines.base import Held, bytes_apart
 from planner.host import host_fits, host_node_bytes, host_rank_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
@@ -269,7 +269,8 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
     if case.cluster.gpu.kind == "cpu":
         return allocated
     allocator = case.runtime.allocator
-    return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation)
+    apart = bytes_apart(engine_of(case.layout.engine), case)
+    return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation) + apart
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:

@@ -33,13 +33,14 @@ class Meter:
         device: torch.device | str,
         memory_step: int = 3,
         traffic_step: int = 4,
+        live: LiveTensors | None = None,
     ) -> None:
         self._layout, self._rank, self._node, self._local_rank = plan.layout, rank, node, local_rank
         self._device = torch.device(device)
         self._memory_step, self._traffic_step = memory_step, traffic_step
         self._step = -1
         self._phase = "step"
-        self._live: LiveTensors | None = LiveTensors(self._device.type, plan.model.vocab)
+        self._live: LiveTensors | None = live or LiveTensors(self._device.type, plan.model.vocab)
         self._entered = False
         self._memory: tuple[PhaseMemory, ...] = ()
         self._allocator: dict[str, float] = {}

@@ -5,8 +5,8 @@ A micro-batch's backward leaves whole 16-bit gradients, which are added to an fp
 PyTorch's DDP is told to synchronise in the last backward only (parallel/pipeline_parallel/engine.py,
 _get_bwd_context) and a hook all-reduces the fp32 buffer; under ZeRO-1 there is no DDP, and the buffer is all-reduced
 whole after the last backward, unhidden (trainer.py, training_step: "too memory hungry, instead we run all_reduce").
-New weights are gathered after the step (optim/zero.py). Read in its main branch, 2025. Not here: what its modules
-keep (presets/kernels/nanotron.toml).
+New weights are gathered after the step (optim/zero.py) through copies of all of them. Read in its main branch, 2025.
+Not here: what its modules keep (presets/kernels/nanotron.toml).
 """
 
 from __future__ import annotations
@@ -86,9 +86,25 @@ def resident(case: Case) -> Held:
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more."""
+    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more. The gather after it does."""
     held = resident(case)
-    return [("load", held), ("optimizer", held)]
+    return [("load", held), ("optimizer", held | {"buckets": held.get("buckets", 0.0) + gather_bytes(case)})]
+
+
+def gather_bytes(case: Case) -> Number:
+    """ZeRO-1's gather of new weights copies them twice: nanotron joins each rank's part of every weight, old ones too
+    (distributed.py, all_gather_coalesced), and NCCL's list all-gather joins those (ProcessGroupNCCL.cpp, newLikeFlat)."""
+    own = 1 / case.layout.data_parallel
+    return apart(case) * (2 + own)
+
+
+def apart(case: Case) -> Number:
+    """The second of those copies is one allocation as large as all 16-bit weights, which nothing freed before can
+    hold."""
+    if case.layout.zero_stage == 0:
+        return 0.0
+    weights = whole_states(case, VOCABULARY_MULTIPLE)["params"]
+    return where(case.layout.data_parallel > 1, 1.0, 0.0) * weights
 
 
 def holder(case: Case) -> Holder:

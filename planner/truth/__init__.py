@@ -1,4 +1,4 @@
-"""Measured rows held against predictions: the row format, row -> Case, one row's prediction, statistics, the page.
+"""Measured rows and probes held against predictions: their formats, row -> Case, one row's prediction, statistics.
 
-Not here: fitting coefficients to them (planner/calibrate), or measuring (executor/measure.py).
+Not here: fitting coefficients to them (planner/calibrate), or measuring (executor/measure.py, executor/probe.py).
 """
