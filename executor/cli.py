@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 OUTSIDE_BAND = 6
 
 EXAMPLES = """
-executor run plan.json --dry-run                    # show files, commands and environment; write nothing
-executor run plan.json --run-dir runs/first --yes   # run it, live
-executor report runs/first                          # predicted against measured, line by line
-executor probe -o machine                           # measure this machine: a cluster preset and a calibration
-executor trace plan.json                            # the real modules on fake tensors, no GPU
+ executor run plan.json --dry-run                    # show files, commands and environment; write nothing
+ executor run plan.json --run-dir runs/first --yes   # run it, live
+ executor report runs/first                          # predicted against measured, line by line
+ executor probe -o machine                           # measure this machine: a cluster preset and a calibration
+ executor trace plan.json                            # the real modules on fake tensors, no GPU
+ executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
 """
 
-LATER = {"probe": "executor.cli_probe:probe"}
+LATER = {"measure": "executor.cli_measure:measure", "probe": "executor.cli_probe:probe"}
 """Commands that are imported when they are called."""
 
 
