@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -73,17 +74,22 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`hidden_share`: of the communication that may run beside compute, the part that really does."""
+    """How communication and compute get in each other's way.
+
+    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s`: where a
+    pipeline's sends leave the node, what each collective inside a pass waits longer, for each rank of its group. Seen
+    in nanotron's published sweep; its cause is not known.
+    """
 
     hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    straggle_s: NotNegative | None = None
 
 
 class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of link by its name in presets, for one collective or for all.
 
-    Large messages reach `share` of its rate, one of `half_bytes` sent by a rank half of that; each hop takes
-    `latency_s` (None: as the link's own preset says). Over more than two domains the rate falls with their number to
-    the power of `-spread_power`.
+    Large messages reach `share` of its rate, one of `half_bytes` sent by a rank half of that; each step of a ring that
+    crosses it takes `latency_s` (None: as the link's own preset says).
     """
 
     link: str | None = None
@@ -91,7 +97,6 @@ class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     share: Share | None = None
     half_bytes: NotNegative | None = None
     latency_s: NotNegative | None = None
-    spread_power: NotNegative | None = None
 
 
 class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,8 +123,14 @@ class LinkCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     share: float
     half_bytes: float
-    spread_power: float
     latency_s: float | None = None
+
+
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """OverlapEntry, looked up."""
+
+    hidden_share: float
+    straggle_s: float
 
 
 class Bands(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +174,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     runtime: str
     allocator: Allocator
     compute: Compute
-    hidden_share: float
+    overlap: Overlap
     bands: Bands
     links: tuple[tuple[LinkEntry, ...], ...]
     """Entries that hold here, by calibration in the chain."""
@@ -179,12 +190,14 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 @lru_cache(maxsize=16)
 def calibration(name: str = DEFAULT, folders: tuple[str, ...] = ()) -> Calibration:
-    """A calibration preset with all it is based on (PlannerError names the entry and key that are wrong)."""
+    """A calibration preset, or the file at a path that ends in .toml, with all it is based on (PlannerError names the
+    entry and key that are wrong)."""
     return _read(name, folders, ())
 
 
 def _read(name: str, folders: Folders, above: tuple[str, ...]) -> Calibration:
     raw = presets.calibration(name, folders=folders)
+    name = Path(name).stem if name.endswith(".toml") else name
     try:
         found = msgspec.convert({**raw, "name": name}, Calibration)
     except msgspec.ValidationError as error:
@@ -243,7 +256,7 @@ def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
         runtime=runtime,
         allocator=Allocator(**_looked_up(here("allocator"), Allocator)),
         compute=Compute(**_looked_up(here("compute"), Compute)),
-        hidden_share=_looked_up(here("overlap"), OverlapEntry, ("hidden_share",))["hidden_share"],
+        overlap=Overlap(**_looked_up(here("overlap"), Overlap)),
         bands=Bands(**_looked_up(here("bands"), Bands)),
         links=tuple(tuple(level) for level in here("links")),
     )
@@ -259,22 +272,20 @@ def _weight(entry: Entry) -> tuple[int, bool]:
     return sum(one is not None for one in named), entry.gpu not in (None, *DEVICE_KINDS)
 
 
-def _looked_up(
-    levels: Sequence[Sequence[Entry]], wanted: type[msgspec.Struct], fields: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The fields of `wanted` from the first level that has each, its weightiest entry."""
+def _looked_up(levels: Sequence[Sequence[Entry]], wanted: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of `wanted`, each from the first level that has it: its weightiest entry's."""
     found: dict[str, Any] = {}
     for level in levels:
         best: dict[str, tuple[tuple[int, bool], Any]] = {}
         for entry in level:
             weight = _weight(entry)
-            for field in fields or wanted.__struct_fields__:
+            for field in wanted.__struct_fields__:
                 value = getattr(entry, field)
                 if value is not None and (field not in best or weight >= best[field][0]):
                     best[field] = weight, value
         found = {field: value for field, (_, value) in best.items()} | found
-    optional = {field.name for field in msgspec.structs.fields(wanted) if not field.required and field.default is None}
-    missing = [field for field in fields or wanted.__struct_fields__ if field not in found and field not in optional]
+    optional = {field.name for field in msgspec.structs.fields(wanted) if field.default is None}
+    missing = [field for field in wanted.__struct_fields__ if field not in found and field not in optional]
     if missing:
         raise PlannerError("calibration", missing[0], "has no value here", f"{UNCALIBRATED}.toml must have one for all")
     return found

@@ -26,6 +26,8 @@ from executor.worker.probe_links import link_tables
 
 QUEUED_S = 2e-3
 """A device that works beside its host is given so much before it is waited for: the wait is then no part of a call."""
+ROUNDS = 3
+"""Everything is timed so often, far apart: what disturbs a machine for some seconds then spoils one time of three."""
 TASK, ROWS = "task.json", "rows.json"
 
 
@@ -105,13 +107,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank = dist.get_rank()
     write_json(folder / "mesh" / f"rank-{rank}.json", {"rank": rank, "world_size": dist.get_world_size()})
     bench = Bench(task, device)
-    tables = compute_tables(bench) | link_tables(bench)
+    tables = _medians([compute_tables(bench) | link_tables(bench) for _ in range(1 if task.quick else ROUNDS)])
     if rank == 0:
         facts = {"device": device_facts(device), "host": host_facts(), "threads": torch.get_num_threads()}
         write_json(folder / ROWS, facts | tables)
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def _medians(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
+    """One table of each kind: rows of the same sizes as one, with the median of each of their times."""
+    merged = {}
+    for name in rounds[0]:
+        found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in (row for tables in rounds for row in tables[name]):
+            found.setdefault(tuple(value for key, value in row.items() if not _timed(key)), []).append(row)
+        merged[name] = [
+            {
+                key: statistics.median(row[key] for row in rows) if _timed(key) else value
+                for key, value in rows[0].items()
+            }
+            for rows in found.values()
+        ]
+    return merged
+
+
+def _timed(key: str) -> bool:
+    return key == "seconds" or key.endswith("_s")
 
 
 def _device(task: Task) -> torch.device:

@@ -6,25 +6,32 @@ Sizes are those of training: tokens by widths, as linear modules have them. Not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from planner.work import GATE_ACCESSES, NORM_BYTES
 
 if TYPE_CHECKING:
     from executor.worker.probe import Bench
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOKENS, WIDTHS = (64, 256, 1024, 4096, 16384), (64, 128, 256, 512, 1024, 4096, 8192)
-LONGEST_S = 0.4
+PRODUCT_S = 0.05
+"""Given to each product; there are three for each size and number format."""
+CYCLED_BYTES, MOST_CYCLED = 48 * 2**20, 64
+"""Operands are as many as fill a cache, within reason."""
+LONGEST_S = 0.03
 """Sizes whose calls would take longer tell nothing that smaller ones did not."""
-ADDED = tuple(4**power for power in range(5, 15))
-"""Elements of element-wise kernels: 4 KB to 1 GB in fp32."""
+ADDED = tuple(4**power for power in range(6, 14))
+"""Elements of element-wise kernels: 16 KB to 256 MB in fp32."""
+CHAINED = ((256, 256), (1024, 256), (1024, 1024), (4096, 1024))
+"""Tokens and widths of the chains of element-wise kernels that model code has."""
 SMALL = 64
 """Operations in a row on a handful of elements."""
-BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
-
 Rows = list[dict[str, Any]]
 
 
@@ -39,7 +46,10 @@ def compute_tables(bench: Bench) -> dict[str, Rows]:
 
 
 def products(bench: Bench) -> Rows:
-    """Linear modules of some widths over some tokens, in each number format; small first, until one takes too long."""
+    """The three products of a linear module in training, over some tokens and widths, in each number format.
+
+    Small first, until one takes too long. Operands change from call to call, as in a step: caches hold few of them.
+    """
     rows: Rows = []
     for name, dtype in _formats(bench).items():
         too_long = float("inf")
@@ -47,11 +57,19 @@ def products(bench: Bench) -> Rows:
             flops = 2 * tokens * width * width
             if flops >= too_long:
                 continue
-            x, weight = _random(bench, tokens, width, dtype=dtype), _random(bench, width, width, dtype=dtype)
-            seconds = bench.seconds(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight))  # type: ignore[misc]
-            rows.append({"m": tokens, "n": width, "k": width, "dtype": name, "seconds": seconds})
-            if seconds > LONGEST_S / 4:
-                too_long = min(too_long, 2 * flops)
+            inputs = _several(bench, tokens, width, dtype=dtype)
+            weights = _several(bench, width, width, dtype=dtype)
+            # result = input weight', its input's gradient, its weight's gradient: rows, columns, what is summed over
+            forms: dict[str, tuple[tuple[int, int, int], Callable[[], Any]]] = {
+                "forward": ((tokens, width, width), lambda: next(inputs) @ next(weights).t()),  # noqa: B023
+                "input": ((tokens, width, width), lambda: next(inputs) @ next(weights)),  # noqa: B023
+                "weight": ((width, width, tokens), lambda: next(inputs).t() @ next(inputs)),  # noqa: B023
+            }
+            for form, ((m, n, k), call) in forms.items():
+                seconds = bench.seconds(call, PRODUCT_S)
+                rows.append({"form": form, "m": m, "n": n, "k": k, "dtype": name, "seconds": seconds})
+                if seconds > LONGEST_S:
+                    too_long = min(too_long, 2 * flops)
     return rows
 
 
@@ -68,39 +86,64 @@ def attention(bench: Bench) -> Rows:
             def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-            forward_s = bench.seconds(forward)
+            forward_s = bench.seconds(forward, PRODUCT_S)
             out = forward()
             gradient = torch.ones_like(out)
             backward_s = bench.seconds(
-                lambda out=out, q=q, k=k, v=v, g=gradient: torch.autograd.grad(out, (q, k, v), g, retain_graph=True)  # type: ignore[misc]
+                lambda out=out, q=q, k=k, v=v, g=gradient: torch.autograd.grad(out, (q, k, v), g, retain_graph=True),  # type: ignore[misc]
+                PRODUCT_S,
             )
             rows.append(
                 {"sequences": sequences, "heads": heads, "seq_len": seq_len, "head_dim": head_dim, "dtype": name}
                 | {"forward_s": forward_s, "backward_s": backward_s}
             )
-            if backward_s > LONGEST_S / 4:
+            if backward_s > LONGEST_S:
                 break
     return rows
 
 
 def sweeps(bench: Bench) -> Rows:
-    """Element-wise kernels over more and more memory, with a new result each time, as model code has them."""
+    """Element-wise kernels over more and more memory: alone, as model code chains them, and as AdamW does."""
     rows: Rows = []
     for elements in ADDED[:4] if bench.task.quick else ADDED:
-        x, y = _random(bench, elements), _random(bench, elements)
-        added_s = bench.seconds(lambda x=x, y=y: x + y)  # type: ignore[misc]
+        x, y = _several(bench, elements), _several(bench, elements)
+        added_s = bench.seconds(lambda x=x, y=y: next(x) + next(y), PRODUCT_S)  # type: ignore[misc]
         rows.append({"kind": "add", "bytes": 12.0 * elements, "seconds": added_s})
-        silu_s = bench.seconds(lambda x=x: torch.nn.functional.silu(x))  # type: ignore[misc]
-        rows.append({"kind": "silu", "bytes": 8.0 * elements, "seconds": silu_s})
-        if added_s > LONGEST_S / 4:
+        if added_s > LONGEST_S:
             break
+    for tokens, width in ((64, 64), (256, 256)) if bench.task.quick else CHAINED:
+        rows += _chains(bench, tokens, width)
     for elements in (2**16, 2**20) if bench.task.quick else (2**16, 2**20, 2**23):
         weight = torch.nn.Parameter(_random(bench, elements))
         weight.grad = _random(bench, elements)
         optimizer = torch.optim.AdamW([weight])
         # The weight and both moments are read and written, the gradient is read.
-        rows.append({"kind": "adamw", "bytes": 28.0 * elements, "seconds": bench.seconds(optimizer.step)})
+        rows.append({"kind": "adamw", "bytes": 28.0 * elements, "seconds": bench.seconds(optimizer.step, PRODUCT_S)})
     return rows
+
+
+def _chains(bench: Bench, tokens: int, width: int) -> Rows:
+    """A norm and a gate as eager model code has them, forward and backward, with the bytes that planner.work counts."""
+    x, gate, up = (_random(bench, tokens, width).requires_grad_() for _ in range(3))
+    scale = torch.nn.Parameter(torch.ones(width, device=bench.device))
+    gradient = _random(bench, tokens, width)
+
+    def norm() -> Any:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return torch.autograd.grad(scale * wide.to(x.dtype), (x, scale), gradient)
+
+    def gated() -> Any:
+        return torch.autograd.grad(torch.nn.functional.silu(gate) * up, (gate, up), gradient)
+
+    fixed, times = NORM_BYTES["eager-fp32"]
+    counted = {"norm": fixed + 4 * times, "gate": 4 * GATE_ACCESSES["eager"]}
+    calls = {"norm": norm, "gate": gated}
+    return [
+        # Backward moves twice what forward does, as planner.work has it.
+        {"kind": kind, "bytes": 3.0 * tokens * width * counted[kind], "seconds": bench.seconds(call, PRODUCT_S)}
+        for kind, call in calls.items()
+    ]
 
 
 def overheads(bench: Bench) -> Rows:
@@ -118,7 +161,9 @@ def overheads(bench: Bench) -> Rows:
         "backward": lambda: torch.autograd.grad(chain, taped, x, retain_graph=True),
         "optimizer": optimizer.step,
     }
-    return [{"kind": kind, "operations": SMALL, "seconds": bench.seconds(call)} for kind, call in calls.items()]
+    return [
+        {"kind": kind, "operations": SMALL, "seconds": bench.seconds(call, PRODUCT_S)} for kind, call in calls.items()
+    ]
 
 
 def _chain(x: Tensor) -> Tensor:
@@ -135,6 +180,13 @@ def _formats(bench: Bench) -> dict[str, torch.dtype]:
 def _product_sizes(bench: Bench) -> list[tuple[int, int]]:
     tokens, widths = ((64, 256), (64, 256)) if bench.task.quick else (TOKENS, WIDTHS)
     return sorted(((one, width) for one in tokens for width in widths), key=lambda size: size[0] * size[1] ** 2)
+
+
+def _several(bench: Bench, *shape: int, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
+    """One tensor after the other, again and again."""
+    first = _random(bench, *shape, dtype=dtype)
+    count = min(max(CYCLED_BYTES // (first.numel() * first.element_size()), 1), MOST_CYCLED)
+    return cycle([first, *(first.clone() for _ in range(count - 1))])
 
 
 def _random(bench: Bench, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

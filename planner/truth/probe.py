@@ -22,8 +22,12 @@ FORMATS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
-    """One matrix product (m x k) @ (k x n): median seconds of a call."""
+    """One matrix product (m x k) @ (k x n): median seconds of a call.
 
+    `form` is which of a linear module's products it is: "forward", "input" (its input's gradient) or "weight".
+    """
+
+    form: str
     m: int
     n: int
     k: int
@@ -64,8 +68,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """One element-wise kernel over `bytes` of memory, reads and writes together: median seconds of a call.
 
-    `kind` is "add" (two tensors read, a new one written), "silu" (one read, a new one written) or "adamw" (one weight's
-    step: weight, gradient and two moments).
+    `kind` is "add" (two tensors read, a new one written), "norm" or "gate" (an eager RMSNorm, a gated activation,
+    forward and backward, with the bytes that planner.work counts for them) or "adamw" (one weight's step).
     """
 
     kind: str
@@ -105,7 +109,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """The same products alone, the same all-reduce of `ranks` ranks alone, and both started together: median seconds."""
+    """The same products alone, the same all-reduce of `ranks` ranks alone, both started together: median seconds."""
 
     ranks: int
     nodes: int

@@ -249,7 +249,7 @@ def _refusal(line: bytes, place: str, told: str) -> PlannerError:
     if unknown := UNKNOWN_FIELD.search(rule):
         field = f"{field}.{unknown[1]}".strip(".")
         return PlannerError(f"{place}: {field}", None, "is not a field of a row", "tests/truth/README.md lists them")
-    value: Any = msgspec.json.decode(line)
+    value: Any = msgspec.json.decode(line) if field else None
     for part in filter(None, field.split(".")):
         value = value.get(part) if isinstance(value, dict) else None
     rule = rule[:1].lower() + rule[1:]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import presets
-from planner.calibration import calibration
+from planner.calibration import LinkCurve, calibration
 from planner.comm import Traffic, crosses, ranks_inside
 from planner.engines import ENGINES
 from planner.formula import known_formulas
@@ -51,7 +51,7 @@ FIXED: dict[str, Any] = {
     "schedule": "interleaved",
     "op": "all_reduce", "transport": "gloo", "states": StateBytes(2, 2, 4, 8), "stage": 2, "recompute": "full",
     "kernels": presets.runtime("accelerate-fsdp2").parts, "model": presets.model("tiny"),
-    "levels": LEVELS, "double": True,
+    "levels": LEVELS, "double": True, "curves": [LinkCurve(share=0.5, half_bytes=1e4, latency_s=2e-6)] * len(LEVELS),
 }  # fmt: skip
 
 

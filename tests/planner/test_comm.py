@@ -6,14 +6,15 @@ import msgspec
 import pytest
 
 from planner import presets
-from planner.calibration import calibration
+from planner.calibration import LinkCurve, calibration
 from planner.collectives import all_reduce_bytes, gloo_reduce_scatter_bytes
 from planner.comm import comm_volume, leaving_bytes, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
+from planner.linktime import tier_seconds
 from planner.question import Question, case_of
 from planner.spec import Cluster, Layout, Link, Lora, Tier, TrainingJob
-from planner.steptime import step_time, tier_seconds
+from planner.steptime import step_time
 
 SMALL = presets.model("tiny")
 
@@ -149,14 +150,18 @@ def test_an_all_reduce_over_four_tiers_sends_a_part_over_each():
     assert {one.link for one in comm_volume(case).engine} == {"spine"}
 
 
-def test_time_over_four_tiers_is_the_slowest_and_a_hop_for_each_neighbour():
+def plain(cluster: Cluster, share: float, half_bytes: float = 0.0) -> list[LinkCurve]:
+    """Every tier at this share of its rate and at its own latency."""
+    return [LinkCurve(share=share, half_bytes=half_bytes) for _ in cluster.levels]
+
+
+def test_time_over_four_tiers_is_the_slowest_and_the_ring_steps_at_the_pace_of_the_widest():
     _, calls = sent_by(Layout(engine="ddp", dp_replicate=32))
     for call in calls:
         rates = (call.wire_bytes / 400e9, call.leaving[0] / 100e9, call.leaving[1] / 20e9, call.leaving[2] / 5e9)
-        hops = 3 * 1e-6 + 1 * 2e-6 + 1 * 5e-6 + 1 * 10e-6
-        expected = max(rates) / 0.5 + 2 * call.count * hops
+        expected = max(rates) / 0.5 + 2 * call.count * 31 * 10e-6
 
-        assert tier_seconds(call, THREE.levels, 0.5) == pytest.approx(expected)
+        assert tier_seconds(call, THREE.levels, plain(THREE, 0.5)) == pytest.approx(expected)
 
 
 def test_a_group_uses_only_the_tiers_it_crosses():
@@ -169,14 +174,14 @@ def test_a_group_uses_only_the_tiers_it_crosses():
         if call.axis == "dp_shard":
             assert call.inside == (4, 8, 8)
             assert call.leaving[1:] == (0, 0)
-            assert tier_seconds(call, THREE.levels, 1.0) == pytest.approx(
-                max(call.wire_bytes / 400e9, call.leaving[0] / 100e9) + call.count * (3e-6 + 2e-6)
+            assert tier_seconds(call, THREE.levels, plain(THREE, 1.0)) == pytest.approx(
+                max(call.wire_bytes / 400e9, call.leaving[0] / 100e9) + call.count * 7 * 2e-6
             )
         else:
             assert call.inside == (1, 1, 2)
             assert call.leaving[:2] == (call.wire_bytes, call.wire_bytes)
-            assert tier_seconds(call, THREE.levels, 1.0) == pytest.approx(
-                max(call.wire_bytes / 20e9, call.leaving[2] / 5e9) + 2 * call.count * (5e-6 + 10e-6)
+            assert tier_seconds(call, THREE.levels, plain(THREE, 1.0)) == pytest.approx(
+                max(call.wire_bytes / 20e9, call.leaving[2] / 5e9) + 2 * call.count * 3 * 10e-6
             )
 
 
@@ -188,7 +193,10 @@ def test_a_group_of_72_stays_in_the_nvlink_domain_and_one_of_144_does_not():
 
     assert {one.link for one in comm_volume(inside).engine} == {"NVLink 5"}
     assert comm_volume(inside).inter_node_bytes_per_rank == 0 < comm_volume(inside).wire_bytes_per_rank
-    assert all(tier_seconds(call, rack.levels, 1.0) < call.wire_bytes / 500e9 + call.count * 1e-3 for call in calls)
+    assert all(
+        tier_seconds(call, rack.levels, plain(rack, 1.0)) < call.wire_bytes / 500e9 + call.count * 1e-3
+        for call in calls
+    )
     assert {one.group: one.link for one in comm_volume(hybrid).engine} == {
         "dp_shard": "NVLink 5",
         "dp_replicate": "InfiniBand NDR",
@@ -225,7 +233,7 @@ def test_a_chain_sends_everything_over_the_border_of_the_widest_tier_in_one_hop(
     (call,) = traffic(case, [Call("send", "dp_shard", "layer", "forward", 30, 6e9)])
 
     assert (call.inside, call.wire_bytes, call.leaving) == ((4, 8, 16), 6e9, (6e9, 6e9, 0))
-    assert tier_seconds(call, THREE.levels, 1.0) == pytest.approx(6e9 / 20e9 + 30 * 5e-6)
+    assert tier_seconds(call, THREE.levels, plain(THREE, 1.0)) == pytest.approx(6e9 / 20e9 + 30 * 5e-6)
 
 
 @pytest.mark.parametrize("name", ["frontier", "gb200-nvl72", "llama-3-24k"])

@@ -90,12 +90,14 @@ def test_exposed_communication_is_never_more_than_all_and_never_nothing(layout: 
 
 
 def test_a_reduction_once_a_step_hides_beside_one_micro_batch_only():
-    """Raw seconds stay the same; the share that hides does not grow with accumulation."""
+    """Raw seconds stay the same; what hides grows by no more than each micro-batch's adding up of gradients."""
     layout = Layout(engine="ddp", dp_replicate=32)
     one, many = timed(layout), timed(changed(layout, grad_accum=16))
 
     assert many.comm_s == pytest.approx(one.comm_s)
-    assert many.exposed_comm_s == pytest.approx(one.exposed_comm_s)
+    added_up_s = (many.compute_s - 16 * one.compute_s) / 16
+    assert one.exposed_comm_s - added_up_s <= many.exposed_comm_s * (1 + 1e-9)
+    assert many.exposed_comm_s <= one.exposed_comm_s
 
 
 def test_all_but_the_last_call_hide_when_there_is_compute_enough():

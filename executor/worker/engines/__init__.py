@@ -16,9 +16,9 @@ def start_engine(plan: Plan, folder: str) -> Engine:
 
         return DeepSpeedEngine(plan, folder)
     if plan.layout.engine == "transformers-tp":
-        from executor.worker.engines.tensor_parallel import TensorParallelEngine
+        from executor.worker.engines.transformers_tp import TransformersTpEngine
 
-        return TensorParallelEngine(plan, folder)
+        return TransformersTpEngine(plan, folder)
     from executor.worker.engines.accelerate import DdpEngine, Fsdp2Engine
 
     return DdpEngine(plan, folder) if plan.layout.engine == "ddp" else Fsdp2Engine(plan, folder)
