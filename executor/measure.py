@@ -7,6 +7,7 @@ there are (matrix.py), what a row holds (measured_row.py) or how a table of them
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -127,11 +128,13 @@ def run_cell(cell: Cell, machine: Machine, runs: Path | None = None) -> Row:
             meet_s=MEET_S,
         )
         backend = TensorParallelBackend() if cell.plan.layout.engine == TensorParallelBackend.engine else None
+        load = os.getloadavg()[0]
         ready = launch.prepare(cell.plan, options, _quiet, backend)
         record = launch.execute(ready, _quiet)
         if record.exit_code > SIGNALLED:
             raise Stopped(record.exit_code)
-        return made_row(cell, record, rundir.read_errors(folder), machine, built_on_meta=options.build_on_meta)
+        errors = rundir.read_errors(folder)
+        return made_row(cell, record, errors, machine, built_on_meta=options.build_on_meta, load=load)
 
 
 def host_holds(cell: Cell) -> bool:

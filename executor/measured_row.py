@@ -38,10 +38,12 @@ def made_row(
     machine: Machine,
     *,
     built_on_meta: bool = False,
+    load: float | None = None,
 ) -> rows.Row:
     """What the cell measured, or how it ended. A fake world's times are nobody's, so they are left out.
 
-    A model built without data was never loaded, so that phase is left out.
+    A model built without data was never loaded, so that phase is left out. `load` is the machine's load average just
+    before: others' work makes a step longer.
     """
     plan = cell.plan
     out_of_memory = any(error.out_of_memory for error, _ in errors.values())
@@ -56,6 +58,7 @@ def made_row(
     # A rank that is killed for memory by the system cannot say so: whether it was that is not known.
     oom = out_of_memory if ended_well or out_of_memory or "SIGKILL" not in record.message else None
     status = "completed" if ended_well else "out of memory" if out_of_memory else f"crashed: {record.message}"
+    facts = machine.facts | {"load_before": None if load is None else round(load, 2)}
     memory = _memory(record.measured, machine.kind, loaded=not built_on_meta) if ended_well else {}
     return rows.Row(
         id=cell.id,
@@ -73,7 +76,7 @@ def made_row(
         measured=rows.Measured(oom=oom, **memory, **_speed(cell, record, machine)),
         status=status,
         versions=record.versions,
-        gpu_facts={key: value for key, value in machine.facts.items() if value is not None},
+        gpu_facts={key: value for key, value in facts.items() if value is not None},
         notes="; ".join(notes) or None,
     )
 
