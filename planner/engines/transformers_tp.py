@@ -11,7 +11,7 @@ FSDP2 gathers (fsdp2.py).
 
 from __future__ import annotations
 
-from planner.arith import Number, is_column
+from planner.arith import Number, is_column, where
 from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
@@ -28,6 +28,7 @@ from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.technique_rules import tensor_rules
+from planner.units import BYTES
 
 name = "transformers-tp"
 rules: tuple[Rule, ...] = (
@@ -116,7 +117,9 @@ def holder(case: Case) -> Holder:
 def collectives(case: Case) -> list[Call]:
     """FSDP2's (of one shard nothing is sent), and the plan's."""
     sharding = fsdp2.collectives(case, fp32_reduce=_reduces_in_fp32(case))
-    return sharding + parallel_calls(case, sums_each_input=True, stops_early=True)
+    # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
+    ratio = where(case.layout.dp_shard > 1, 1.0, BYTES["fp32"] / BYTES["bf16"]) if _reduces_in_fp32(case) else 1.0
+    return sharding + parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
 
 
 def ideal(case: Case) -> list[IdealCollective]:
