@@ -85,7 +85,11 @@ def resident(case: Case) -> Held:
 
 def filled(case: Case) -> Held:
     """FSDP2's, where there is any."""
-    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case)) if _sharded(case) and not is_column(case.layout.dp_shard) else resident(case)
+    return (
+        fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
+        if _sharded(case) and not is_column(case.layout.dp_shard)
+        else resident(case)
+    )
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
