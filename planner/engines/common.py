@@ -158,9 +158,9 @@ def parallel_calls(
 
     What sharding the model's states costs is the engine's own. An axis of one rank has none; a column of degrees always
     has its calls, of which groups of one send nothing. `sums_each_input`: every column-parallel linear sums its input's
-    gradient for itself, where Megatron-LM sums once for those that read the same. `input_ratio`: how much wider than the
-    products' results the residual and its gradients are (under autocast). `stops_early`: a layer's recomputed forward
-    ends at the last tensor its backward needs (torch's non-reentrant checkpoint), before its last sum.
+    gradient for itself, where Megatron-LM sums once for those that read the same. `input_ratio`: how much wider the
+    residual and its gradients are than the products' results (under autocast). `stops_early`: a layer's recomputed
+    forward ends at the last tensor its backward needs (torch's non-reentrant checkpoint), before its last sum.
     """
     layout = case.layout
     calls: list[Call] = []

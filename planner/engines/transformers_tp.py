@@ -3,8 +3,8 @@
 The plan splits attention and MLP column- then row-wise, the embedding and the head by vocabulary; logits are gathered.
 Each column-parallel linear is a module of its own to DTensor, so queries, keys, values, gate and up each sum their
 input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
-Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's gradient
-a slice that keeps the whole table's alive.
+Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's
+gradient is a slice that keeps the whole table's alive.
 Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,fsdp}.py, and traced (docs/lab/trace.md). Not here: how
 FSDP2 gathers (fsdp2.py).
 """
@@ -85,11 +85,9 @@ def resident(case: Case) -> Held:
 
 def filled(case: Case) -> Held:
     """FSDP2's, where there is any."""
-    return (
-        fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
-        if _sharded(case) and not is_column(case.layout.dp_shard)
-        else resident(case)
-    )
+    if is_column(case.layout.dp_shard) or not _sharded(case):
+        return resident(case)
+    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:

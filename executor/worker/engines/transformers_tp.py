@@ -22,7 +22,7 @@ from planner.plan import Plan
 
 
 class TransformersTpEngine(Engine):
-    """DistributedConfig(tp_size, fsdp_size, dp_replicate_size); bf16 is FSDP2's own, or autocast where nothing shards."""
+    """DistributedConfig's tp, fsdp and dp_replicate sizes; bf16 is FSDP2's own, or autocast where nothing shards."""
 
     optimizer: torch.optim.Optimizer
 
