@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from planner.plan import Plan
 
-
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose plan in Transformers is the one that the planner knows."""
 
