@@ -62,6 +62,8 @@ class TransformersTpEngine(Engine):
         made: Any = model
         self.model = made.maybe_distribute_model(made, self.config, self.meshes)
         made.tie_weights()
+        if not any(weight.is_meta for weight in made.parameters()):
+            made.to(self.device)  # what is not split and not sharded is still where it was built
         for weight in self.model.parameters():
             local = getattr(weight, "_local_tensor", None)
             if local is not None and local.untyped_storage().nbytes() > local.nbytes:
