@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -189,12 +190,14 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 @lru_cache(maxsize=16)
 def calibration(name: str = DEFAULT, folders: tuple[str, ...] = ()) -> Calibration:
-    """A calibration preset with all it is based on (PlannerError names the entry and key that are wrong)."""
+    """A calibration preset, or the file at a path that ends in .toml, with all it is based on (PlannerError names the
+    entry and key that are wrong)."""
     return _read(name, folders, ())
 
 
 def _read(name: str, folders: Folders, above: tuple[str, ...]) -> Calibration:
     raw = presets.calibration(name, folders=folders)
+    name = Path(name).stem if name.endswith(".toml") else name
     try:
         found = msgspec.convert({**raw, "name": name}, Calibration)
     except msgspec.ValidationError as error:

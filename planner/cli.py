@@ -33,7 +33,9 @@ planner explain --model 7b --gpus 32 --dp-shard 32         # where every byte co
 """
 
 LATER = {name: f"planner.cli_study:{name}" for name in ("fit", "sweep", "cost", "compare")} | {
-    "recommend": "planner.cli_recommend:recommend"
+    "recommend": "planner.cli_recommend:recommend",
+    "replay": "planner.cli_truth:replay",
+    "calibrate": "planner.cli_calibrate:calibrate",
 }
 """Commands of other modules, imported when they are called."""
 

@@ -1,4 +1,5 @@
-"""Coefficients from measurements: one file a group of a calibration's entries.
+"""Fits of a few physical coefficients to measurements: rows, runs and probes in, a calibration and its proof out.
 
-Not here: what the coefficients mean (calibration.py), or the rows they are fitted on (truth/).
+What is fitted (fit.py) is judged on measurements it never saw (holdout.py). Not here: what the coefficients mean
+(planner/calibration.py), the formulas they go into, or measuring.
 """

@@ -1,13 +1,13 @@
 """Fits the curve of each link to measured collectives, innermost tier first, and tells the error on what was left out.
 
 A sample is one collective of neighbouring ranks on a known cluster. Not here: the model that is fitted (linktime.py),
-or which published rows and probes become samples (truth/).
+or what rows mean (truth/).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import product
 from statistics import median
 
@@ -17,7 +17,12 @@ from planner.calibration import LinkCurve, LinkEntry
 from planner.collectives import WIRE, transport_of
 from planner.comm import Traffic, leaving_bytes, ranks_inside
 from planner.linktime import tier_seconds
-from planner.spec import Cluster
+from planner.spec import Cluster, Tier
+from planner.truth.collective import OPS
+from planner.truth.machines import known_cluster
+from planner.truth.notes import CannotPredict
+from planner.truth.rows import Row
+from planner.units import GB
 
 OWN_CURVE = ("all_reduce",)
 """Collectives that do not go the way of the others: switches reduce on the way, trees make fewer steps."""
@@ -73,6 +78,22 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.cluster.levels[reached.index(self.ranks)].link.name
 
 
+def samples_of(rows: Iterable[Row]) -> list[Sample]:
+    """Published bandwidths as samples; rows without a size, or of machines unknown here, are left out."""
+    found = []
+    for row in rows:
+        call, ranks, bandwidth = row.collective, row.hardware.gpus, row.measured.busbw_gbps
+        if call is None or call.bytes is None or not bandwidth or ranks is None or call.op not in OPS:
+            continue
+        try:
+            cluster = known_cluster(row)
+        except CannotPredict:
+            continue
+        seconds = OPS[call.op] * (ranks - 1) / ranks * call.bytes / (bandwidth * GB)
+        found.append(Sample(op=call.op, ranks=ranks, payload_bytes=call.bytes, seconds=seconds, cluster=cluster))
+    return found
+
+
 Curves = dict[tuple[str, str | None], LinkCurve]
 """By link and collective; None is every collective that has no curve of its own."""
 
@@ -84,8 +105,11 @@ def curve_of(curves: Curves, link: str, op: str) -> LinkCurve:
 
 def predicted_s(sample: Sample, curves: Curves) -> float:
     """Seconds of a sample by the model of step times."""
-    levels = sample.cluster.levels
-    return float(tier_seconds(sample.traffic, levels, [curve_of(curves, tier.link.name, sample.op) for tier in levels]))
+    return _predicted_s(sample.traffic, sample.cluster.levels, curves)
+
+
+def _predicted_s(call: Traffic, levels: Sequence[Tier], curves: Curves) -> float:
+    return float(tier_seconds(call, levels, [curve_of(curves, tier.link.name, call.op) for tier in levels]))
 
 
 def fit(samples: Sequence[Sample]) -> Curves:
@@ -115,7 +139,7 @@ def entries(samples: Sequence[Sample], source: str, gpu: str | None = None) -> t
                 op=op,
                 gpu=gpu,
                 share=curve.share,
-                half_bytes=curve.half_bytes,
+                half_bytes=curve.half_bytes or None,  # what the samples could not tell is left to others
                 latency_s=curve.latency_s,
                 n=len(own),
                 spread=median(errors(own, curves)),
@@ -152,6 +176,8 @@ def _fitted(samples: Sequence[Sample], known: Curves, key: tuple[str, str | None
     sizes, groups = (len({getattr(one, name) for one in samples}) > 1 for name in ("payload_bytes", "ranks"))
     names = ["share", *(["latency_s"] if sizes or groups else []), *(["half_bytes"] if sizes and groups else [])]
 
+    prepared = [(one.traffic, one.cluster.levels, one.seconds) for one in samples]
+
     def curve(values: Sequence[float]) -> LinkCurve:
         return LinkCurve(**({"half_bytes": 0.0} | dict(zip(names, values, strict=True))))
 
@@ -159,7 +185,7 @@ def _fitted(samples: Sequence[Sample], known: Curves, key: tuple[str, str | None
         if values[0] > LARGEST_SHARE:
             return math.inf
         curves = known | {key: curve(values)}
-        return sum(math.log(predicted_s(one, curves) / one.seconds) ** 2 for one in samples)
+        return sum(math.log(_predicted_s(call, levels, curves) / taken_s) ** 2 for call, levels, taken_s in prepared)
 
     found = [_descended(badness, start) for start in product(*(STARTS[name] for name in names))]
     return curve([float(f"{value:.4g}") for value in _slowest_share(badness, min(found))])

@@ -1,6 +1,6 @@
 """A bandwidth row through the link model: what the planner says one collective of so many bytes reaches.
 
-Not here: rows of training steps (cases.py), or the link model (steptime.py).
+Not here: rows of training steps (cases.py), or the link model (linktime.py).
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from planner.calibration import Calibration
 from planner.case import Case
 from planner.comm import traffic
 from planner.engines.base import Call
+from planner.linktime import collective_seconds
 from planner.spec import Layout, ModelSpec, Runtime, TrainingJob
-from planner.steptime import coefficients, tier_seconds
-from planner.truth.cases import CannotPredict, row_cluster
+from planner.steptime import coefficients
+from planner.truth.machines import known_cluster
+from planner.truth.notes import CannotPredict
 from planner.truth.rows import Row
 from planner.units import GB
 
@@ -29,12 +31,11 @@ def bus_bandwidth_gbps(row: Row, calibration: Calibration) -> float:
         raise CannotPredict(f"collective {call.op if call else None} is not predicted")
     if call.bytes is None:
         raise CannotPredict("message size not stated")
-    cluster = row_cluster(row)
+    cluster = known_cluster(row)
     if ranks is None or ranks < 2:
         raise CannotPredict("a group of one rank sends nothing")
     layout = Layout(engine="ddp", dp_replicate=ranks)
     case = Case(NOBODY, TrainingJob(), layout, cluster, Runtime(name="none", engine="ddp", kernels="hf"))
     (sent,) = traffic(case, [Call(call.op, "dp_replicate", "model", "backward", 1, call.bytes)])
-    share = coefficients(case, calibration).curve(cluster.inter_link.name, call.op).share
-    seconds = float(tier_seconds(sent, cluster.levels, share))
+    seconds = float(collective_seconds(sent, cluster.levels, coefficients(case, calibration)))
     return OPS[call.op] * (ranks - 1) / ranks * call.bytes / seconds / GB

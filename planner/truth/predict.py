@@ -52,13 +52,17 @@ class Replayed(msgspec.Struct, frozen=True):
         return measured_step_s(self.row, self.case)
 
 
+Walks = dict[tuple[object, ...], list[tuple[float, float]]]
+"""Memory lines by what they depend on."""
+
+
 def replay(rows: Iterable[Row], calibration: Calibration) -> list[Replayed]:
     """Every row, in order."""
-    walks: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+    walks: Walks = {}
     return [_replayed(row, calibration, walks) for row in rows]
 
 
-def _replayed(row: Row, calibration: Calibration, walks: dict[tuple[object, ...], list[tuple[float, float]]]) -> Replayed:
+def _replayed(row: Row, calibration: Calibration, walks: Walks) -> Replayed:
     if row.method == "collective":
         try:
             return Replayed(row, Figures(busbw_gbps=bus_bandwidth_gbps(row, calibration)))
@@ -88,9 +92,7 @@ def calibrated(asked: RowCase, calibration: Calibration) -> RowCase:
     return msgspec.structs.replace(asked, case=msgspec.structs.replace(case, runtime=runtime))
 
 
-def _figures(
-    row: Row, case: Case, calibration: Calibration, walks: dict[tuple[object, ...], list[tuple[float, float]]]
-) -> Figures:
+def _figures(row: Row, case: Case, calibration: Calibration, walks: Walks) -> Figures:
     gpu = case.cluster.gpu
     allocated = _allocated(case, walks)
     reserved, device = float(reserved_bytes(case, allocated)), float(device_bytes(case, allocated))
@@ -110,7 +112,7 @@ def _figures(
     )
 
 
-def _allocated(case: Case, walks: dict[tuple[object, ...], list[tuple[float, float]]]) -> float:
+def _allocated(case: Case, walks: Walks) -> float:
     """Live bytes at the peak; layouts with equal memory lines are walked once."""
     layout: Layout = of_same_lines(case.layout)
     key = (case.model, case.job, layout, case.runtime)

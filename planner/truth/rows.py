@@ -52,7 +52,8 @@ class RowModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machines: a GPU's name as the source writes it or a preset's, and the links in words.
 
-    `cluster` names a cluster preset, for rows measured on one that is known here.
+    `cluster` names a cluster preset, for rows measured on one that is known here. `memory_gib` is what a rank could
+    take of its device, where it was held to less than all of it.
     """
 
     gpu: str | None = None
@@ -61,6 +62,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     intra_link: str | None = None
     inter_link: str | None = None
     cluster: str | None = None
+    memory_gib: Positive | None = None
 
 
 class RowLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -247,7 +249,7 @@ def _refusal(line: bytes, place: str, told: str) -> PlannerError:
     if unknown := UNKNOWN_FIELD.search(rule):
         field = f"{field}.{unknown[1]}".strip(".")
         return PlannerError(f"{place}: {field}", None, "is not a field of a row", "tests/truth/README.md lists them")
-    value: Any = msgspec.json.decode(line)
+    value: Any = msgspec.json.decode(line) if field else None
     for part in filter(None, field.split(".")):
         value = value.get(part) if isinstance(value, dict) else None
     rule = rule[:1].lower() + rule[1:]
