@@ -18,7 +18,8 @@ from planner.collectives import WIRE, transport_of
 from planner.comm import Traffic, leaving_bytes, ranks_inside
 from planner.linktime import tier_seconds
 from planner.spec import Cluster, Tier
-from planner.truth.cases import CannotPredict, row_cluster
+from planner.truth.machines import known_cluster
+from planner.truth.notes import CannotPredict
 from planner.truth.collective import OPS
 from planner.truth.rows import Row
 from planner.units import GB
@@ -85,7 +86,7 @@ def samples_of(rows: Iterable[Row]) -> list[Sample]:
         if call is None or call.bytes is None or not bandwidth or ranks is None or call.op not in OPS:
             continue
         try:
-            cluster = row_cluster(row)
+            cluster = known_cluster(row)
         except CannotPredict:
             continue
         seconds = OPS[call.op] * (ranks - 1) / ranks * call.bytes / (bandwidth * GB)
