@@ -96,11 +96,9 @@ def of_samples(
     collectives: int = 0,
 ) -> Calibrated:
     """The fit, its judgement, and the bands that follow from what was left out."""
-    under = (
-        msgspec.structs.replace(base, name="links", based_on=base.name, base=base, **_NONE, links=tuple(links))
-        if links
-        else base
-    )
+    under = base
+    if links:  # steps are fitted over the curves that collectives gave
+        under = Calibration(name="links", based_on=base.name, base=base, links=tuple(links))
     timer = Timer(under)
     fits = fit.Fits(timer, base, links)
     before = holdout.residuals(samples, base, Timer(base))
@@ -129,9 +127,6 @@ def of_samples(
         unused=unused or {},
         kept=tuple(dropped.values()),
     )
-
-
-_NONE: dict[str, Any] = {"allocator": (), "compute": (), "overlap": (), "bands": ()}
 
 
 # -- what is kept --------------------------------------------------------------------------------------------------
