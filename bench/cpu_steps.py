@@ -15,7 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-
 from executor.rundir import read_record
 from planner.calibration import calibration
 from planner.case import Case

@@ -16,6 +16,7 @@ import msgspec
 
 from executor import launch, rundir
 from executor import report as reports
+from executor import trace as traces
 from executor.launchers.local import inherited, is_secret
 from executor.supervise import RUN_ID_VARIABLE, processes_of
 from planner import __version__, command
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 OUTSIDE_BAND = 6
 
 EXAMPLES = """
-executor run plan.json --dry-run                    # show files, commands and environment; write nothing
-executor run plan.json --run-dir runs/first --yes   # run it, live
-executor report runs/first                          # predicted against measured, line by line
-executor probe -o machine                           # measure this machine: a cluster preset and a calibration
+ executor run plan.json --dry-run                    # show files, commands and environment; write nothing
+ executor run plan.json --run-dir runs/first --yes   # run it, live
+ executor report runs/first                          # predicted against measured, line by line
+ executor probe -o machine                           # measure this machine: a cluster preset and a calibration
+ executor trace plan.json                            # the real modules on fake tensors, no GPU
+ executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
 """
 
-LATER = {"probe": "executor.cli_probe:probe"}
+LATER = {"measure": "executor.cli_measure:measure", "probe": "executor.cli_probe:probe"}
 """Commands that are imported when they are called."""
 
 
@@ -152,6 +155,25 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
         click.echo(reports.as_json(built, outside, tolerances))
     else:
         reports.render(built, _console(stderr=False))
+    return _verdict(outside)
+
+
+@executor.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option("--rank", type=int, default=0, show_default=True, help="Whose step; rank 0 holds as much as any.")
+@click.option("--full", is_flag=True, help="Run every layer; otherwise 2 and 4, and the others follow from them.")
+@CHECK
+@TOLERANCE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def trace(plan_file: Path, rank: int, full: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
+    """Trace one rank's step of PLAN on fake tensors: no GPU, no other rank."""
+    tolerances = reports.parse_tolerances(tolerance)
+    built = traces.trace(read_plan(plan_file), plan_file, rank, full=full)
+    outside = traces.judge(built, tolerances) if judge else None
+    if as_json:
+        click.echo(traces.as_json(built, outside, tolerances))
+    else:
+        traces.render(built, _console(stderr=False))
     return _verdict(outside)
 
 

@@ -52,7 +52,8 @@ class Options:
     """What the person asked for beside the plan. `script` is their own program and its arguments.
 
     `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
-    only pretends the others. `memory_limit` is how many bytes a rank may take of its device.
+    only pretends the others; `build_on_meta` spares its host the whole model. `memory_limit` is how many bytes a rank
+    may take of its device.
     """
 
     run_dir: Path
@@ -65,6 +66,7 @@ class Options:
     meet_s: float = 600.0
     trainer: str = "executor.worker.train"
     fake_world: bool = False
+    build_on_meta: bool = False
     memory_limit: float | None = None
 
 
@@ -135,7 +137,7 @@ def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
     if options.data is not None:
         recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()))
     cluster, prediction = plan.cluster, plan.prediction
-    if options.nodes != cluster.nodes:
+    if options.nodes != cluster.nodes and not options.fake_world:
         echo(
             f"planned for {cluster.nodes} node(s), run on {options.nodes}: predicted times do not hold and are left out"
         )
@@ -226,6 +228,8 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
         chosen.append("--save-weights")
     if options.fake_world:
         chosen.append("--fake-world")
+    if options.build_on_meta:
+        chosen.append("--build-on-meta")
     if options.memory_limit is not None:
         chosen += ["--memory-limit", str(int(options.memory_limit))]
     return tuple(chosen)

@@ -18,7 +18,7 @@ from planner.spec import Cluster, Gpu
 from planner.units import GIB
 
 MEMORY_ALLOWANCE = 0.08
-"""How far a card's memory may be from its preset's: drivers, ECC and PyTorch count it differently by up to 3 GB of 80."""
+"""How far a card's memory may be from its preset's: drivers, ECC and PyTorch count it differently by 3 GB of 80."""
 USUAL = {"sxm": 0, "pcie": 1, "nvl": 2}
 """Forms of one GPU, the one meant first where the driver's name does not say."""
 
@@ -61,7 +61,11 @@ def this_machine(device: str | None = None) -> Machine:
     gpus = 0 if device == "cpu" else visible_gpus()
     if not gpus:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        facts = {"processor": _processor(), "cores": cores, "memory_gib": round(_host_memory() / GIB, 2)}
+        facts: dict[str, Any] = {
+            "processor": _processor(),
+            "cores": cores,
+            "memory_gib": round(_host_memory() / GIB, 2),
+        }
         return Machine(kind="cpu", devices=cores, name="cpu", preset="cpu", memory_bytes=None, facts=facts)
     facts = _nvml_facts()
     name, memory = str(facts.get("name") or "unknown GPU"), facts.get("memory_bytes")

@@ -1,4 +1,4 @@
-"""The cells of a measurement matrix: read from TOML, multiplied out, each with its plan and prediction for this machine.
+"""The cells of a measurement matrix: read from TOML, multiplied out, each with its plan and prediction for a machine.
 
 Not here: running a cell or making a row of it (measure.py). The built-in matrices are executor/matrix.toml.
 """
@@ -15,12 +15,15 @@ from typing import Any
 import click
 import msgspec
 
+from executor.backends.tensor_parallel import TensorParallelBackend
 from executor.machine import Machine
 from planner.answers import Estimate
+from planner.case import Case
 from planner.cli import question_params
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.estimate import estimate, plan_of, strategy_name
+from planner.memory import device_bytes, memory_lines, peak_at, reserved_bytes
 from planner.options import question
 from planner.plan import Plan
 from planner.question import Question, case_of, exact_layout
@@ -91,7 +94,9 @@ def _tables(path: Path) -> list[dict[str, Any]]:
         raw = tomllib.loads(path.read_text())
     except OSError as error:
         rule = f"cannot be read ({error.strerror})"
-        raise PlannerError("--matrix", path, rule, f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}") from None
+        raise PlannerError(
+            "--matrix", path, rule, f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlannerError("--matrix", path, f"is not TOML: {error}", f"See {BUILT_IN.name}") from None
     tables = raw.get("cells")
@@ -106,7 +111,9 @@ def _check_table(table: dict[str, Any], where: str) -> None:
     known = (*OWN_KEYS, *(str(one.name) for one in question_params()))
     for key, value in table.items():
         if key not in known:
-            raise PlannerError(f"{where}: {key}", value, "is not an option of planner estimate", did_you_mean(key, known))
+            raise PlannerError(
+                f"{where}: {key}", value, "is not an option of planner estimate", did_you_mean(key, known)
+            )
     for key, allowed in (("on", DEVICES), ("world", WORLDS), ("layout", LAYOUTS), ("matrix", MATRICES)):
         for value in _listed(table.get(key, allowed[0] if key in ("world", "matrix") else None)):
             if value not in allowed:
@@ -144,19 +151,25 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
         name = _identity(machine, options, ranks, fake_world, limit_bytes, None)
         return Cell(id=name, options=asked | {"gpus": ranks}, refusal=error.sentence)
     beyond = options.get("micro_batch_size") == "beyond"
-    if not beyond and _share(found, limit_bytes) > 1:
+    if not beyond and _used(found.case, found.memory.peak.total, limit_bytes) > 1:
         return None
     micro = found.case.layout.micro_batch_size
     shown = asked | sizes | {"gpus": ranks, "micro_batch_size": micro}
-    ours = fake_world is not None and layout == "tp"  # what is not launchable yet can still be looked at
     return Cell(
         id=_identity(machine, options, ranks, fake_world, limit_bytes, micro),
         options=shown,
         fake_world=fake_world is not None,
         memory_limit=limit_bytes,
         estimate=found,
-        refusal=None if ours else found.refusal,
+        refusal=_refusal(found),
     )
+
+
+def _refusal(found: Estimate) -> str | None:
+    """Why nothing here runs it; tensor parallel plans are measured, though `executor run` does not start them yet."""
+    if found.case.layout.engine == TensorParallelBackend.engine:
+        return TensorParallelBackend().refusal(plan_of(found))
+    return found.refusal
 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
@@ -186,7 +199,9 @@ def _typed(options: dict[str, Any]) -> Question:
     arguments: list[str] = []
     for key, value in options.items():
         name = key.replace("_", "-")
-        arguments += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        arguments += (
+            [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        )
     command = click.Command("estimate", params=list(question_params()))
     return question(command.make_context("estimate", arguments).params)
 
@@ -200,23 +215,28 @@ def _estimated(options: dict[str, Any], cluster: Cluster, limit_bytes: float | N
         cluster = msgspec.structs.replace(cluster, gpu=msgspec.structs.replace(cluster.gpu, memory_bytes=limit_bytes))
     asked = msgspec.structs.replace(asked, cluster=cluster, headroom=0.0)
 
-    def at(micro: int | None) -> Estimate:
-        pins = asked.pins if micro is None else msgspec.structs.replace(asked.pins, micro_batch_size=micro)
-        one = msgspec.structs.replace(asked, pins=pins)
-        layout = exact_layout(one)
-        check(case_of(one, layout), engine_of(layout.engine).rules)
-        return estimate(one, strategy_name(layout), layout)
+    def case_at(micro: int) -> Case:
+        one = msgspec.structs.replace(asked, pins=msgspec.structs.replace(asked.pins, micro_batch_size=micro))
+        case = case_of(one, exact_layout(one))
+        check(case, engine_of(case.layout.engine).rules)
+        return case
 
-    if word not in WORDS:
-        return at(None)
-    return at(_edge(lambda micro: _share(at(micro), limit_bytes) > (1 if word == "largest" else BEYOND), word))
+    micro = _edge(case_at(1), str(word), limit_bytes) if word in WORDS else asked.pins.micro_batch_size or 1
+    layout = case_at(micro).layout
+    return estimate(asked, strategy_name(layout), layout)
 
 
 WORDS = ("largest", "beyond")
 
 
-def _edge(over: Any, word: str) -> int:
-    """The largest micro-batch that is not `over`, or the first that is: memory grows with the micro-batch."""
+def _edge(case: Case, word: str, limit_bytes: float | None) -> int:
+    """The largest micro-batch that fits, or the first well beyond: memory grows with the micro-batch."""
+    lines = memory_lines(case)
+    most = 1.0 if word == "largest" else BEYOND
+
+    def over(micro: int) -> bool:
+        return _used(case, peak_at(lines, micro), limit_bytes) > most
+
     high = 1
     while not over(high):
         high *= 2
@@ -231,14 +251,14 @@ def _edge(over: Any, word: str) -> int:
     return low if word == "largest" else high
 
 
-def _share(one: Estimate, limit_bytes: float | None) -> float:
+def _used(case: Case, allocated: float, limit_bytes: float | None) -> float:
     """Predicted use of the device over what there is; 0 where that is unknown.
 
     A limit is on the process on CPU, and on a GPU on what the allocator reserves.
     """
-    capacity = one.case.cluster.gpu.memory_bytes
-    needed = one.memory.device_bytes if limit_bytes is None else one.memory.reserved_bytes
-    return 0.0 if not capacity else needed / capacity
+    capacity = case.cluster.gpu.memory_bytes
+    needed = device_bytes(case, allocated) if limit_bytes is None else reserved_bytes(case, allocated)
+    return float(needed) / capacity if capacity else 0.0
 
 
 def _identity(
@@ -246,7 +266,7 @@ def _identity(
 ) -> str:
     """Readable, and different for different cells: the same cell on the same kind of machine has the same id."""
     facts = {key: value for key, value in options.items() if key not in ("on", "matrix", "world", "gpus")}
-    facts |= {"ranks": ranks, "fake": fake is not None}
+    facts |= {"ranks": ranks, "fake": fake is not None, "micro_batch_size": micro or options.get("micro_batch_size", 1)}
     digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:6]
     words = [
         "own",

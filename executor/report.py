@@ -211,15 +211,20 @@ def check(report: Report, tolerances: Tolerances) -> tuple[str, ...]:
     ]
     if tolerances.time is not None:
         judged.append(("step time", report.step_s, tolerances.time))
-    outside = []
+    return outside(judged)
+
+
+def outside(judged: Iterable[tuple[str, Line, float]]) -> tuple[str, ...]:
+    """Sentences for those of (name, line, percent allowed) that are further off, or lack a side."""
+    found = []
     for name, line, allowed in judged:
         # 1e-9: sums of the same bytes in another order may differ in the last bit of a float.
         if line.error_percent is None:
             side = "predicted" if line.predicted is None else "measured"
-            outside.append(f"{name}: none was {side}")
+            found.append(f"{name}: none was {side}")
         elif abs(line.error_percent) > allowed + 1e-9:
-            outside.append(f"{name}: {line.error_percent:+.2f} % where {allowed:g} % is allowed")
-    return tuple(outside)
+            found.append(f"{name}: {line.error_percent:+.2f} % where {allowed:g} % is allowed")
+    return tuple(found)
 
 
 def parse_tolerances(given: Iterable[str]) -> Tolerances:
@@ -241,7 +246,7 @@ def parse_tolerances(given: Iterable[str]) -> Tolerances:
 
 def as_json(report: Report, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
     """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    whole = {"schema": SCHEMA} | _with_errors(report)
+    whole = {"schema": SCHEMA} | with_errors(report)
     if outside is not None:
         whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
     return msgspec.json.encode(whole)
@@ -276,7 +281,7 @@ def render(report: Report, console: Console) -> None:
     for line in memory.lines:
         _row(made, line, format_bytes)
     made.add_section()
-    _row(made, msgspec.structs.replace(memory.peak, name=_peak_name(memory)), format_bytes)
+    _row(made, msgspec.structs.replace(memory.peak, name=peak_name(memory)), format_bytes)
     console.print(made)
     small = [line for line in memory.small if line.predicted or line.measured]
     if small:
@@ -326,7 +331,7 @@ def _listed(lines: list[Line], form: Callable[[float], str]) -> str:
     return "; ".join(f"{line.name} {figure(line.predicted)} / {figure(line.measured)}" for line in lines)
 
 
-def _peak_name(memory: MemoryReport) -> str:
+def peak_name(memory: MemoryReport) -> str:
     if (
         memory.predicted_phase == memory.measured_phase
         or memory.measured_phase is None
@@ -351,15 +356,15 @@ def _sums(calls: tuple[Collective, ...], name: str, field: str) -> dict[str, flo
     return found
 
 
-def _with_errors(value: object) -> dict[str, object]:
+def with_errors(value: object) -> dict[str, object]:
     """A struct as plain data, with `error_percent` added to every Line in it."""
     plain: dict[str, object] = {}
     for name in value.__struct_fields__:  # type: ignore[attr-defined]
         one = getattr(value, name)
         if isinstance(one, msgspec.Struct):
-            plain[name] = _with_errors(one)
+            plain[name] = with_errors(one)
         elif isinstance(one, tuple):
-            plain[name] = [_with_errors(item) if isinstance(item, msgspec.Struct) else item for item in one]
+            plain[name] = [with_errors(item) if isinstance(item, msgspec.Struct) else item for item in one]
         else:
             plain[name] = one
     if isinstance(value, Line):

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import os
 
+import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
+from executor.worker.engines.accelerate import AccelerateEngine
+from executor.worker.engines.base import Engine
+from executor.worker.model import build_model, build_optimizer
 from planner.plan import Plan
 
 
@@ -24,3 +29,22 @@ def start(plan: Plan) -> None:
 def started() -> bool:
     """Whether this process is in a fake world."""
     return dist.is_initialized() and dist.get_backend() == "fake"
+
+
+def prepare_from_meta(engine: Engine) -> None:
+    """Shard a model without data, then give the rank its shards: for models that the host has no room for.
+
+    The weights are zeros, and what loading a model takes is not seen.
+    """
+    assert isinstance(engine, AccelerateEngine), "FSDP2 and tensor parallelism alone shard a model without data"
+    plan = engine.plan
+    with torch.device("meta"):
+        model = build_model(plan)
+    engine.prepare(model, lambda built: build_optimizer(built, plan.job))
+    engine.model.to_empty(device=engine.device)
+    with torch.no_grad():
+        for tensor in (*engine.model.parameters(), *engine.model.buffers()):
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
+    # Accelerate finds an optimizer's weights again by address, and without data all have the same.
+    weights = [weight for weight in engine.model.parameters() if weight.requires_grad]
+    engine.optimizer.param_groups[0]["params"] = weights

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-CPU_REFUSED = "DefaultCPUAllocator: can't allocate memory"
-"""How PyTorch's CPU allocator words it (c10/core/impl/alloc_cpu.cpp); it raises a plain RuntimeError."""
+CPU_REFUSED = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
+"""How PyTorch's CPU allocator (c10/core/impl/alloc_cpu.cpp) and C++ itself word it, in a plain RuntimeError."""
 CUDA_REFUSED = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC")
 """Refusals outside the caching allocator: the context, cuBLAS's and cuDNN's handles and workspaces."""
 
@@ -20,11 +20,11 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device, or the host where it is the device, had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return any(words in str(error) for words in (CPU_REFUSED, *CUDA_REFUSED))
+    return any(words in str(error) for words in (*CPU_REFUSED, *CUDA_REFUSED))
 
 
 def limit_memory(device: torch.device, limit_bytes: float) -> None:
-    """From now on this process may take so many bytes: of the GPU in all, of the CPU's address space beside what it has.
+    """From now on this process may take so many bytes: of the GPU in all, of address space beside what it has on CPU.
 
     On a GPU the caching allocator refuses (`set_per_process_memory_fraction`), on CPU the kernel does (RLIMIT_AS).
     The latter counts address space, not memory: a large tensor is refused when it is made, while small ones hide in

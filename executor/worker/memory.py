@@ -76,10 +76,12 @@ class Storage:
             return "gathered"  # autocast's 16-bit copy of a weight
         if self.was_grad:
             return "grads"
+        if self.has_vocab:
+            return "logits"  # also those that a split head's ranks send each other
+        if self.was_kept and self.op.startswith("_c10d_functional"):
+            return "activations"  # what tensor parallel ranks summed or gathered, kept by the graph
         if self.was_sent or self.holds_grads:
             return "buckets"
-        if self.has_vocab:
-            return "logits"
         if self.was_kept:
             return "activations"
         return "buckets" if self.in_engine else "temporaries"
@@ -119,7 +121,8 @@ class LiveTensors(TorchDispatchMode):
     transports_hold = True
     """Whether a collective library is at work that may hold tensors of its own."""
 
-    def __init__(self, device_type: str, vocab: int) -> None:
+    def __init__(self, device_type: str, *vocab: int) -> None:
+        """`vocab` are the widths that only logits have: the vocabulary, and a rank's part of it."""
         super().__init__()
         self.device_type, self.vocab = device_type, vocab
         self._alive: dict[int, Storage] = {}
@@ -204,7 +207,7 @@ class LiveTensors(TorchDispatchMode):
             if storage is None:
                 continue
             storage.was_sent |= sent
-            if storage is self._newborn and tensor.dim() >= 2 and tensor.shape[-1] == self.vocab:
+            if storage is self._newborn and tensor.dim() >= 2 and tensor.shape[-1] in self.vocab:
                 storage.has_vocab = ".layers." not in f".{self._now[1]}"  # an ffn may be as wide as the vocabulary
             if func is torch.ops.aten._to_copy.default and inputs and storage.copied_from is None:
                 source = self._storage_of(inputs[0])
@@ -285,6 +288,11 @@ class LiveTensors(TorchDispatchMode):
         return list(self._alive.values())
 
     # Phases and terms.
+
+    @property
+    def path(self) -> str:
+        """The module under way, "" between modules."""
+        return self._scope.path()
 
     @property
     def live_bytes(self) -> int:

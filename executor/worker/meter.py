@@ -83,7 +83,7 @@ class Meter:
             if index == self._memory_step and self._entered:
                 stack.callback(self._conclude)
             if index == self._traffic_step:
-                traffic = stack.enter_context(Traffic(self._layout.engine, lambda: self._phase))
+                traffic = stack.enter_context(Traffic(self._layout.engine, lambda: self._phase, self._path))
                 self._calls = traffic.calls
             yield
             self._wait()
@@ -121,9 +121,18 @@ class Meter:
             step_s=tuple(self._step_s),
         )
 
+    @property
+    def calls(self) -> list[Call]:
+        """The traffic step's collectives so far, call by call."""
+        return self._calls
+
     def timeline(self) -> list[Row]:
         """Operation by operation, what came and went in `load` and the memory step. For working on the planner."""
         return self._rows
+
+    def _path(self) -> str:
+        """The module under way, while storages are followed."""
+        return self._live.path if self._live is not None else ""
 
     def _conclude(self) -> None:
         assert self._live is not None

@@ -1,69 +1,134 @@
 """One rank's step of a plan on fake tensors, measured by the meter of real runs. Started by executor/trace.py.
 
-Prints one JSON object: memory by phase and term, where the peak is, every collective. Layers beyond a few are
+Writes one JSON object: memory by phase and term, the fullest moments, every collective. Layers beyond a few are
 extrapolated (tracelayers.py). Not here: the fake world itself (tracefake.py), or any comparison (executor/trace.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
+from executor.trace import Traced
 from executor.worker.data import Batch
 from executor.worker.engines import start_engine
+from executor.worker.mesh import write_json
 from executor.worker.meter import Meter
 from executor.worker.model import build_model, build_optimizer
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
+from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, phase_of
+from executor.worker.traffic import Call, collectives
 from executor.worker.train import _optimizer_step
+from planner.errors import PlannerError
 from planner.plan import Plan, read_plan
 
 WARM_STEPS = 1
 """Steps before the measured one: moments exist from the first step on, DDP sorts its buckets anew in the second."""
+FEW = (2, 4)
+"""Layers that are traced when the model has more."""
+MICRO_BATCHES = 3
+"""Micro-batches that are run when the plan has more: the first, the last, and one for all between."""
 
 
-def traced(plan: Plan, rank: int) -> Meter:
-    """One rank's step, all layers of the plan's model."""
+class Run(msgspec.Struct, frozen=True):
+    """One fake run: the measured step's phases, its calls, and how many had been made when each micro-batch began."""
+
+    phases: tuple[Phase, ...]
+    calls: tuple[Call, ...]
+    marks: tuple[int, ...]
+
+
+def trace(plan: Plan, rank: int, *, full: bool = False) -> Traced:
+    """What the meter of `rank` would report of one step, every layer run (`full`) or extrapolated from few."""
+    began = time.perf_counter()
+    layers = plan.model.layers
+    at = (layers,) if full or layers <= FEW[1] else FEW
+    runs = [fake_run(_of_layers(plan, count), rank) for count in at]
+    moments = fullest(runs[0].phases)
+    sums = [collectives(_all_calls(run, plan.layout.grad_accum), plan.layout) for run in runs]
+    data, control = sums[-1]
+    if len(runs) == 2:
+        moments = extrapolated(runs[0].phases, runs[1].phases, FEW, layers)
+        data, control = (calls_of_many(few, more, FEW, layers) for few, more in zip(*sums, strict=True))
+    return Traced(
+        rank=rank,
+        layers=at,
+        micro_batches=min(plan.layout.grad_accum, MICRO_BATCHES),
+        moments=moments,
+        collectives=data,
+        control=control,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def fake_run(plan: Plan, rank: int) -> Run:
+    """Two steps of the trainer on fake tensors, of which the second is measured."""
+    marks: list[int] = []
+    layout = plan.layout
     with fake_world(plan, rank):
         engine = start_engine(plan, "")
         on_plain_cpu(engine)
-        with fake_tensors():
-            live = FakeLiveTensors(engine.device.type, plan.model.vocab)
+        with fake_tensors(plan):
+            live = FakeLiveTensors(engine.device.type, plan.model.vocab, -(-plan.model.vocab // layout.tp))
             meter = Meter(plan, rank, 0, 0, engine.device, WARM_STEPS, WARM_STEPS, live)
+
+            def batches() -> Iterator[Batch]:
+                shape = (layout.micro_batch_size, plan.job.seq_len)
+                marks.clear()
+                for _ in range(layout.grad_accum):
+                    marks.append(len(meter.calls))
+                    yield Batch(*(torch.zeros(shape, dtype=torch.int64, device=engine.device) for _ in range(2)))
+
             with meter.load():
                 engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
             reduce_in_python(engine.model)
             meter.attach(engine.state_tensors)
             for step in range(WARM_STEPS + 1):
                 with meter.step(step):
-                    _optimizer_step(plan, engine, _batches(plan, engine.device), meter, 1e-4)
-            meter.result()
-    return meter
+                    _optimizer_step(plan, engine, batches(), meter, plan.job.optimizer.lr)
+            phases = tuple(phase_of(*recorded) for recorded in live.history)
+            calls = tuple(meter.calls)
+        del engine, live, meter
+    gc.collect()
+    return Run(phases, calls, tuple(marks))
 
 
-def _batches(plan: Plan, device: torch.device) -> Iterator[Batch]:
-    shape = (plan.layout.micro_batch_size, plan.job.seq_len)
-    for _ in range(plan.layout.grad_accum):
-        yield Batch(*(torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2)))
+def _of_layers(plan: Plan, layers: int) -> Plan:
+    """The plan with so many layers, and no more micro-batches than differ."""
+    layout = replace(plan.layout, grad_accum=min(plan.layout.grad_accum, MICRO_BATCHES))
+    return replace(plan, model=replace(plan.model, layers=layers), layout=layout)
+
+
+def _all_calls(run: Run, grad_accum: int) -> list[Call]:
+    """The step's calls with every micro-batch: those between the first and the last are all as the second."""
+    calls = list(run.calls)
+    if grad_accum <= MICRO_BATCHES:
+        return calls
+    between = calls[run.marks[1] : run.marks[2]]
+    return calls + between * (grad_accum - MICRO_BATCHES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trace and print."""
-    parser = argparse.ArgumentParser(prog="executor.worker.trace")
+    """Trace and write; a refusal is one line and its exit code."""
+    parser = argparse.ArgumentParser(prog="executor.worker.trace", description="Trace one rank of a plan.")
     parser.add_argument("plan", type=Path)
+    parser.add_argument("output", type=Path)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--full", action="store_true")
     options = parser.parse_args(arguments)
-    plan = read_plan(options.plan)
-    began = time.perf_counter()
-    meter = traced(plan, options.rank)
-    sys.stdout.buffer.write(msgspec.json.encode(meter.result()))
-    print(f"\n{time.perf_counter() - began:.1f} s", file=sys.stderr)
+    try:
+        write_json(options.output, trace(read_plan(options.plan), options.rank, full=options.full))
+    except PlannerError as error:
+        print(error.sentence, file=sys.stderr, flush=True)
+        return error.exit_code
     return 0
 
 

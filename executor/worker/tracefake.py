@@ -16,11 +16,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup  # private: wrapped while tracing
 from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import cpu
+from executor.worker.engines.base import local_of
 from executor.worker.memory import LiveTensors
 from planner.plan import Plan
 
@@ -30,6 +32,24 @@ class FakeLiveTensors(LiveTensors):
 
     storage_type = "meta"
     transports_hold = False
+
+    def __enter__(self) -> FakeLiveTensors:
+        self._to_unsharded = FSDPParamGroup._to_unsharded
+
+        def to_unsharded(group: Any) -> None:
+            self._to_unsharded(group)
+            for weight in group.fsdp_params:  # of tensor parallel ranks these are DTensors, no parameters of their own
+                storage = self._storage_of(local_of(weight._unsharded_param.detach()))
+                if storage is not None:
+                    storage.was_parameter = True
+
+        FSDPParamGroup._to_unsharded = to_unsharded
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        FSDPParamGroup._to_unsharded = self._to_unsharded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _Propagation.depth:  # DTensor asks for a result's global shape: a question, not work
@@ -51,6 +71,8 @@ class _Answers(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             # Norms are finite, no sequence is packed, every mask is full: what an ordinary step finds.
             return 1.0 if args[0].dtype.is_floating_point else True if args[0].dtype is torch.bool else 1
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # the fake one would be a second tensor
         if _of_reducer(func, args, kwargs):
             with _disable_current_modes():
                 return func(*args, **kwargs)
@@ -76,10 +98,14 @@ class _Reducer:
 @contextmanager
 def fake_world(plan: Plan, rank: int) -> Iterator[None]:
     """While entered, this process is one rank of the plan's world. Start the engine inside, tensors in `fake_tensors`."""
+    from accelerate import PartialState
+
     environment = _environment(plan, rank)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, environment))
-        cpu.prepare(plan.layout)
+        stack.enter_context(mock.patch.object(PartialState, "_prepare_backend", PartialState._prepare_backend))
+        if plan.layout.engine != "transformers-tp":  # which needs no persuasion
+            cpu.prepare(plan.layout)
         dist.init_process_group("fake", rank=rank, world_size=plan.layout.world_size, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         stack.callback(_forget_accelerate)
@@ -90,7 +116,9 @@ def on_plain_cpu(engine: Any) -> None:
     """Let an engine's device be "cpu": fake tensors take "cpu:0", which Accelerate makes of it, for another device."""
     from accelerate.state import PartialState
 
-    PartialState().device = engine.device = torch.device("cpu")
+    if hasattr(engine, "accelerator"):
+        PartialState().device = torch.device("cpu")
+    engine.device = torch.device("cpu")
 
 
 def reduce_in_python(model: Any) -> None:
@@ -110,10 +138,10 @@ def reduce_in_python(model: Any) -> None:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
-    """While entered, every new tensor is fake."""
+def fake_tensors(plan: Plan) -> Iterator[None]:
+    """While entered, every new tensor is fake. Of a plan for GPUs the optimizer updates lists of tensors, as there."""
     with ExitStack() as stack:
-        for target, name, value in _patches():
+        for target, name, value in _patches() + (_as_on_cuda() if plan.cluster.gpu.kind == "cuda" else []):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_Answers())
@@ -127,7 +155,9 @@ def _environment(plan: Plan, rank: int) -> dict[str, str]:
     ranks = {"RANK": rank, "WORLD_SIZE": plan.layout.world_size, "LOCAL_RANK": local}
     ranks |= {"LOCAL_WORLD_SIZE": min(plan.cluster.gpus_per_node, plan.layout.world_size)}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return {name: str(value) for name, value in ranks.items()} | address | AccelerateBackend().expected_environment(plan)
+    return (
+        {name: str(value) for name, value in ranks.items()} | address | AccelerateBackend().expected_environment(plan)
+    )
 
 
 def _forget_accelerate() -> None:
@@ -135,6 +165,29 @@ def _forget_accelerate() -> None:
 
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+def _as_on_cuda() -> list[tuple[Any, str, Any]]:
+    """What PyTorch decides by the device in Python or before any operation is dispatched, decided as for a GPU."""
+    from torch.nn import functional
+    from torch.optim import adam, sgd
+
+    attention = functional.scaled_dot_product_attention
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(x, p, train=True)[0] if training and p else x
+
+    def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return attention(*args, **(kwargs | {"dropout_p": 0.0}))
+
+    in_lists = [
+        (module, "_default_to_fused_or_foreach", lambda *args, **kwargs: (False, True)) for module in (adam, sgd)
+    ]
+    return [
+        *in_lists,  # the optimizer updates all weights in lists, not one by one
+        (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
+        (functional, "scaled_dot_product_attention", flash),  # draws the same mask again; on CPU it keeps it
+    ]
 
 
 def _patches() -> list[tuple[Any, str, Any]]:

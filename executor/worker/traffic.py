@@ -77,11 +77,11 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Traffic(TorchDispatchMode):
-    """While entered, notes every collective; `phase` is asked at each call."""
+    """While entered, notes every collective; `phase`, and `path` for the module it is called in, are asked each time."""
 
-    def __init__(self, engine: str, phase: Callable[[], str]) -> None:
+    def __init__(self, engine: str, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
         super().__init__()
-        self._engine, self._phase, self._units = engine, phase, FsdpUnits()
+        self._engine, self._phase, self._path, self._units = engine, phase, path, FsdpUnits()
         self.calls: list[Call] = []
 
     def __enter__(self) -> Traffic:
@@ -124,6 +124,9 @@ class Traffic(TorchDispatchMode):
             return "bucket"
         if self._engine == "deepspeed":
             return _DEEPSPEED_UNIT.get(op, "other")
+        if self._engine == "transformers-tp" and phase in ("forward", "backward"):
+            path = self._path()
+            return "layer" if ".layers." in path else "embed" if "embed_tokens" in path else "tail"
         return "other"
 
 

@@ -69,13 +69,16 @@ def run(options: argparse.Namespace) -> None:
     if options.memory_limit is not None:
         limits.limit_memory(engine.device, options.memory_limit)
     with meter.load():
-        engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+        if options.build_on_meta:
+            fake_world.prepare_from_meta(engine)
+        else:
+            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device))
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
 
-    data_parallel_rank = live.rank  # dp_replicate and dp_shard are the only axes these engines have
+    data_parallel_rank = live.rank // plan.layout.tp  # tensor ranks, the innermost, see the same sequences
     seed_rank(plan.job.recipe.seed, data_parallel_rank)
     reporter = Reporter(plan, folder, rank)
     try:
@@ -111,9 +114,8 @@ def _train(
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
         tokens = layout.global_batch_size * plan.job.seq_len
-        metrics = StepMetrics(
-            step=step, loss=float(loss_sum) / tokens, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds
-        )
+        loss = float(loss_sum) / (tokens * layout.tp)
+        metrics = StepMetrics(step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds)
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
                 "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
@@ -220,6 +222,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
+    parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)
 

@@ -18,9 +18,9 @@ from planner.collectives import WIRE, transport_of
 from planner.comm import Traffic, leaving_bytes, ranks_inside
 from planner.linktime import tier_seconds
 from planner.spec import Cluster, Tier
+from planner.truth.collective import OPS
 from planner.truth.machines import known_cluster
 from planner.truth.notes import CannotPredict
-from planner.truth.collective import OPS
 from planner.truth.rows import Row
 from planner.units import GB
 

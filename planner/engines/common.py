@@ -151,17 +151,18 @@ STATISTIC_BYTES = 4
 """A loss over split logits exchanges fp32 numbers, one a token each."""
 
 
-def parallel_calls(case: Case, *, sums_each_input: bool = False) -> list[Call]:
+def parallel_calls(case: Case, *, sums_each_input: bool = False, stops_early: bool = False) -> list[Call]:
     """Collectives of one optimizer step on this stage that split activations cost: tensor, context, expert, pipeline.
 
     What sharding the model's states costs is the engine's own. An axis of one rank has none; a column of degrees always
     has its calls, of which groups of one send nothing. `sums_each_input`: every column-parallel linear sums its input's
-    gradient for itself, where Megatron-LM sums once for those that read the same.
+    gradient for itself, where Megatron-LM sums once for those that read the same. `stops_early`: a layer's recomputed
+    forward ends at the last tensor its backward needs (torch's non-reentrant checkpoint), before its last sum.
     """
     layout = case.layout
     calls: list[Call] = []
     if is_column(layout.tp) or layout.tp > 1:
-        calls += _tensor_calls(case, sums_each_input)
+        calls += _tensor_calls(case, sums_each_input, stops_early)
     if is_column(layout.cp) or layout.cp > 1:
         calls += _context_calls(case)
     if is_column(layout.ep) or layout.ep > 1:
@@ -188,8 +189,11 @@ def residual_bytes(case: Case) -> Number:
     return tensor.residual_bytes(case.tokens, case.model.hidden, result_bytes(case))
 
 
-def _tensor_calls(case: Case, sums_each_input: bool) -> list[Call]:
+def _tensor_calls(case: Case, sums_each_input: bool, stops_early: bool) -> list[Call]:
     layout, parts, payload = case.layout, case.runtime.parts, residual_bytes(case)
+    compute = engine_of(layout.engine).compute(case)
+    # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
+    wide = payload * (compute.weight_bytes / compute.element_bytes) if compute.autocast else payload
     sequence = layout.sequence_parallel
     # Selective recompute keeps the products' results but not their gathered inputs.
     again = parts.column_input == "regathered" or layout.recompute.startswith("sac:")
@@ -203,16 +207,18 @@ def _tensor_calls(case: Case, sums_each_input: bool) -> list[Call]:
             regathers=again,
             recomputes=layout.recompute == "full",
             input_grads=_column_linears(case, unit) if sums_each_input else tensor.PAIRS,
+            input_grad_bytes=wide,
+            stops_early=stops_early,
         )
         calls += _calls(case, unit, made)
     if case.here.first and parts.vocab_parallel:
-        calls += _calls(case, "embed", tensor.embedding_collectives(payload, sequence_parallel=sequence))
+        calls += _calls(case, "embed", tensor.embedding_collectives(wide, sequence_parallel=sequence))
     elif case.here.first and sequence:
         # Every rank looks all tokens up and keeps its part: the parts' gradients are gathered.
         calls += _calls(case, "embed", [IdealCollective("all_gather", "tp", "backward", payload)])
     if case.here.last and (parts.vocab_parallel or (parts.head_parallel and not case.walked_model.tied)):
         made = tensor.head_collectives(
-            payload,
+            wide,
             case.tokens * case.model.vocab * result_bytes(case),
             case.tokens * STATISTIC_BYTES,
             sequence_parallel=sequence,

@@ -1,11 +1,12 @@
-"""Transformers' own tensor parallel plan, over which Accelerate shards with FSDP2 (its ParallelismConfig).
+"""Transformers' own tensor parallelism over FSDP2, both as `from_pretrained(distributed_config=...)` sets them up.
 
-The plan splits attention and MLP column- then row-wise. The embedding stays whole, and so, it is taken, does a head
-tied to it; any other head is split and its logits gathered. Each column-parallel linear is a module of its own to
-DTensor, so queries, keys, values, gate and up each sum their input's gradient.
-Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights.
-Read in transformers 5.23.0, distributed/tensor_parallel.py, models/llama/configuration_llama.py (base_model_tp_plan),
-and accelerate 1.15, parallelism_config.py. Not here: how FSDP2 gathers (fsdp2.py).
+The plan splits attention and MLP column- then row-wise, the embedding and the head by vocabulary; logits are gathered.
+Each column-parallel linear is a module of its own to DTensor, so queries, keys, values, gate and up each sum their
+input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
+Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's gradient
+a slice that keeps the whole table's alive.
+Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,fsdp}.py, and traced (docs/lab/trace.md). Not here: how
+FSDP2 gathers (fsdp2.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
+    MIXED,
     accelerate_compute,
     optimizer_temporaries,
     parallel_calls,
@@ -59,6 +61,17 @@ def _sharded(case: Case) -> bool:
     return is_column(case.layout.dp_shard) or case.layout.dp_shard > 1
 
 
+def _reduces_in_fp32(case: Case) -> bool:
+    """DistributedConfig's mixed precision gathers in bf16 and reduces in fp32."""
+    return case.job.precision in MIXED
+
+
+def _sliced_away(case: Case) -> Number:
+    """Elements of the embedding's gradient beside this rank's slice of it, where nothing copies the slice out."""
+    table = next((weight for weight in case.units()["embed"] if weight.trainable), None)
+    return 0.0 if table is None or not case.runtime.parts.vocab_parallel else table.elements * (case.layout.tp - 1)
+
+
 def compute(case: Case) -> Compute:
     """FSDP2 casts what it gathers; without it autocast does."""
     return accelerate_compute(case, casts_weights=_sharded(case))
@@ -71,7 +84,7 @@ def resident(case: Case) -> Held:
 
 def filled(case: Case) -> Held:
     """FSDP2's, where there is any."""
-    return fsdp2.filled(case) if _sharded(case) and not is_column(case.layout.dp_shard) else resident(case)
+    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case)) if _sharded(case) and not is_column(case.layout.dp_shard) else resident(case)
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
@@ -80,7 +93,7 @@ def outside(case: Case) -> list[tuple[str, Held]]:
         return fsdp2.outside(case)
     states, stay = trained_states(case), resident(case)
     step = stay | {
-        "grads": fsdp2.trained_shards(case, states.grad),
+        "grads": fsdp2.trained_shards(case, states.grad) + _sliced_away(case) * states.grad,
         "temporaries": optimizer_temporaries(case, states.weight, sharded=False),
     }
     return [("load", {"params": stay["params"]}), ("optimizer", step)]
@@ -89,9 +102,9 @@ def outside(case: Case) -> list[tuple[str, Held]]:
 def holder(case: Case) -> Holder:
     """FSDP2's, or weights and the gradients made so far."""
     if _sharded(case):
-        return fsdp2.holder(case)
+        return fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case))
     element, stay = trained_states(case).grad, resident(case)
-    whole = case.total(trainable=True) * element
+    whole = (case.total(trainable=True) + _sliced_away(case)) * element
 
     def held(moment: Moment, later: bool) -> Held:
         so_far: Number = whole if later else finished_elements(case, moment) * element
@@ -102,9 +115,10 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """FSDP2's (of one shard nothing is sent), and the plan's."""
-    return fsdp2.collectives(case) + parallel_calls(case, sums_each_input=True)
+    sharding = fsdp2.collectives(case, fp32_reduce=_reduces_in_fp32(case))
+    return sharding + parallel_calls(case, sums_each_input=True, stops_early=True)
 
 
 def ideal(case: Case) -> list[IdealCollective]:
     """ZeRO-3's, and two all-reduces a layer each way."""
-    return fsdp2.ideal(case) + parallel_ideal(case)
+    return fsdp2.ideal(case, fp32_reduce=_reduces_in_fp32(case)) + parallel_ideal(case)

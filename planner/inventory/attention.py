@@ -84,6 +84,8 @@ def walk_attention(
         q, k = _turned(tape, q, table), _turned(tape, k, table)
     elif model.positions == "rope":
         q, k = _rotated(tape, q, model, table), _rotated(tape, k, model, table)
+    if compute.autocast and model.qk_norm:
+        q, k = _narrowed(tape, q, compute), _narrowed(tape, k, compute)
     heads = compute.heads(model.heads)
     if compute.kernels.attention == "unfused":
         attended = fused.core_attention(
@@ -116,6 +118,16 @@ def walk_attention(
     output = compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"))
     tape.drop(attended)
     return output
+
+
+def _narrowed(tape: Tape, x: Tensor, compute: Compute) -> Tensor:
+    """As autocast hands it to attention, whose products are on its list, when a norm's fp32 weight has made it fp32.
+
+    Takes over x. Without it a layer of Qwen3 under DDP in bf16 had 26.6 kB a token too much, found by `executor trace`.
+    """
+    narrow = ops.cast(tape, x, compute.element_bytes / compute.weight_bytes)
+    tape.drop(x)
+    return narrow
 
 
 def _queries_keys_values(

@@ -31,18 +31,24 @@ def layer_collectives(
     regathers: bool,
     recomputes: bool,
     input_grads: Number = PAIRS,
+    input_grad_bytes: Number | None = None,
+    stops_early: bool = False,
 ) -> list[IdealCollective]:
     """Collectives of `layers` layers for one micro-batch of `payload_bytes` residual.
 
     `regathers`: the kept input is this rank's part, so backward gathers it again. `recomputes`: backward runs the
     forward once more, with its collectives. `input_grads`: sums of an input's gradient in a layer, more than one a pair
-    where every column-parallel linear makes its own (without sequence parallelism).
+    where every column-parallel linear makes its own (without sequence parallelism), of `input_grad_bytes` where they
+    are wider than the results. `stops_early`: the forward that runs again ends before the layer's last sum.
     """
     each, times = PAIRS * layers, 2 if recomputes else 1
     calls = []
     if not sequence_parallel:
         calls.append(_call("all_reduce", "forward", each, payload_bytes))
-        calls.append(_call("all_reduce", "backward", each * (times - 1) + input_grads * layers, payload_bytes))
+        again = each * (times - 1) - (layers if recomputes and stops_early else 0)
+        wide = payload_bytes if input_grad_bytes is None else input_grad_bytes
+        sums = input_grads * layers
+        calls.append(IdealCollective("all_reduce", "tp", "backward", again * payload_bytes + sums * wide, again + sums))
         return calls
     again = each if regathers else 0
     calls.append(_call("all_gather", "forward", each, payload_bytes))

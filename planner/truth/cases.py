@@ -16,11 +16,12 @@ from planner import presets
 from planner.case import Case
 from planner.engines import engine_of, nanotron
 from planner.errors import PlannerError
+from planner.inventory import default_lora, lora_targets
 from planner.rules import check
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
 from planner.truth import sources
 from planner.truth.machines import cluster_of
-from planner.truth.models import model_of
+from planner.truth.models import model_of, stated_seq_len
 from planner.truth.notes import CannotPredict as CannotPredict  # others ask for it here
 from planner.truth.notes import Notes
 from planner.truth.rows import Row
@@ -49,17 +50,15 @@ def row_case(row: Row) -> RowCase:
     runtime_facts = _row_runtime(row)
     if runtime_facts is not None:
         notes.add(runtime_facts.guess)
-    quirk = sources.QUIRKS.get(row.source.repo_or_paper)
-    if quirk is not None:
-        notes.add(quirk.note)
-        for pattern, why in quirk.refuse:
-            if re.search(pattern, _said(row)):
-                raise CannotPredict(why)
+    notes.add(_quirk(row).note)
+    for pattern, why in _quirk(row).refuse:
+        if re.search(pattern, _said(row)):
+            raise CannotPredict(why)
     stage, shards = _sharding(row, notes)
     runtime = _runtime(row, runtime_facts, stage)
     model = model_of(row, notes)
     cluster = cluster_of(row, notes)
-    job = _job(row, runtime_facts, notes)
+    job = _job(row, model, runtime_facts, notes)
     layout = _layout(row, model, runtime, stage, shards, notes)
     if runtime_facts is not None and runtime_facts.switches:
         layout = msgspec.structs.replace(layout, **runtime_facts.switches | row.layout.switches)
@@ -76,9 +75,7 @@ def memory_kind(row: Row) -> str | None:
     measured = row.measured
     if measured.peak_memory_gib is None:
         return None
-    known = sources.MEMORY_KINDS.get(measured.memory_kind or "")
-    quirk = sources.QUIRKS.get(row.source.repo_or_paper)
-    return known or (quirk.memory if quirk else None) or "reserved"
+    return sources.MEMORY_KINDS.get(measured.memory_kind or "") or _quirk(row).memory or "reserved"
 
 
 # -- whose code ----------------------------------------------------------------------------------------------------
@@ -86,9 +83,8 @@ def memory_kind(row: Row) -> str | None:
 
 def _row_runtime(row: Row) -> RowRuntime | None:
     """The table's entry; None for a runtime preset's own name."""
-    quirk = sources.QUIRKS.get(row.source.repo_or_paper)
-    if quirk is not None and quirk.runtime is not None:
-        return quirk.runtime
+    if (own := _quirk(row).runtime) is not None:
+        return own
     if row.runtime is None:
         raise CannotPredict("runtime not stated")
     if row.runtime in sources.RUNTIMES:
@@ -96,6 +92,10 @@ def _row_runtime(row: Row) -> RowRuntime | None:
     if row.runtime in presets.names("runtimes"):
         return None
     raise CannotPredict(f"runtime {row.runtime} is unknown here")
+
+
+def _quirk(row: Row) -> sources.Quirk:
+    return sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
 
 
 def _said(row: Row) -> str:
@@ -111,11 +111,10 @@ def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
     name = row.runtime or ""
     if facts is None:
         return presets.runtime(name)
-    quirk = sources.QUIRKS.get(row.source.repo_or_paper)
     old = facts.own and any(word in (row.source.path_or_table or "") for word in sources.OLD_MEGATRON)
     kernels = "megatron" if old else facts.kernels
     parts = facts.parts | (facts.compiled if row.layout.compile else {})
-    for pattern, more in quirk.parts if quirk is not None else ():
+    for pattern, more in _quirk(row).parts:
         parts = parts | (more if re.search(pattern, _said(row)) else {})
     key = (name, id(facts), stage, kernels, *sorted(parts.items()))
     if key not in _RUNTIMES:
@@ -141,9 +140,10 @@ def _made_runtime(name: str, facts: RowRuntime, stage: str, kernels: str | None,
 # -- the job ------------------------------------------------------------------------------------------------------
 
 
-def _job(row: Row, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
+def _job(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
     layout = row.layout
-    if layout.seq is None:
+    seq_len = stated_seq_len(row)
+    if seq_len is None:
         raise CannotPredict("sequence length not stated")
     method = "full" if row.method == "pretrain" else row.method
     quantized = layout.quant is not None and layout.quant != "none"
@@ -156,15 +156,15 @@ def _job(row: Row, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
     double = sources.QUANTS.get(str(layout.quant), True)
     return TrainingJob(
         method=method,  # type: ignore[arg-type]  # one of full, lora, qlora
-        lora=_lora(row, facts, notes) if method != "full" else None,
+        lora=_lora(row, model, facts, notes) if method != "full" else None,
         quantization=Quantization(double=double, storage="bf16") if method == "qlora" else None,
         precision=_precision(row, facts, notes),  # type: ignore[arg-type]  # one of the table's
         optimizer=_optimizer(row, notes),
-        seq_len=layout.seq,
+        seq_len=seq_len,
     )
 
 
-def _lora(row: Row, facts: RowRuntime | None, notes: Notes) -> Lora:
+def _lora(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> Lora:
     stated = row.lora
     if stated is None or stated.rank is None:
         raise CannotPredict("rank of the adapters not stated")
@@ -179,12 +179,13 @@ def _lora(row: Row, facts: RowRuntime | None, notes: Notes) -> Lora:
     if words.endswith("?"):
         notes.add(f"adapted modules not stated: {targets}")
     upcast = facts.upcasts_adapters if facts is not None else True
-    return Lora(
-        rank=stated.rank,
-        alpha=stated.alpha or 2 * stated.rank,
-        targets=tuple(targets.split(",")),
-        upcast_adapters=upcast,
-    )
+    names, legal = tuple(targets.split(",")), lora_targets(model)
+    if set(names) == {"q_proj", "v_proj"} and not set(names) <= set(legal):
+        names = default_lora(model).targets  # one matrix holds both: about as many elements at the same rank
+        notes.add(f"adapters on q and v: on {', '.join(names)}")
+    if unknown := sorted(set(names) - set(legal)):
+        raise CannotPredict(f"adapted modules that {model.name} does not have: {', '.join(unknown)}")
+    return Lora(rank=stated.rank, alpha=stated.alpha or 2 * stated.rank, targets=names, upcast_adapters=upcast)
 
 
 def _precision(row: Row, facts: RowRuntime | None, notes: Notes) -> str:
@@ -238,8 +239,9 @@ def _sharding(row: Row, notes: Notes) -> tuple[str, int | None]:
 
 def _layout(row: Row, model: ModelSpec, runtime: Runtime, stage: str, shards: int | None, notes: Notes) -> Layout:
     stated = row.layout
-    quirk = sources.QUIRKS.get(row.source.repo_or_paper)
-    filled: dict[str, Any] = quirk.layout if quirk else {}
+    filled: dict[str, Any] = {}
+    for pattern, guesses in _quirk(row).layout:
+        filled |= guesses if re.search(pattern, _said(row)) else {}
     tp, pp, cp = (getattr(stated, axis) or 1 for axis in ("tp", "pp", "cp"))
     if stated.tp is None or stated.pp is None:
         raise CannotPredict("tensor or pipeline parallelism not stated")

@@ -59,6 +59,13 @@ def model_of(row: Row, notes: Notes) -> ModelSpec:
     return model
 
 
+def stated_seq_len(row: Row) -> int | None:
+    """Tokens of a sequence as the row says, or its table elsewhere."""
+    quirk = sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
+    known = sources.looked_up(quirk.seq_len, row.model.name)
+    return row.layout.seq or (None if known is None else int(known[1]))
+
+
 def _made_model(row: Row, notes: Notes) -> ModelSpec:
     stated = row.model
     if stated.name is None:
@@ -85,9 +92,9 @@ def _made_model(row: Row, notes: Notes) -> ModelSpec:
         changed["moe"] = _experts(row, base.moe)
         changed["ffn"] = base.ffn
     if base.positions == "learned":
-        changed["max_seq_len"] = row.layout.seq or base.max_seq_len
+        changed["max_seq_len"] = stated_seq_len(row) or base.max_seq_len
     else:
-        changed["max_seq_len"] = max(base.max_seq_len, row.layout.seq or 0)
+        changed["max_seq_len"] = max(base.max_seq_len, stated_seq_len(row) or 0)
     spec = msgspec.structs.replace(base, name=stated.name, parameters=None, **changed)
     if spec.hidden % spec.heads and stated.head_dim is None and not exact:
         raise CannotPredict(f"hidden {spec.hidden} is not a multiple of {spec.heads} heads, and no head size is stated")

@@ -68,8 +68,9 @@ RUNTIMES: dict[str, RowRuntime] = {
     ),
     "litgpt": RowRuntime(
         {"ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
+        parts={"loss": "native"},
         uncast=("bf16-true",),
-        guess="LitGPT's modules as Transformers', Lightning Fabric as Accelerate",
+        guess="LitGPT's modules as Transformers' with a 16-bit loss, Lightning Fabric as Accelerate",
         source="Lightning-AI/litgpt, tutorials/resource-tables.md: --precision bf16-true",
     ),
     "torchtune": RowRuntime(
@@ -91,13 +92,15 @@ RUNTIMES: dict[str, RowRuntime] = {
 class Quirk(msgspec.Struct, frozen=True):
     """What holds for every row of one source beside its words.
 
-    `runtime` replaces the rows' runtime; `layout` fills what the rows leave open, as a guess; `network` is theirs where
-    a row names none; `memory` says which figure an unnamed memory kind is held against; `note` is an assumption of
-    every row. `parts` are kernels, and `refuse` reasons, of rows whose table's title and notes have the pattern.
+    `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
+    unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
+    rows state none. `layout` fills what rows leave open, as a guess, `parts` are kernels, and `refuse` reasons, of rows
+    whose table's title and notes have the pattern.
     """
 
     runtime: RowRuntime | None = None
-    layout: dict[str, Any] = {}
+    layout: tuple[tuple[str, dict[str, Any]], ...] = ()
+    seq_len: tuple[tuple[str, int], ...] = ()
     network: str | None = None
     memory: str | None = None
     note: str = ""
@@ -118,7 +121,7 @@ QUIRKS: dict[str, Quirk] = {
             upcasts_adapters=False,
             source="AnswerDotAI/fsdp_qlora, train.py: FSDP1 around Transformers' modules, its own LoRA in bf16",
         ),
-        layout={"grad_accum": 1},
+        layout=(("", {"grad_accum": 1}),),
         note="accumulation not stated: 1",
     ),
     "QwenLM/Qwen": Quirk(memory="reserved", note="memory kind not stated: held against reserved"),
@@ -129,14 +132,14 @@ QUIRKS: dict[str, Quirk] = {
             guess="Galvatron as torchtitan's FSDP2 with Transformer Engine's kernels",
             source="PKU-DAIR/Hetu-Galvatron, galvatron/core: FSDP1 around Megatron's modules",
         ),
-        layout={"grad_accum": 1},
+        layout=(("", {"grad_accum": 1}),),
         refuse=(
             (r"key \d+_(?!1_)\d+_\d+(?!\S*vtp)", "a whole vocabulary on ranks that split the tokens is not modelled"),
         ),
         note="accumulation not stated: 1",
     ),
     "pytorch/torchtune": Quirk(
-        layout={"recompute": "full", "grad_accum": 1},
+        layout=(("", {"recompute": "full", "grad_accum": 1}),),
         # CEWithChunkedOutputLoss: logits in 16 bits, in pieces that are upcast one at a time.
         parts=((r"models table|chunked CE|activation checkpointing", {"loss": "native"}),),
         refuse=(
@@ -144,12 +147,21 @@ QUIRKS: dict[str, Quirk] = {
             (r"\+optimizer in backward", "an optimizer step inside backward is not modelled"),
         ),
     ),
+    "Lightning-AI/litgpt": Quirk(
+        # finetune/lora.py of 2023: a Block is checkpointed under FSDP, nothing on one device.
+        layout=(("on 1 GPU", {"recompute": "none"}), ("on Multiple GPUs", {"recompute": "full"})),
+        # tutorials/resource-tables.md: the longest example of Alpaca in each model's tokens; batches are padded to it.
+        seq_len=(("phi-1.5", 1044), ("stablelm-alpha-3b", 1034), ("llama-2-.*", 1304), ("falcon-40b", 1079)),
+        note="length of the longest example, to which a batch is padded",
+    ),
     "MooreThreads/SimuMax": Quirk(
         note="communication was not overlapped and cross-entropy was fused: predicted with overlap and Megatron's",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
 }
 """By the rows' `source.repo_or_paper`."""
+
+NO_QUIRK = Quirk()
 
 OLD_MEGATRON = ("arXiv 2205.05198", "cases_april2021", "calculon/llm/validation.py")
 """Tables measured with Megatron's own modules of 2021 and 2022: no flash attention (kernels preset megatron)."""
@@ -193,7 +205,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(r"qwen3_30b_a3b.*", "qwen3-30b-a3b", source="Qwen3's mixture of experts", itself=True),
     Family(r"qwen3_235b_a22b.*", "qwen3-235b-a22b", source="Qwen3's mixture of experts", itself=True),
     Family(r"deepseekv3.*", "deepseek-v3", source="DeepSeek-V3, without prediction heads", itself=True),
-    Family(r"phi-1\.5", "phi-2", source="Phi: parallel blocks, biases"),
+    Family(r"phi-1\.5", "phi-2", {"activation": "gelu_pytorch_tanh"}, "Phi: parallel blocks, biases; LitGPT's F.gelu"),
     Family(r"stablelm-alpha-.*", "pythia-6.9b", {"rotary_fraction": 0.25}, "StableLM-alpha: GPT-NeoX's blocks"),
     Family(r"falcon-40b", "falcon-40b", source="Falcon 40B"),
 )

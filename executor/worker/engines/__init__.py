@@ -15,6 +15,10 @@ def start_engine(plan: Plan, folder: str) -> Engine:
         from executor.worker.engines.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan, folder)
+    if plan.layout.engine == "transformers-tp":
+        from executor.worker.engines.transformers_tp import TransformersTpEngine
+
+        return TransformersTpEngine(plan, folder)
     from executor.worker.engines.accelerate import DdpEngine, Fsdp2Engine
 
     return DdpEngine(plan, folder) if plan.layout.engine == "ddp" else Fsdp2Engine(plan, folder)

@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.data import Batch
-from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients
 from planner.plan import Plan
 
 
@@ -84,7 +84,7 @@ class AccelerateEngine(Engine):
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         states = self.optimizer.state.values()
-        return [_local(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return [local_of(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
 
     @contextlib.contextmanager
     def _sync(self, last: bool) -> Iterator[None]:
@@ -139,27 +139,13 @@ class Fsdp2Engine(AccelerateEngine):
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         weights = list(self.model.parameters())
-        grads = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        grads = [local_of(weight.grad) for weight in weights if weight.grad is not None]
         return {
-            "params": [_local(weight.detach()) for weight in weights],
-            "grads": grads + self._whole_gradients(),
+            "params": [local_of(weight.detach()) for weight in weights],
+            "grads": grads + whole_gradients(self.model),
             "optimizer": self._optimizer_state(),
             "buckets": [],
         }
-
-    def _whole_gradients(self) -> list[torch.Tensor]:
-        # Between micro-batches without synchronisation FSDP2 keeps whole gradients beside the sharded weights.
-        from torch.distributed.fsdp import FSDPModule
-
-        held: list[torch.Tensor] = []
-        for module in self.model.modules():
-            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-            for weight in group.fsdp_params if group else ():
-                if weight.unsharded_accumulated_grad is not None:
-                    held.append(_local(weight.unsharded_accumulated_grad))
-                elif getattr(weight, "_unsharded_param", None) is not None and weight._unsharded_param.grad is not None:
-                    held.append(_local(weight._unsharded_param.grad))
-        return held
 
     @override
     def full_state_dict(self) -> dict[str, torch.Tensor]:
@@ -167,7 +153,3 @@ class Fsdp2Engine(AccelerateEngine):
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return cast("dict[str, torch.Tensor]", get_model_state_dict(self.model, options=options))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

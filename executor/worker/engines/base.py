@@ -99,3 +99,24 @@ class Engine(ABC):
 def target_tokens(batch: Batch) -> int:
     """Tokens of a batch that count in its loss."""
     return int((batch.targets != IGNORED).sum())
+
+
+def whole_gradients(model: nn.Module) -> list[torch.Tensor]:
+    """Gradients that FSDP2 keeps whole beside the shards, between micro-batches without synchronisation."""
+    from torch.distributed.fsdp import FSDPModule
+
+    held: list[torch.Tensor] = []
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for weight in group.fsdp_params if group else ():
+            if weight.unsharded_accumulated_grad is not None:
+                held.append(local_of(weight.unsharded_accumulated_grad))
+            elif getattr(weight, "_unsharded_param", None) is not None and weight._unsharded_param.grad is not None:
+                held.append(local_of(weight._unsharded_param.grad))
+    return held
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that this rank holds; any other tensor itself."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

@@ -1,0 +1,127 @@
+"""Transformers' own tensor parallelism over FSDP2, as `from_pretrained(distributed_config=...)` sets them up.
+
+Only traced yet: no backend launches it. Not here: the plans, which are the model classes' own, or the fake world that a
+trace runs it in (executor/worker/tracefake.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import override
+
+from executor.worker.data import Batch
+from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients
+from planner.plan import Plan
+
+
+class TransformersTpEngine(Engine):
+    """DistributedConfig(tp_size, fsdp_size, dp_replicate_size); bf16 is FSDP2's own, or autocast where nothing shards."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        super().__init__(plan, folder)
+        from transformers.distributed.configuration_utils import DistributedConfig
+        from transformers.distributed.utils import initialize_distributed_mesh
+
+        layout, mixed = plan.layout, plan.job.precision == "bf16"
+        self.sharded = layout.data_parallel > 1
+        self.config = DistributedConfig(
+            tp_size=layout.tp,
+            fsdp_size=layout.dp_shard,
+            dp_replicate_size=layout.dp_replicate,
+            fsdp_mixed_precision=mixed and self.sharded,
+        )
+        _, self.meshes = initialize_distributed_mesh(self.config)
+        self.device = torch.device("cpu" if plan.cluster.gpu.kind == "cpu" else "cuda")
+        self.loss_divisor = layout.data_parallel
+        self.autocasts = mixed and not self.sharded
+
+    @override
+    def world(self) -> tuple[int, int]:
+        return dist.get_rank(), dist.get_world_size()
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        axes = {"dp_replicate": "dp_replicate", "dp_shard": "fsdp", "tp": "tp"}
+        groups = {ours: dist.get_process_group_ranks(self.meshes.get_mesh(name).get_group()) for ours, name in axes.items()}
+        return LiveMesh(world_size=world, rank=rank, groups=groups)
+
+    @override
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        made: Any = model
+        self.model = made.maybe_distribute_model(made, self.config, self.meshes)
+        made.tie_weights()
+        for weight in self.model.parameters():
+            local = getattr(weight, "_local_tensor", None)
+            if local is not None and local.untyped_storage().nbytes() > local.nbytes:
+                weight._local_tensor = local.clone()  # a slice would hold the whole weight alive
+        self.optimizer = make_optimizer(self.model)
+        _one_group_a_mesh(self.optimizer)
+
+    @override
+    def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
+        if self.sharded:
+            synchronised: Any = self.model
+            synchronised.set_requires_gradient_sync(last or self.plan.layout.sync_each_micro_batch)
+        with torch.autocast(self.device.type, torch.bfloat16) if self.autocasts else contextlib.nullcontext():
+            return self._loss(self.model, batch, step_tokens / self.loss_divisor)
+
+    @override
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    @override
+    def step(self, lr: float) -> float:
+        norm = self._clip(self.plan.job.recipe.max_grad_norm or math.inf)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _clip(self, limit: float) -> float:
+        # torch's own clipping takes gradients of one mesh only, and here norms' are on another than the products'.
+        squares = 0.0
+        grads = [[p.grad for p in group["params"] if p.grad is not None] for group in self.optimizer.param_groups]
+        for some in grads:
+            norm: Any = nn.utils.get_total_norm(some)
+            squares += float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm) ** 2
+        factor = min(1.0, limit / (math.sqrt(squares) + 1e-6))
+        for some in grads:
+            torch._foreach_mul_(some, factor)
+        return math.sqrt(squares)
+
+    @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        weights = list(self.model.parameters())
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return {
+            "params": [local_of(weight.detach()) for weight in weights],
+            "grads": [local_of(weight.grad) for weight in weights if weight.grad is not None] + whole_gradients(self.model),
+            "optimizer": [local_of(value) for value in states if isinstance(value, torch.Tensor)],
+            "buckets": [],
+        }
+
+    @override
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        raise NotImplementedError("no run of this engine is launched yet, so none is saved")
+
+
+def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:
+    """List updates take tensors of one mesh: split the one group by the weights' meshes."""
+    (group,) = optimizer.param_groups
+    by_mesh: dict[Any, list[torch.Tensor]] = {}
+    for weight in group["params"]:
+        by_mesh.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+    group["params"], *others = by_mesh.values()
+    for weights in others:
+        optimizer.add_param_group({**{key: value for key, value in group.items() if key != "params"}, "params": weights})
