@@ -67,7 +67,8 @@ class TransformersTpEngine(Engine):
         for weight in self.model.parameters():
             local = getattr(weight, "_local_tensor", None)
             if local is not None and local.untyped_storage().nbytes() > local.nbytes:
-                weight._local_tensor = local.clone()  # a slice would hold the whole weight alive
+                held: Any = weight
+                held._local_tensor = local.clone()  # a slice would hold the whole weight alive
         self.optimizer = make_optimizer(self.model)
         _one_group_a_mesh(self.optimizer)
 
