@@ -24,7 +24,7 @@ README, noise floor)."""
 
 
 def bands(left_out: Sequence[Residual]) -> list[BandEntry]:
-    """One entry for each runtime that has enough residuals, after one for all others on CUDA devices: the median of
+    """One entry for each runtime that has enough residuals (their spread is of memory and time together), after one for all others on CUDA devices: the median of
     these, each runtime counting once however often it was measured."""
     runtimes = sorted({one.sample.runtime for one in left_out if one.sample.device_kind != "cpu"})
     own = [_entry([one for one in left_out if one.sample.runtime == name], name) for name in runtimes]
@@ -37,7 +37,9 @@ def bands(left_out: Sequence[Residual]) -> list[BandEntry]:
                 numbers[f"{what}_{end}"] = statistics.median(getattr(one, f"{what}_{end}") for one in there)
     if not numbers:
         return found
-    facts = {"gpu": "cuda", "n": sum(one.n for one in found), "source": f"the median of {len(found)} runtimes' bands"}
+    source = f"the median of {len(found)} runtimes' bands"
+    spread = statistics.median(one.spread or 0.0 for one in found)
+    facts = {"gpu": "cuda", "n": sum(one.n for one in found), "spread": spread, "source": source}
     return [msgspec.convert(facts | numbers, BandEntry), *found]
 
 
@@ -52,7 +54,8 @@ def _entry(residuals: Sequence[Residual], runtime: str) -> BandEntry | None:
     if not numbers:
         return None
     source = "from 5 to 95 % of measured/predicted, each predicted without its model's measurements"
-    facts = {"runtime": runtime, "n": max(len(memory), len(time)), "source": source}
+    spread = float(f"{statistics.median(abs(error) for error in (*memory, *time)):.3g}")
+    facts = {"runtime": runtime, "n": max(len(memory), len(time)), "spread": spread, "source": source}
     return msgspec.convert(facts | numbers, BandEntry)
 
 
