@@ -24,8 +24,8 @@ README, noise floor)."""
 
 
 def bands(left_out: Sequence[Residual]) -> list[BandEntry]:
-    """One entry for each runtime that has enough residuals (their spread is of memory and time together), after one for all others on CUDA devices: the median of
-    these, each runtime counting once however often it was measured."""
+    """One entry for each runtime that has enough residuals, after one for all others on CUDA devices: the median of
+    these, each runtime counting once however often it was measured. A spread is of memory and time together."""
     runtimes = sorted({one.sample.runtime for one in left_out if one.sample.device_kind != "cpu"})
     own = [_entry([one for one in left_out if one.sample.runtime == name], name) for name in runtimes]
     found = [one for one in own if one is not None]
