@@ -34,7 +34,7 @@ def bands(left_out: Sequence[Residual]) -> list[BandEntry]:
         there = [one for one in found if getattr(one, f"{what}_low") is not None]
         if len(there) >= SEVERAL:
             for end in ("low", "high"):
-                numbers[f"{what}_{end}"] = statistics.median(getattr(one, f"{what}_{end}") for one in there)
+                numbers[f"{what}_{end}"] = round(statistics.median(getattr(one, f"{what}_{end}") for one in there), 3)
     if not numbers:
         return found
     source = f"the median of {len(found)} runtimes' bands"
@@ -65,7 +65,7 @@ def band(errors: Sequence[float], narrowest: float) -> tuple[float, float]:
 
     ratios = 1 / (1 + np.asarray(errors, dtype=float))
     low, high = np.quantile(ratios, (LOW, HIGH))
-    return float(min(low, 1 - narrowest)), float(max(high, 1 + narrowest))
+    return float(f"{min(low, 1 - narrowest):.3g}"), float(f"{max(high, 1 + narrowest):.3g}")
 
 
 def covered(residuals: Sequence[Residual], known_low: float, known_high: float, what: str) -> float | None:

@@ -28,6 +28,8 @@ from planner.truth.rows import read_rows
 SCHEMA = "calibrate/1"
 CLEARLY = 0.05
 """Share by which the error on left-out measurements must fall: less may be luck."""
+OF_ONE_MODEL = 16
+"""Measurements needed where all are of one model, so that none of another model can contradict them."""
 LONGER_TAIL = 1.25
 """How much larger the ninth decile of the error may get for a better median."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
@@ -159,6 +161,9 @@ def _unproven(
             continue
         if not fit.has_group(made, group):
             found[group] = f"{_named(group)}: {len(members)} measurements of {LEAST} needed, keeps its default"
+        elif len({one.model for one in members}) == 1 and len(members) < OF_ONE_MODEL:
+            few = f"{len(members)} measurements, all of one model, of {OF_ONE_MODEL} needed"
+            found[group] = f"{_named(group)}: {few}, keeps its default"
         elif worse := _worse(group[0], members, before, by_model):
             found[group] = f"{_named(group)}: {worse} where its model was left out, keeps its default"
     return found
