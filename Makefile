@@ -4,6 +4,7 @@
 #   make test      all tests          make check   lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
 #   make bench     timings, for information           make install   only the installation
+#   make trace     planner beside traces on fake tensors, 125M to 70B, without a GPU
 
 # The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -18,10 +19,10 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick test-cluster check format demo bench docs
+.PHONY: help install test test-quick test-cluster check format demo bench docs trace
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,7s/^# *//p' Makefile
 
 install: $(INSTALLED)
 
@@ -63,3 +64,6 @@ bench: install
 
 docs: install
 	$(BIN)/python scripts/docs.py
+
+trace: install
+	@$(BIN)/python -m scripts.trace_pairs
