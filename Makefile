@@ -3,8 +3,8 @@
 #   make demo      plan for 32 GPUs, then plan, train and compare a tiny model on this machine
 #   make test      all tests          make check   lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
-#   make bench     timings, for information           make install   only the installation
-#   make trace     planner beside traces on fake tensors, 125M to 70B, without a GPU
+#   make bench     timings, for information           make accuracy  predictions against published measurements
+#   make trace     planner beside traces, no GPU     make install   only the installation
 
 # The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick test-cluster check format demo bench docs trace
+.PHONY: help install test test-quick test-cluster check format demo bench docs accuracy measure-gpu trace
 
 help:
 	@sed -n '3,7s/^# *//p' Makefile
@@ -65,5 +65,20 @@ bench: install
 docs: install
 	$(BIN)/python scripts/docs.py
 
+accuracy: install
+	$(BIN)/planner replay tests/truth/*.jsonl
+
+# On a machine with GPUs: the tests that need one, then a matrix of real runs and one rank of 64 at full size.
+# Interrupted, it goes on where it stopped. A cell that crashed is a row with its reason, and the exit code at the end.
+MATRIX ?= small
+measure-gpu: install
+	$(BIN)/python -m pytest -q tests/gpu
+	@code=0; \
+	$(BIN)/executor measure --matrix $(MATRIX) -o tests/truth/own_gpu.jsonl || code=$$?; \
+	test $$code -lt 128 || exit $$code; \
+	$(BIN)/executor measure --matrix $(MATRIX) --fake-world 64 -o tests/truth/own_gpu_fake.jsonl || code=$$?; \
+	exit $$code
+
+# The planner's memory and collectives beside traces of the real modules on fake tensors, 125M to 70B, without a GPU.
 trace: install
 	@$(BIN)/python -m scripts.trace_pairs

@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 OUTSIDE_BAND = 6
 
 EXAMPLES = """
-executor run plan.json --dry-run                    # show files, commands and environment; write nothing
-executor run plan.json --run-dir runs/first --yes   # run it, live
-executor report runs/first                          # predicted against measured, line by line
-executor trace plan.json                            # the real modules on fake tensors, no GPU
+ executor run plan.json --dry-run                    # show files, commands and environment; write nothing
+ executor run plan.json --run-dir runs/first --yes   # run it, live
+ executor report runs/first                          # predicted against measured, line by line
+ executor probe -o machine                           # measure this machine: a cluster preset and a calibration
+ executor trace plan.json                            # the real modules on fake tensors, no GPU
+ executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
 """
+
+LATER = {"measure": "executor.cli_measure:measure", "probe": "executor.cli_probe:probe"}
+"""Commands that are imported when they are called."""
 
 
 CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
@@ -49,6 +54,7 @@ TOLERANCE = click.option(
 @click.group(
     cls=command.Commands,
     examples=EXAMPLES,
+    later=LATER,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="executor")

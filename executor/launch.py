@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -50,7 +51,9 @@ RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 class Options:
     """What the person asked for beside the plan. `script` is their own program and its arguments.
 
-    `trainer` is the module that every rank runs otherwise.
+    `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
+    only pretends the others; `build_on_meta` spares its host the whole model. `memory_limit` is how many bytes a rank
+    may take of its device.
     """
 
     run_dir: Path
@@ -62,6 +65,9 @@ class Options:
     script: tuple[str, ...] = ()
     meet_s: float = 600.0
     trainer: str = "executor.worker.train"
+    fake_world: bool = False
+    build_on_meta: bool = False
+    memory_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,11 @@ class Prepared:
     run_id: str
     processes: int
     files: dict[str, str]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that are really started: all of the plan's, or one in a fake world."""
+        return 1 if self.options.fake_world else self.plan.layout.world_size
 
 
 @dataclass(frozen=True)
@@ -95,10 +106,11 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     backend = backend or load_backend(plan)
     if reason := backend.refusal(plan):
         raise PlannerError("plan", None, f"{backend.name} cannot run it: {reason}", exit_code=preflight.PREFLIGHT)
-    processes = preflight.check_shape(plan, options.nodes)
-    preflight.check_devices(plan)
+    processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
+    started = 1 if options.fake_world else plan.layout.world_size
+    preflight.check_devices(plan, ranks=started)
     preflight.check_software(plan.layout.engine)
-    preflight.check_host_memory(plan)
+    preflight.check_host_memory(plan, ranks=started)
     plan = as_run(plan, options, echo)
     if options.script:
         preflight.check_script(plan, options.script[0])
@@ -125,7 +137,7 @@ def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
     if options.data is not None:
         recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()))
     cluster, prediction = plan.cluster, plan.prediction
-    if options.nodes != cluster.nodes:
+    if options.nodes != cluster.nodes and not options.fake_world:
         echo(
             f"planned for {cluster.nodes} node(s), run on {options.nodes}: predicted times do not hold and are left out"
         )
@@ -165,16 +177,27 @@ def launch_spec(ready: Prepared, port: int, configured: dict[str, str]) -> Launc
     common = configured | (_script_environment(ready) if ready.options.script else {})
     commands = []
     for host in hosts:
-        env = common | local.base_environment(ready.run_id, folder, host, here) | _devices(ready, host.node)
-        argv = (
-            *host.prefix, sys.executable, "-m", "executor.worker.agent",
-            "--nnodes", str(len(hosts)), "--node-rank", str(host.node), "--nproc-per-node", str(ready.processes),
-            "--master-addr", hosts[0].address, "--master-port", str(port), "--local-addr", host.address,
-            "--rdzv-id", ready.run_id, "--log-dir", str(folder / rundir.LOGS / f"node-{host.node}"), "--redirects", "3",
-            "--shutdown-timeout", "5", *worker_arguments(ready.options),
-        )  # fmt: skip
+        env = common | local.base_environment(ready.run_id, folder, host, here)
+        env |= device_environment(ready.plan.cluster.gpu.kind, len(hosts), ready.processes, host.node)
+        argv = agent_arguments(
+            ready.hosts, host, ready.processes, port, ready.run_id, folder, worker_arguments(ready.options)
+        )
         commands.append(NodeCommand(node=host.node, argv=argv, env=dict(sorted(env.items()))))
     return LaunchSpec(files=ready.files, commands=tuple(commands))
+
+
+def agent_arguments(
+    hosts: local.Hosts, host: local.Host, processes: int, port: int, run_id: str, folder: Path, worker: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`."""
+    first, nodes = hosts.hosts[0], len(hosts.hosts)
+    return (
+        *host.prefix, sys.executable, "-m", "executor.worker.agent",
+        "--nnodes", str(nodes), "--node-rank", str(host.node), "--nproc-per-node", str(processes),
+        "--master-addr", first.address, "--master-port", str(port), "--local-addr", host.address,
+        "--rdzv-id", run_id, "--log-dir", str(folder / rundir.LOGS / f"node-{host.node}"), "--redirects", "3",
+        "--shutdown-timeout", "5", *worker,
+    )  # fmt: skip
 
 
 def dry_run(ready: Prepared) -> LaunchSpec:
@@ -203,6 +226,12 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
     chosen: list[str] = ["-m", options.trainer, str(options.run_dir)]
     if options.save_weights:
         chosen.append("--save-weights")
+    if options.fake_world:
+        chosen.append("--fake-world")
+    if options.build_on_meta:
+        chosen.append("--build-on-meta")
+    if options.memory_limit is not None:
+        chosen += ["--memory-limit", str(int(options.memory_limit))]
     return tuple(chosen)
 
 
@@ -257,13 +286,13 @@ def _record(ready: Prepared, verdict: Verdict, started: datetime, seconds: float
 
 def judge(ready: Prepared, ending: Ending) -> Verdict:
     """The verdict, from the ending and what the ranks left behind."""
-    folder, world, own = ready.options.run_dir, ready.plan.layout.world_size, not ready.options.script
+    folder, world, own = ready.options.run_dir, ready.ranks, not ready.options.script
     if ending.signal is not None:
         name = signal.Signals(ending.signal).name
         return Verdict("interrupted", INTERRUPTED + ending.signal, f"stopped by {name}", None)
     mesh = rundir.read_mesh(folder)
     if ending.ok:
-        wrong = mesh_differences(mesh, world) if own else []
+        wrong = mesh_differences(mesh, world, ready.plan.layout.world_size) if own else []
         return (
             Verdict("launch failed", LAUNCH_FAILED, "; ".join(wrong), None)
             if wrong
@@ -289,10 +318,10 @@ def judge(ready: Prepared, ending: Ending) -> Verdict:
     return Verdict(status, code, f"rank {failure.rank} on {host} failed first: {failure.message}", failure.rank)
 
 
-def mesh_differences(mesh: dict[int, dict[str, object]], world: int) -> list[str]:
+def mesh_differences(mesh: dict[int, dict[str, object]], started: int, world: int) -> list[str]:
     """How the process groups the ranks found themselves in differ from the plan. Usually: one alone."""
     wrong = []
-    if absent := sorted(set(range(world)) - set(mesh)):
+    if absent := sorted(set(range(started)) - set(mesh)):
         wrong.append(f"ranks {absent} never reported the process group they joined")
     for rank, seen in sorted(mesh.items()):
         if seen.get("world_size") != world:
@@ -310,19 +339,43 @@ def versions() -> dict[str, str]:
 
 
 def _attempts(ready: Prepared, configured: dict[str, str], signals: list[int], echo: Echo) -> Ending:
-    """Start and watch; when the rendezvous port turns out taken, once more on the next."""
-    folder, world = ready.options.run_dir, ready.plan.layout.world_size
+    folder, world = ready.options.run_dir, ready.ranks
+
+    def spec_of(port: int) -> LaunchSpec:
+        spec = launch_spec(ready, port, configured)
+        rundir.write_launch(folder, spec)
+        return spec
+
+    def met() -> bool:
+        return bool(ready.options.script) or all_met(folder, world)
+
+    return start_and_watch(
+        ready.hosts, ready.run_id, folder, spec_of, met=met, meet_s=ready.options.meet_s, signals=signals, echo=echo
+    )
+
+
+def all_met(folder: Path, world: int) -> bool:
+    """Whether every rank has said which process group it is in."""
+    return len(list((folder / rundir.MESH).glob("rank-*.json"))) >= world
+
+
+def start_and_watch(
+    hosts: local.Hosts,
+    run_id: str,
+    folder: Path,
+    spec_of: Callable[[int], LaunchSpec],
+    *,
+    met: Callable[[], bool],
+    meet_s: float,
+    signals: list[int],
+    echo: Echo,
+) -> Ending:
+    """Start and watch what `spec_of` makes of a rendezvous port; when that turns out taken, once more on the next."""
     ending, refused = Ending(ok=False), frozenset[int]()
     for _ in range(PORT_TRIES):
-        port = local.hold_port(ready.hosts, ready.run_id, refused)
-        spec = launch_spec(ready, port.number, configured)
-        rundir.write_launch(folder, spec)
-        agents = local.start(spec, ready.hosts, folder, port)
-
-        def met() -> bool:
-            return bool(ready.options.script) or len(list((folder / rundir.MESH).glob("rank-*.json"))) >= world
-
-        ending = supervise(agents, folder, ready.run_id, echo, signals=signals, met=met, meet_s=ready.options.meet_s)
+        port = local.hold_port(hosts, run_id, refused)
+        agents = local.start(spec_of(port.number), hosts, folder, port)
+        ending = supervise(agents, folder, run_id, echo, signals=signals, met=met, meet_s=meet_s)
         if ending.ok or ending.signal is not None or not _port_was_taken(agents[0].log):
             break
         echo(f"port {port.number} was taken meanwhile, trying the next")
@@ -348,11 +401,11 @@ def _script_environment(ready: Prepared) -> dict[str, str]:
     return env
 
 
-def _devices(ready: Prepared, node: int) -> dict[str, str]:
-    """Emulated nodes share one machine's GPUs: each sees only its own."""
-    if ready.plan.cluster.gpu.kind != "cuda" or len(ready.hosts.hosts) == 1:
+def device_environment(kind: str, nodes: int, processes: int, node: int) -> dict[str, str]:
+    """Emulated nodes share one machine's GPUs: each of `nodes` sees only its own `processes`."""
+    if kind != "cuda" or nodes == 1:
         return {}
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = listed.split(",") if listed else [str(index) for index in range(ready.plan.layout.world_size)]
-    first = node * ready.processes
-    return {"CUDA_VISIBLE_DEVICES": ",".join(every[first : first + ready.processes])}
+    every = listed.split(",") if listed else [str(index) for index in range(nodes * processes)]
+    first = node * processes
+    return {"CUDA_VISIBLE_DEVICES": ",".join(every[first : first + processes])}

@@ -38,7 +38,11 @@ def check_shape(plan: Plan, nodes: int) -> int:
 
 def check_software(engine: str) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    needed = ["torch", "transformers", "deepspeed" if engine == "deepspeed" else "accelerate"]
+    check_packages(["torch", "transformers", "deepspeed" if engine == "deepspeed" else "accelerate"])
+
+
+def check_packages(needed: list[str]) -> None:
+    """Refuse (exit code 3) when one of the packages is not installed here."""
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise PlannerError(
@@ -50,8 +54,8 @@ def check_software(engine: str) -> None:
         )
 
 
-def check_devices(plan: Plan, found: int | None = None) -> None:
-    """This machine has the devices the plan names. `found` stands in for counting them."""
+def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = None) -> None:
+    """This machine has the devices the plan names, or as many as `ranks`. `found` stands in for counting them."""
     kind = plan.cluster.gpu.kind
     if kind == "cpu":
         return
@@ -64,10 +68,10 @@ def check_devices(plan: Plan, found: int | None = None) -> None:
             exit_code=PREFLIGHT,
         )
     have = visible_gpus() if found is None else found
-    if have < plan.cluster.gpus:
+    if have < (plan.cluster.gpus if ranks is None else ranks):
         raise PlannerError(
             "plan: cluster",
-            f"{plan.cluster.gpus} x {plan.cluster.gpu.name}",
+            f"{plan.cluster.gpus if ranks is None else ranks} x {plan.cluster.gpu.name}",
             f"this machine shows {have or 'no'} CUDA device{'s' * (have > 1)}",
             "Run it where the devices are, or plan with --cluster localhost",
             exit_code=PREFLIGHT,
@@ -88,17 +92,21 @@ def check_script(plan: Plan, script: str) -> None:
         )
 
 
-def check_host_memory(plan: Plan, available: float | None = None) -> None:
-    """On CPU every rank's predicted peak must fit in this machine's free memory together. No prediction, no verdict."""
+def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int | None = None) -> None:
+    """On CPU the predicted peaks of all ranks (or of `ranks`) must fit in this machine's free memory together.
+
+    No prediction, no verdict.
+    """
     peaks = [phase.total for phase in plan.prediction.memory]
     if plan.cluster.gpu.kind != "cpu" or not peaks:
         return
-    need = max(peaks) * plan.layout.world_size
+    ranks = plan.layout.world_size if ranks is None else ranks
+    need = max(peaks) * ranks
     have = available_memory() if available is None else available
     if need > have:
         raise PlannerError(
             "memory",
-            f"{plan.layout.world_size} ranks x {format_bytes(max(peaks))}",
+            f"{ranks} ranks x {format_bytes(max(peaks))}",
             f"predicted {format_bytes(need)} on a machine with {format_bytes(have)} free",
             "Plan a smaller model, micro-batch or sequence, or fewer ranks",
             exit_code=PREFLIGHT,

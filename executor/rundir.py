@@ -27,10 +27,11 @@ T = TypeVar("T")
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
-    """failed/rank-N.json: what a rank says of its own end."""
+    """failed/rank-N.json: what a rank says of its own end. `out_of_memory`: its device had no more to give."""
 
     message: str
     exit_code: int
+    out_of_memory: bool = False
 
 
 def default_folder(plan: Plan, now: datetime | None = None) -> Path:

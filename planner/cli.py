@@ -33,7 +33,9 @@ planner explain --model 7b --gpus 32 --dp-shard 32         # where every byte co
 """
 
 LATER = {name: f"planner.cli_study:{name}" for name in ("fit", "sweep", "cost", "compare")} | {
-    "recommend": "planner.cli_recommend:recommend"
+    "recommend": "planner.cli_recommend:recommend",
+    "replay": "planner.cli_truth:replay",
+    "calibrate": "planner.cli_calibrate:calibrate",
 }
 """Commands of other modules, imported when they are called."""
 
@@ -63,7 +65,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--model", "Preset or alias, a Hugging Face config.json, or its folder.", "NAME"),
         *(_text(f"--{size}", f"Model size: {size.replace('-', ' ')}.") for size in MODEL_SIZES),
         _option("--tied", is_flag=True, default=None, about="The head is the embedding."),
-        _text("--cluster", "Cluster preset, or a GPU's name. Default: dgx-h100.", "NAME"),
+        _text("--cluster", "Cluster preset or its file, or a GPU's name. Default: dgx-h100.", "NAME"),
         _text("--gpu", "GPU preset, in nodes as its preset has them.", "NAME"),
         _text("--gpus", "GPUs in all."),
         _text("--nodes", "Nodes."),
@@ -113,7 +115,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--runtime", "Runtime preset: whose code runs.", "NAME"),
         _option("--strategy", type=click.Choice(STRATEGIES), about="This strategy alone."),
         _text("--headroom", "Share of device memory to keep free. Default: 0.1.", "X"),
-        _text("--calibration", "Calibration preset.", "NAME"),
+        _text("--calibration", "Calibration preset, or its file.", "NAME"),
         _option("--presets", multiple=True, metavar="DIR", about="Folder of your own presets. Repeatable."),
         _text("--steps", "Optimizer steps of the run."),
         _text("--warmup-steps", "Steps until the peak learning rate."),
@@ -212,9 +214,9 @@ def explain(as_json: bool, **given: Any) -> int:
     found = estimates.answer(options.question(given))
     place = found.recommended if found.recommended is not None else 0
     one = found.estimates[place]
-    trees = explanations.derivation(one.case, found.question.coefficients)
+    trees = explanations.derivation(one.case, found.question.calibration)
     if as_json:
-        figures = estimates.estimate_dict(one, found.question.coefficients)
+        figures = estimates.estimate_dict(one, found.question.calibration)
         click.echo(msgspec.json.encode(explanations.as_json_object(one.case, trees) | {"estimate": figures}))
         return 0
     parts = [

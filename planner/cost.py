@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from planner.arith import Number, by_value, where
+from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.formula import formula
 from planner.question import Question
 from planner.recommend import recommend
 from planner.reply import reply_of, summary
-from planner.steptime import scalar
+from planner.steptime import coefficients, scalar
 
 SCHEMA = "cost/1"
 NOTHING_FITS = 3
@@ -337,7 +338,7 @@ def as_json(found: Cost) -> bytes:
         "model": question.model,
         "cluster": question.cluster,
         "job": question.job,
-        "calibration": question.coefficients,
+        "calibration": as_used([coefficients(found.best.case, question.calibration)]),
         "length": found.length,
         "rates": found.rates,
         "best": summary(found.best),

@@ -12,6 +12,7 @@ import msgspec
 
 from planner.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.answers import Estimate as Estimate
+from planner.calibration import Calibration, Coefficients, as_used
 from planner.case import Case
 from planner.comm import CommVolume, comm_volume
 from planner.engines import engine_of
@@ -25,7 +26,7 @@ from planner.reasons import reasons_of
 from planner.rules import JOB, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
-from planner.steptime import Coefficients, StepTime, Throughput, peak_flops, scalar, step_time, throughput
+from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
 from planner.strategies import LORA_SHARDINGS, STRATEGIES, blocks_of, rank
 from planner.units import format_bytes
 
@@ -221,7 +222,7 @@ def estimate(
     """Everything about one layout."""
     case = case_of(question, layout)
     memory, comm = memory_breakdown(case), comm_volume(case)
-    time = step_time(case, question.coefficients)
+    time = step_time(case, question.calibration)
     speed = throughput(case, time)
     refusal = launch_refusal(_plan(case, memory, comm, time, speed))
     fits, reasons = _fit(question, memory)
@@ -257,9 +258,9 @@ def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, 
 # -- plan.json -----------------------------------------------------------------------------------------------------
 
 
-def make_plan(case: Case, coefficients: Coefficients) -> Plan:
+def make_plan(case: Case, known: Calibration) -> Plan:
     """The plan of one layout with its whole prediction, for the executor to run and the report to join."""
-    time = step_time(case, coefficients)
+    time = step_time(case, known)
     return _plan(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time)).sealed()
 
 
@@ -302,16 +303,16 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "cluster": question.cluster,
         "job": question.job,
         "runtime": {one.case.runtime.name: one.case.runtime for one in found.estimates},
-        "calibration": question.coefficients,
+        "calibration": as_used(coefficients(one.case, question.calibration) for one in found.estimates),
         "headroom": question.headroom,
-        "estimates": [estimate_dict(one, question.coefficients) for one in found.estimates],
+        "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
         "recommended": found.recommended,
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
     }
 
 
-def estimate_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
+def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
     """One estimate as the contract has it."""
     time = {
         name: getattr(one.time, name)
@@ -329,7 +330,7 @@ def estimate_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
         "launchable": one.launchable,
         "backend": one.backend,
         "launch_refusal": one.refusal,
-        "memory": memory_dict(one, known),
+        "memory": memory_dict(one, coefficients(one.case, known)),
         "comm": {
             "collectives": [msgspec.structs.asdict(call) for call in one.comm.engine],
             "ideal_collectives": [msgspec.structs.asdict(call) for call in one.comm.ideal],
@@ -359,8 +360,8 @@ def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
     peak = one.memory.peak
     return {
         "peak_bytes": peak.total,
-        "low_bytes": peak.total * known.memory_low,
-        "high_bytes": peak.total * known.memory_high,
+        "low_bytes": peak.total * known.bands.memory_low,
+        "high_bytes": peak.total * known.bands.memory_high,
         "reserved_bytes": one.memory.reserved_bytes,
         "device_bytes": one.memory.device_bytes,
         "capacity_bytes": one.case.cluster.gpu.memory_bytes,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from planner.calibration import Calibration
 from planner.case import Case
 from planner.comm import comm_volume
 from planner.engines.base import Held
@@ -17,13 +18,13 @@ from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size
 from planner.memory import BATCH_BYTES_PER_TOKEN, PHASES, TERMS, memory_breakdown, moments_of
 from planner.spec import ModelSpec
-from planner.steptime import Coefficients, step_time, throughput
+from planner.steptime import step_time, throughput
 from planner.units import format_bytes, format_seconds
 
 SCHEMA = "explain/1"
 
 
-def derivation(case: Case, known: Coefficients) -> dict[str, Step]:
+def derivation(case: Case, known: Calibration) -> dict[str, Step]:
     """The formula trees of memory, communication and time."""
     found: dict[str, Step] = {}
     with trace("memory") as found["memory"]:

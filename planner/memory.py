@@ -14,12 +14,13 @@ import msgspec
 from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
 from planner.engines import engine_of
-from planner.engines.base import Held
+from planner.engines.base import Held, bytes_apart
 from planner.host import host_fits, host_node_bytes, host_rank_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import schedules
 from planner.plan import PhaseMemory
+from planner.spec import Layout
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 """Everything a byte can be, in the order people read it."""
@@ -189,6 +190,15 @@ def peak_bytes(case: Case) -> Number:
     return peak
 
 
+def of_same_lines(layout: Layout) -> Layout:
+    """One layout for all that have the same `memory_lines`: accumulation counts only until the pipeline is filled, and
+    replicas hold the same, but for whether there are any."""
+    full = 2 * layout.pp * layout.virtual_stages
+    accum = layout.grad_accum if layout.pp_schedule == "gpipe" else min(layout.grad_accum, full)
+    replicas = min(layout.dp_replicate, 2)
+    return msgspec.structs.replace(layout, micro_batch_size=1, grad_accum=accum, dp_replicate=replicas)
+
+
 def memory_lines(case: Case) -> list[tuple[float, float]]:
     """(bytes, bytes a sequence of the micro-batch) at every moment of every stage.
 
@@ -258,7 +268,9 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
     """What PyTorch's caching allocator reserves for `allocated` live bytes; on CPU there is none."""
     if case.cluster.gpu.kind == "cpu":
         return allocated
-    return allocated * (1 + case.runtime.allocator.fragmentation)
+    allocator = case.runtime.allocator
+    apart = bytes_apart(engine_of(case.layout.engine), case)
+    return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation) + apart
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planner import presets
+from planner.calibration import calibration
 from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
 from planner.presets import Folders
@@ -23,7 +24,6 @@ from planner.question import (
     Pins,
     Question,
     checked_runtime,
-    coefficients,
     real,
     whole,
 )
@@ -48,12 +48,12 @@ def question(given: Given) -> Question:
     """Everything typed, as one checked question."""
     folders = tuple(given.get("presets") or ())
     model = model_of(given, folders)
-    calibration = given.get("calibration")
+    named = given.get("calibration")
     return Question(
         model=model,
         cluster=cluster_of(given, folders),
         job=_job(given, model),
-        coefficients=coefficients(calibration, folders) if calibration else coefficients(folders=folders),
+        calibration=calibration(named, folders) if named else calibration(folders=folders),
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         strategy=given.get("strategy"),

@@ -17,7 +17,7 @@ import msgspec
 
 from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
-from planner.spec import Allocator, Cluster, Gpu, Kernels, Link, ModelSpec, Moe, Nics, Runtime, Tier
+from planner.spec import Cluster, Gpu, Kernels, Link, ModelSpec, Moe, Nics, Runtime, Tier
 from planner.units import GB, GIB, MICRO, TERA
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
@@ -129,16 +129,10 @@ class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sources: dict[str, str] = {}
 
 
-class _AllocatorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    fragmentation: NotNegative = 0.0
-    context_gib: NotNegative = 0.0
-
-
 class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str
     kernels: str
     backend: str | None = None
-    allocator: _AllocatorTable = _AllocatorTable()
     sources: dict[str, str] = {}
 
 
@@ -187,7 +181,9 @@ def cluster(
 
     Any two of `gpus`, `gpus_per_node`, `nodes` give the third; one alone is filled from the preset. On a CPU a
     device is a process, so `gpus` alone puts all of them on one node, and a node's memory is divided among them.
+    The path of a file clusters/NAME.toml stands for its name, with its folder of presets searched first.
     """
+    name, folders = _by_path("clusters", name, folders)
     shape, gpu_path, default_nodes, tapers, title = _cluster_parts(name, folders)
     gpu_file = _checked(_read(gpu_path), _GpuFile, gpu_path)
     cpu = gpu_file.kind == "cpu"
@@ -216,7 +212,7 @@ def cluster(
 
 
 def runtime(name: str, *, folders: Folders = ()) -> Runtime:
-    """The runtime of that name: engine, kernels, backend and what its allocator adds."""
+    """The runtime of that name: engine, kernels and backend. What its allocator adds stands in calibrations."""
     path = _found("runtimes", name, folders)
     file = _checked(_read(path), _RuntimeFile, path)
     return Runtime(
@@ -225,7 +221,6 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
         kernels=file.kernels,
         parts=kernels(file.kernels, folders=folders),
         backend=file.backend,
-        allocator=Allocator(fragmentation=file.allocator.fragmentation, context_bytes=file.allocator.context_gib * GIB),
     )
 
 
@@ -237,7 +232,11 @@ def kernels(name: str, *, folders: Folders = ()) -> Kernels:
 
 
 def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
-    """A calibration preset as written: its reader knows what the keys mean."""
+    """A calibration preset as written: its reader knows what the keys mean. `name` may be a file's path, in any folder:
+    it names no other preset but the calibration it is based on."""
+    if name.endswith(".toml") and Path(name).absolute().parent.name != "calibrations":
+        return _read(Path(name))
+    name, folders = _by_path("calibrations", name, folders)
     return _read(_found("calibrations", name, folders))
 
 
@@ -495,6 +494,20 @@ def _search_path(folders: Folders) -> list[Path]:
         if not folder.is_dir():
             raise PlannerError(field, folder, "is not a folder", "Name a folder laid out like presets/")
     return [folder for _, folder in given] + [_packaged()]
+
+
+def _by_path(kind: str, name: str, folders: Folders) -> tuple[str, Folders]:
+    """A name that a person gave as the path of a preset's file, as the name and the folders that find that file."""
+    if not name.endswith(".toml"):
+        return name, folders
+    path = Path(name)
+    one = kind.removesuffix("s")
+    if not path.is_file():
+        raise PlannerError(one, name, "is not a file", f"Name a preset, or a file {kind}/NAME.toml")
+    if path.absolute().parent.name != kind:
+        rule = f"must stand in a folder {kind}/ beside the presets it names"
+        raise PlannerError(one, name, rule, f"Move it to {kind}/{path.name}")
+    return path.stem, (path.absolute().parents[1], *folders)
 
 
 def _find(kind: str, name: str, folders: Folders) -> Path | None:

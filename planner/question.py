@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner import presets
+from planner.calibration import Calibration, Coefficients
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory.compute import check_kernels
 from planner.presets import Folders
 from planner.rules import divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
-from planner.steptime import Coefficients
 
 ENGINE_RUNTIMES = {
     "ddp": "accelerate-ddp",
@@ -66,7 +66,6 @@ STRATEGIES = (
     Strategy("zero3", "deepspeed", 3, "all ranks"),
 )
 
-DEFAULT_CALIBRATION = "uncalibrated"
 DEFAULT_HEADROOM = 0.1
 """Share of the device's memory kept free: predictions are good to 5 %, fragmentation varies from run to run."""
 
@@ -154,7 +153,7 @@ class Question(msgspec.Struct, frozen=True):
     model: ModelSpec
     cluster: Cluster
     job: TrainingJob
-    coefficients: Coefficients
+    calibration: Calibration
     pins: Pins = Pins()
     both_methods: bool = True
     strategy: str | None = None
@@ -167,10 +166,20 @@ class Question(msgspec.Struct, frozen=True):
         return next((one for one in STRATEGIES if one.name == self.strategy), None)
 
     def runtime(self, engine: str) -> Runtime:
-        """The runtime for an engine: the pinned one, or the engine's usual one."""
-        if self.pins.runtime is not None and self.pins.runtime.engine == engine:
-            return self.pins.runtime
-        return usual_runtime(engine, tuple(map(str, self.folders)))
+        """The runtime for an engine, the pinned one or its usual one, with the allocator that the calibration knows."""
+        pinned, gpu = self.pins.runtime, self.cluster.gpu
+        asked = pinned if pinned is not None and pinned.engine == engine else None
+        runtime = asked or usual_runtime(engine, tuple(map(str, self.folders)))
+        return _calibrated(runtime, self.calibration, gpu.name, gpu.kind)
+
+    def coefficients(self, runtime: Runtime) -> Coefficients:
+        """What the calibration knows about a runtime on the question's devices."""
+        return self.calibration.of(runtime.name, self.cluster.gpu.name, self.cluster.gpu.kind)
+
+
+@lru_cache(maxsize=64)
+def _calibrated(runtime: Runtime, known: Calibration, gpu: str, kind: str) -> Runtime:
+    return msgspec.structs.replace(runtime, allocator=known.of(runtime.name, gpu, kind).allocator)
 
 
 @lru_cache(maxsize=16)
@@ -187,22 +196,6 @@ def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
         raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", f"Known: {known}")
     check_kernels(runtime.kernels, runtime.parts)
     return runtime
-
-
-@lru_cache(maxsize=16)
-def coefficients(name: str = DEFAULT_CALIBRATION, folders: tuple[str, ...] = ()) -> Coefficients:
-    """A calibration preset, every number checked."""
-    raw = presets.calibration(name, folders=folders)
-    facts = {key: value for key, value in raw.items() if key != "sources"}
-    try:
-        known = msgspec.convert({**facts, "name": name}, Coefficients)
-    except msgspec.ValidationError as error:
-        rule = f"does not follow the calibration format: {error}"
-        raise PlannerError("calibration", name, rule, f"Copy the keys of {DEFAULT_CALIBRATION}.toml") from None
-    for key in facts:
-        if getattr(known, key) <= 0:
-            raise PlannerError(f"calibration {name}: {key}", getattr(known, key), "must be above 0")
-    return known
 
 
 def case_of(question: Question, layout: Layout) -> Case:

@@ -96,7 +96,7 @@ def what_if(seen: Seen, cluster: Cluster | None = None, **changes: object) -> Wh
     case = Case(old.model, old.job, layout, cluster or old.cluster, runtime)
     if not all(rule.holds(case) for rule in engine_of(layout.engine).rules):
         return None
-    time = step_time(case, seen.question.coefficients)
+    time = step_time(case, seen.question.calibration)
     return WhatIf(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time))
 
 

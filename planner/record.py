@@ -17,6 +17,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured over its steady profiled steps.
 
     `memory_source` is "live-tensors" (CPU, or any device: bytes of tensors alive) or "cuda-allocator".
+    `allocator_peak_bytes` is CUDA's: allocated by phase and in whole "steps", "reserved", and "device" (the card's).
     `collectives` are those of one steady optimizer step; `control` those under 1 KB a call.
     """
 

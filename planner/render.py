@@ -5,16 +5,17 @@ rich is not used: importing it costs as much as a whole estimate. Not here: any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from planner.arith import Number
+from planner.calibration import Calibration
 from planner.estimate import Answer, Estimate, breakdown
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
 from planner.plan import Plan
 from planner.reasons import reasons_of
 from planner.spec import Layout, TrainingJob
-from planner.steptime import Coefficients, scalar
+from planner.steptime import coefficients, scalar
 from planner.units import GB, GIB, format_bytes, format_seconds, format_volume
 
 NOT_KNOWN = "n/a"
@@ -140,14 +141,17 @@ def row_text(one: Estimate, recommended: bool, shown: str | None = None) -> tupl
     )
 
 
-def trust_text(known: Coefficients) -> str:
-    """What times rest on, and how far they may be off."""
-    band = f"expect {known.time_low:g} to {known.time_high:g} times as long"
-    return f"Times rest on the coefficients {known.name!r}: {band}."
+def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
+    """What times rest on, and how far those shown may be off."""
+    found = [coefficients(one.case, known).bands for one in shown]
+    if not found:
+        return f"Times rest on the coefficients {known.name!r}."
+    low, high = min(one.time_low for one in found), max(one.time_high for one in found)
+    return f"Times rest on the coefficients {known.name!r}: expect {low:g} to {high:g} times as long."
 
 
 def _verdict(found: Answer) -> str:
-    trust = trust_text(found.question.coefficients)
+    trust = trust_text(found.question.calibration, found.estimates)
     if found.recommended is None and any(one.fits for one in found.estimates):
         return f"Something fits, but no backend here can launch it: nothing is recommended. {trust}"
     if found.recommended is None:

@@ -18,7 +18,7 @@ from planner.case import LAYERS, Case, StageClass
 from planner.engines import engine_of
 from planner.engines.base import held_when_filled
 from planner.inventory.walk import kept_by_layer
-from planner.memory import BATCH_BYTES_PER_TOKEN, device_bytes, memory_lines, peak_at
+from planner.memory import BATCH_BYTES_PER_TOKEN, device_bytes, memory_lines, of_same_lines, peak_at
 from planner.parallelism.schedules import in_flight as in_flight_of
 from planner.question import Question, case_of, limit_bytes
 from planner.space import Block, blocks_of
@@ -139,7 +139,7 @@ def _by_floor(question: Question, blocks: Iterable[Block]) -> list[tuple[float, 
 
 def _floor_seconds(question: Question, template: Layout) -> float:
     one = msgspec.structs.replace(template, sequence_parallel=False, virtual_stages=1, pp_schedule="1f1b")
-    seconds = whole_pass_seconds(case_of(question, one), question.coefficients)
+    seconds = whole_pass_seconds(case_of(question, one), question.calibration)
     return seconds / question.cluster.gpus
 
 
@@ -250,7 +250,7 @@ def _kept_per_token(case: Case, unit: str) -> Number:
 
 def time_bound(question: Question, layout: Layout) -> Number:
     """Seconds a sequence, which no layout of the columns goes below."""
-    time = step_time(case_of(question, layout), question.coefficients)
+    time = step_time(case_of(question, layout), question.calibration)
     step_s = time.comm_s if time.step_s is None else time.step_s
     return step_s / layout.global_batch_size
 
@@ -363,11 +363,8 @@ class _Walker:
         return Candidate(layout, seconds, size)
 
     def _lines_of(self, layout: Layout) -> list[tuple[float, float]]:
-        """`memory_lines` once for all layouts that hold the same: memory grows in a straight line with the micro-batch,
-        with accumulation only until the pipeline is filled, and replicas hold the same."""
-        full = 2 * layout.pp * layout.virtual_stages
-        accum = layout.grad_accum if layout.pp_schedule == "gpipe" else min(layout.grad_accum, full)
-        key = msgspec.structs.replace(layout, micro_batch_size=1, grad_accum=accum, dp_replicate=1)
+        """`memory_lines` once for all layouts that have the same."""
+        key = of_same_lines(layout)
         if key not in self._lines:
             self._lines[key] = memory_lines(case_of(self._question, key))
         return self._lines[key]

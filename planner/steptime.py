@@ -1,50 +1,37 @@
 """A first estimate of step time: compute, communication raw and exposed, the pipeline's bubble, the optimizer.
 
 Works on one layout, with the pipeline's schedule played out, and on columns, as a bound that no layout goes below.
-Coefficients are guesses until runs are measured (presets/calibrations). Not here: FLOP and bytes of the work (work.py),
-bytes on the wire (comm.py), or memory (memory.py).
+Not here: the coefficients (calibration.py), FLOP and bytes of the work (work.py),
+bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from planner.arith import Number, is_column, maximum, minimum, where
+from planner.calibration import Calibration, Coefficients, Compute
 from planner.case import LAYERS, UNITS, Case
-from planner.collectives import NEIGHBOURLY
-from planner.comm import Traffic, traffic
+from planner.comm import Traffic, crosses, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.engines.common import parallel_calls, updated
 from planner.formula import formula
+from planner.groups import axis_stride
 from planner.host import offload_traffic, transfer_seconds, update_seconds
+from planner.linktime import collective_seconds
 from planner.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
-from planner.spec import Tier
 from planner.units import BYTES
-from planner.work import Work, element_bytes_of, unit_work
+from planner.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Load, Work, element_bytes_of, unit_work
 
 CLIP_ACCESSES = 3
 """Reads for the norm, then read and write to scale."""
 WITHIN = ("tp", "cp", "ep")
 """Axes whose collectives stand in the way of every micro-batch's compute."""
-
-
-class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far software stays below the datasheet, and how far a measurement may stray from the prediction."""
-
-    name: str
-    matmul_efficiency: float
-    memory_efficiency: float
-    link_efficiency: float
-    time_low: float
-    time_high: float
-    memory_low: float
-    memory_high: float
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -95,46 +82,38 @@ def blended_rate(fast_share: Number, fast_flops_per_s: Number, slow_flops_per_s:
 # -- seconds -------------------------------------------------------------------------------------------------------
 
 
-@formula(unit="s", source="roofline, one coefficient for all shapes")
-def matmul_seconds(flops: Number, peak_flops_per_s: Number, efficiency: Number) -> Number:
-    """Matrix products at a fraction of the device's dense peak rate."""
-    return flops / (peak_flops_per_s * efficiency)
+@formula(
+    unit="s", source="share * size / (size + half size) of the peak rate; size: harmonic mean of m, n and k, over 3"
+)
+def matmul_seconds(
+    flops: Number, operands: Number, peak_flops_per_s: Number, share: Number, half_size: Number
+) -> Number:
+    """Matrix products at a share of the device's dense peak rate that falls with their size.
+
+    1/size = 1/m + 1/n + 1/k, so that 2 mnk / size is twice the elements of the three matrices: products of several
+    sizes add up, and the time that small ones lose is in proportion to the memory they touch.
+    """
+    return (flops + 2 * half_size * operands) / (peak_flops_per_s * share)
 
 
-@formula(unit="s", source="roofline: element-wise kernels are bound by device memory")
-def memory_seconds(moved_bytes: Number, bytes_per_s: Number, efficiency: Number) -> Number:
-    """Work that only moves bytes, at a fraction of the memory's rate."""
-    return moved_bytes / (bytes_per_s * efficiency)
+@formula(unit="s", source="roofline: kernels that do little arithmetic are bound by device memory")
+def memory_seconds(moved_bytes: Number, bytes_per_s: Number, share: Number) -> Number:
+    """Work that only moves bytes, at a share of the memory's rate."""
+    return moved_bytes / (bytes_per_s * share)
 
 
 @formula(
-    unit="s", source="alpha-beta model (Hockney 1994) on each tier; pipelined rings are as slow as their slowest tier"
+    unit="s", source="a share of the dense peak rate by the FLOP of the causal mask, without what flash recomputes"
 )
-def tier_seconds(one: Traffic, levels: Sequence[Tier], efficiency: Number) -> Number:
-    """Seconds for all calls of one kind: the slowest tier's bytes, and latency for each hop on each tier.
-
-    A send is one hop on the widest tier that its group crosses.
-    """
-    inside, sent = [*one.inside, one.ranks], [one.wire_bytes, *one.leaving]
-    chained = one.op in NEIGHBOURLY
-    first_s = levels[0].link.latency_s
-    hops_s = where(inside[0] > 1, first_s, 0.0) if chained else (inside[0] - 1) * first_s
-    slowest_s = where(inside[0] > 1, _sending_s(sent[0], levels[0], efficiency), 0.0)
-    for place in range(1, len(levels)):
-        taken_s = _sending_s(sent[place], levels[place], efficiency)
-        if place < len(one.inside):  # the last tier needs no check: a group that does not reach it leaves it no bytes
-            taken_s = where(inside[place] > inside[place - 1], taken_s, 0.0)
-        slowest_s = maximum(slowest_s, taken_s)
-        latency_s = levels[place].link.latency_s
-        if chained:
-            hops_s = where(inside[place] > inside[place - 1], latency_s, hops_s)
-        else:
-            hops_s = hops_s + (inside[place] / inside[place - 1] - 1) * latency_s
-    return slowest_s + one.count * (2 if one.op == "all_reduce" else 1) * hops_s
+def attention_seconds(flops: Number, peak_flops_per_s: Number, share: Number) -> Number:
+    """Scores and weighted values, forward or backward."""
+    return flops / (peak_flops_per_s * share)
 
 
-def _sending_s(sent_bytes: Number, tier: Tier, efficiency: Number) -> Number:
-    return sent_bytes / (tier.link.bytes_per_s_per_direction * efficiency)
+@formula(unit="s", source="definition: each operation is started by the host, one after the other")
+def starting_seconds(operations: Number, operation_s: Number) -> Number:
+    """What the host takes to start operations, whatever they do."""
+    return operations * operation_s
 
 
 @formula(
@@ -160,6 +139,12 @@ def flops_utilization(flops: Number, step_s: Number, peak_flops_per_s: Number) -
     return flops / (step_s * peak_flops_per_s)
 
 
+@formula(unit="s", source="observed in nanotron's published sweep: the more ranks wait for each other, the longer")
+def straggling_seconds(calls: Number, ranks: Number, straggle_s: Number) -> Number:
+    """What collectives inside passes wait for stragglers while sends between nodes are pending."""
+    return calls * ranks * straggle_s
+
+
 # -- one step ------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +165,7 @@ def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
     if fast is None or slow is None:
         return None
     times = case.whole_repeats
-    all_flops = sum(times[unit] * one.forward_flops for unit, one in work.items())
+    all_flops = sum(times[unit] * one.forward.flops for unit, one in work.items())
     eight_bit = sum(times[unit] * one.linear_flops for unit, one in work.items())
     return blended_rate(eight_bit / all_flops, fast, slow)
 
@@ -193,15 +178,26 @@ def _optimizer_bytes(case: Case) -> Number:
     return update_bytes(mine, element, moved_bytes(case.job.optimizer, element), clip)
 
 
-def _optimizer_seconds(case: Case, rates: _Rates, known: Coefficients) -> Number:
-    """The update's memory traffic, and the 16-bit matrix products of one that has any (Muon)."""
-    moved_s = memory_seconds(_optimizer_bytes(case), *rates.memory)
+def _optimizer_seconds(case: Case, device: _Device) -> Number:
+    """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
+    known = device.known
+    took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
+    if device.waits:
+        each = UPDATE_OPERATIONS + (CLIP_OPERATIONS if case.job.recipe.max_grad_norm else 0)
+        took_s = took_s + starting_seconds(each * _trained_tensors(case), known.operation_s)
     peaks = case.cluster.gpu.flops_per_s
     rate = peaks.get("bf16", peaks.get("fp32"))
     if case.job.optimizer.name != "muon" or rate is None:
-        return moved_s
+        return took_s
     flops = matrix_flops(case.job.optimizer, updated(case, sharded=case.layout.zero_stage >= 1))
-    return moved_s + matmul_seconds(flops, rate, known.matmul_efficiency)
+    return took_s + matmul_seconds(flops, 0.0, rate, known.matmul_share, 0.0)
+
+
+def _trained_tensors(case: Case) -> Number:
+    """Tensors that the optimizer steps through: every weight, or DeepSpeed's one flat buffer."""
+    if case.layout.engine.startswith("deepspeed"):
+        return 1
+    return sum(case.repeats(unit) * sum(one.trainable for one in case.units()[unit]) for unit in UNITS)
 
 
 def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
@@ -226,19 +222,22 @@ def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
     return shares
 
 
-class _Rates(NamedTuple):
-    """What the device could do and the share of it that is reached: FLOP/s, and bytes/s."""
+class _Device(NamedTuple):
+    """What the device could do, and how near the software comes to it. `waits` where the host itself computes."""
 
-    products: tuple[Number, Number]
-    memory: tuple[Number, Number]
+    peak_flops_per_s: Number
+    bytes_per_s: float
+    element_bytes: float
+    waits: bool
+    known: Compute
 
 
-def _rates(case: Case, work: dict[str, Work], known: Coefficients) -> _Rates | None:
+def _device(case: Case, work: dict[str, Work], known: Coefficients) -> _Device | None:
     """None where the device's rates are unknown."""
-    peak, memory_rate = matmul_rate(case, work), case.cluster.gpu.memory_bytes_per_s
-    if peak is None or memory_rate is None:
+    gpu, peak = case.cluster.gpu, matmul_rate(case, work)
+    if peak is None or gpu.memory_bytes_per_s is None:
         return None
-    return _Rates((peak, known.matmul_efficiency), (memory_rate, known.memory_efficiency))
+    return _Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute)
 
 
 class _Passes(NamedTuple):
@@ -248,27 +247,32 @@ class _Passes(NamedTuple):
     backward_s: Number
 
 
-def step_time(case: Case, known: Coefficients, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
+def coefficients(case: Case, known: Calibration) -> Coefficients:
+    """What a calibration knows about the case's runtime on its devices."""
+    return known.of(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
+
+
+def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
     """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
 
     Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
     """
-    layout = case.layout
+    known, layout = coefficients(case, calibration), case.layout
     accum = layout.grad_accum
     work = unit_work(case)
     first = case.at(next(case.stages()))
     calls = step_traffic(first) if calls is None else calls
-    levels = case.cluster.levels
-    seconds = [tier_seconds(call, levels, known.link_efficiency) for call, _ in calls]
+    seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
-    rates = _rates(case, work, known)
+    device = _device(case, work, known)
     unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
-    if rates is None:
+    if device is None:
         return unknown
-    compute = {unit: _compute(one, rates) for unit, one in work.items()}
-    waiting = _waiting(case, known)
-    both = {unit: _Passes(*(sum(pair) for pair in zip(compute[unit], waiting[unit], strict=True))) for unit in UNITS}
+    compute, both = {}, {}
+    for unit, waiting in _waiting(case, known).items():
+        compute[unit] = _passes(work[unit], device)
+        both[unit] = _passes(work[unit], device, waiting)
     own = _on_stage(first, both)
     beside = _on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
@@ -277,20 +281,20 @@ def step_time(case: Case, known: Coefficients, calls: list[tuple[Traffic, Number
     windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
     outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
     for phase in ("forward", "backward", "optimizer"):
-        exposed_s = exposed_s + _exposed(phase, outside, windows.get(phase), accum)
+        exposed_s = exposed_s + _exposed(phase, outside, windows.get(phase), accum, known.overlap.hidden_share)
     host_s = _host_seconds(first, windows)
     if host_s is None:
         return unknown
     moved_s, updated_on_host_s = host_s
     exposed_s = exposed_s + moved_s
-    optimizer_s = updated_on_host_s if layout.offload_optimizer else _optimizer_seconds(first, rates, known)
+    optimizer_s = updated_on_host_s if layout.offload_optimizer else _optimizer_seconds(first, device)
     bubble_s = pipeline_s - passes_s
     compute_s = accum * (beside.forward_s + beside.backward_s)
     step_s = compute_s + exposed_s + bubble_s + optimizer_s
     return StepTime(
         step_s=step_s,
-        low_s=step_s * known.time_low,
-        high_s=step_s * known.time_high,
+        low_s=step_s * known.bands.time_low,
+        high_s=step_s * known.bands.time_high,
         compute_s=compute_s,
         comm_s=comm_s,
         exposed_comm_s=exposed_s,
@@ -314,15 +318,19 @@ def _host_seconds(case: Case, windows: dict[str, Number]) -> tuple[Number, Numbe
     return None if updated_s is None else (waited, updated_s)
 
 
-def whole_pass_seconds(case: Case, known: Coefficients) -> float:
-    """Compute of one sequence's forward and backward through the whole model on one device that splits nothing; 0 where
-    the device's rates are unknown."""
+def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
+    """A bound below the compute of one sequence's forward and backward through the whole model on devices that share
+    it: work that larger micro-batches or other splits spare is left out. 0 where the device's rates are unknown."""
     work = unit_work(case)
-    rates = _rates(case, work, known)
-    if rates is None:
+    device = _device(case, work, coefficients(case, calibration))
+    if device is None:
         return 0.0
-    times = case.whole_repeats
-    return float(sum(times[unit] * sum(_compute(one, rates)) for unit, one in work.items()))
+    times, seconds = case.whole_repeats, 0.0
+    for unit, one in work.items():
+        for load in (one.forward, one.backward, one.again):
+            least = msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0)
+            seconds += times[unit] * float(_working_s(least, device))
+    return seconds
 
 
 def _in_passes(call: Traffic) -> bool:
@@ -333,17 +341,33 @@ def _in_passes(call: Traffic) -> bool:
 def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     """(model's, hardware's) FLOP of a step on one rank, on average over the pipeline's stages."""
     times, pp = case.whole_repeats, case.layout.pp
-    model = sum(times[unit] * (one.forward_flops + one.backward_flops) for unit, one in work.items())
-    again = sum(times[unit] * one.again_flops for unit, one in work.items())
+    model = sum(times[unit] * (one.forward.flops + one.backward.flops) for unit, one in work.items())
+    again = sum(times[unit] * one.again.flops for unit, one in work.items())
     return case.layout.grad_accum * model / pp, case.layout.grad_accum * (model + again) / pp
 
 
-def _compute(one: Work, rates: _Rates) -> _Passes:
-    flops, moved = (one.backward_flops + one.again_flops), (one.backward_bytes + one.again_bytes)
-    return _Passes(
-        matmul_seconds(one.forward_flops, *rates.products) + memory_seconds(one.forward_bytes, *rates.memory),
-        matmul_seconds(flops, *rates.products) + memory_seconds(moved, *rates.memory),
+def _passes(one: Work, device: _Device, waiting: _Passes | None = None) -> _Passes:
+    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
+
+    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
+    """
+    found: list[Number] = []
+    for place, load in enumerate((one.forward, one.backward.and_again(one.again))):
+        busy_s = _working_s(load, device) + (waiting[place] if waiting else 0.0)
+        start_s = starting_seconds(load.operations, device.known.operation_s)
+        found.append(busy_s + start_s if device.waits else maximum(busy_s, start_s))
+    return _Passes(*found)
+
+
+def _working_s(load: Load, device: _Device) -> Number:
+    """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
+    known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
+    products_s = matmul_seconds(
+        load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
+    products_s = maximum(products_s, memory_seconds(load.operands * device.element_bytes, *memory))
+    attention_s = attention_seconds(load.attention_flops, device.peak_flops_per_s, known.attention_share)
+    return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
 
 
 def _waiting(case: Case, known: Coefficients) -> dict[str, _Passes]:
@@ -351,12 +375,21 @@ def _waiting(case: Case, known: Coefficients) -> dict[str, _Passes]:
     whole, times = case.unsplit, case.whole_repeats
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
     calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
+    straggle_s = _straggle_s(case, known)
     for call in traffic(whole, calls):
-        each_s = tier_seconds(call, case.cluster.levels, known.link_efficiency) / (
-            case.layout.grad_accum * times[call.unit]
-        )
+        call_s = collective_seconds(call, case.cluster.levels, known)
+        call_s = call_s + straggling_seconds(call.count, where(call.ranks > 1, call.ranks, 0.0), straggle_s)
+        each_s = call_s / (case.layout.grad_accum * times[call.unit])
         found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
     return {unit: _Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
+
+
+def _straggle_s(case: Case, known: Coefficients) -> Number:
+    """Seconds for each rank of a group, where the pipeline's neighbours stand on different nodes."""
+    if not known.overlap.straggle_s or not case.pipelined:
+        return 0.0
+    leaves = crosses(case.layout.pp, axis_stride(case.layout, "pp"), case.cluster.gpus_per_node)
+    return where(leaves, known.overlap.straggle_s, 0.0)
 
 
 def _on_stage(case: Case, units: dict[str, _Passes]) -> _Passes:
@@ -414,13 +447,18 @@ def _send_seconds(case: Case, known: Coefficients) -> Number:
         layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
     )
     (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
-    return tier_seconds(sent, case.cluster.levels, known.link_efficiency)
+    return collective_seconds(sent, case.cluster.levels, known)
 
 
 def _exposed(
-    phase: str, calls: list[tuple[tuple[Traffic, Number], Number]], window_s: Number | None, accum: Number
+    phase: str,
+    calls: list[tuple[tuple[Traffic, Number], Number]],
+    window_s: Number | None,
+    accum: Number,
+    hidden_share: float,
 ) -> Number:
-    """Exposed communication of one phase: overlappable calls hide together beside the micro-batches they belong to."""
+    """Exposed communication of one phase: overlappable calls hide together beside the micro-batches they belong to,
+    `hidden_share` of each at most."""
     waited: Number = 0.0
     hidden_s: Number = 0.0
     unhidden_s: Number = 0.0
@@ -430,6 +468,7 @@ def _exposed(
         if not call.overlappable or window_s is None:
             waited = waited + call_s
             continue
+        waited, call_s = waited + call_s * (1 - hidden_share), call_s * hidden_share
         # What exceeds its own micro-batches' compute cannot be hidden beside others.
         beyond = maximum(call_s - window_s * share, 0.0)
         waited, hidden_s = waited + beyond, hidden_s + (call_s - beyond)

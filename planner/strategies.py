@@ -161,7 +161,7 @@ def _seconds(question: Question, layout: Layout, seen: Seen) -> float:
     key = msgspec.structs.replace(layout, micro_batch_size=1, recompute="none")
     if key not in seen:
         seen[key] = step_traffic(case_of(question, key))
-    time = step_time(case_of(question, layout), question.coefficients, seen[key])
+    time = step_time(case_of(question, layout), question.calibration, seen[key])
     step_s = time.comm_s if time.step_s is None else time.step_s
     return float(step_s) / layout.global_batch_size
 

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from planner.arith import Number
+from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.formula import formula
 from planner.question import LARGEST_BATCH, Question
 from planner.recommend import recommend
 from planner.reply import Reply, Resize, ask, summary
-from planner.steptime import scalar
+from planner.steptime import coefficients, scalar
 
 SCHEMA = "sweep/1"
 DEFAULT_WORTH = 0.5
@@ -175,7 +176,9 @@ def as_json(found: Sweep) -> bytes:
             "cluster": question.cluster.name,
             "gpu": question.cluster.gpu,
             "job": question.job,
-            "calibration": question.coefficients,
+            "calibration": as_used(
+                coefficients(point.best.case, question.calibration) for point in found.points if point.best
+            ),
             "scaling": found.scaling,
             "global_batch_size": found.global_batch_size,
             "sequences_per_gpu": found.sequences_per_gpu,

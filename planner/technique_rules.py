@@ -222,8 +222,8 @@ def pipeline_rules(
 ) -> tuple[Rule, ...]:
     """Stages get layers, chunks fit the schedule, and micro-batches the engine's own rule.
 
-    `equal_chunks`: chunks of a rank must be equal (Megatron-LM). `head_alone`: the last stage may have no layer, only
-    the head (nanotron cuts so by itself).
+    `equal_chunks`: chunks of a rank must be equal (Megatron-LM). `head_alone`: a stage behind the first may have no
+    layer, only the head or nothing (nanotron cuts so by itself).
     """
     rules = [
         Rule(
@@ -327,7 +327,8 @@ def _stage_layers_hold(case: Case, head_alone: bool) -> Any:
     return (
         (case.layout.pp == len(given))
         & (sum(given) == case.model.layers)
-        & (min(given[:-1] if head_alone else given, default=1) >= 1)
+        & (min(given, default=1) >= (0 if head_alone else 1))
+        & (given[:1] != (0,))
     )
 
 

@@ -6,9 +6,11 @@ Works on one layout and on columns. Legend: P elements, L layers, s sequence, h 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
-from planner.arith import Number, ceil_div, where
+from planner.arith import Number, ceil_div, is_column, where
 from planner.case import LAYERS, UNITS, Case
 from planner.formula import formula
 from planner.inventory import Weight
@@ -27,17 +29,55 @@ LOSS_BYTES = {"eager-fp32": 28, "native": 16, "megatron": 16, "fused-linear": 4}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
 
 
-class Work(msgspec.Struct, frozen=True):
-    """One occurrence of a unit in one micro-batch on one rank. `again_flops` and `again_bytes` are its recomputation,
-    in backward; `linear_flops` the part of the forward that a layer's linear modules have."""
+NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
+ROTARY_OPERATIONS = {"eager": 10, "fused": 2}
+GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
+CORE_OPERATIONS = {"flash": 1, "unfused": 8}
+LOSS_OPERATIONS = {"fused-linear": 1}
+EAGER_LOSS_OPERATIONS = 8
+TABLE_OPERATIONS = 12
+"""The embedding, and the rotary tables that are made once a pass."""
+RESIDUAL_OPERATIONS = 2
+BACKWARD_OPERATIONS = 1.8
+"""Of forward's: counted, as the others, with a dispatch mode over Transformers 5.23's Llama on a CPU, views left out:
+34 forward and 63 backward in fp32, 38 and 67 in bf16."""
+UPDATE_OPERATIONS = 10
+"""Of AdamW for each tensor where it goes tensor by tensor (on a CPU); on a GPU it takes many tensors at a time."""
+CLIP_OPERATIONS = 3
 
-    forward_flops: Number = 0.0
+
+class Load(msgspec.Struct, frozen=True):
+    """What one pass asks of one device.
+
+    `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
+    the products. `fixed_bytes` do not depend on the tokens: weights unpacked, gradients of a table, gradients added up.
+    """
+
+    product_flops: Number = 0.0
+    operands: Number = 0.0
+    attention_flops: Number = 0.0
+    moved_bytes: Number = 0.0
+    fixed_bytes: Number = 0.0
+    operations: Number = 0.0
+
+    @property
+    def flops(self) -> Number:
+        """All FLOP, of linear modules and of attention."""
+        return self.product_flops + self.attention_flops
+
+    def and_again(self, other: Load) -> Load:
+        """Both, one after the other."""
+        return Load(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One occurrence of a unit in one micro-batch on one rank. `again` is its recomputation, in backward."""
+
+    forward: Load = Load()
+    backward: Load = Load()
+    again: Load = Load()
     linear_flops: Number = 0.0
-    backward_flops: Number = 0.0
-    again_flops: Number = 0.0
-    forward_bytes: Number = 0.0
-    backward_bytes: Number = 0.0
-    again_bytes: Number = 0.0
+    """The part of the forward that a layer's linear modules have."""
 
 
 @formula(unit="FLOP", source="definition: a multiplication and an addition for each weight element and token")
@@ -101,6 +141,21 @@ def unpack_bytes(elements: Number, stored_bytes: Number, element_bytes: Number) 
     return elements * (stored_bytes + element_bytes)
 
 
+@formula(unit="elements", source="the three matrices of a product (m x k) @ (k x n): mk + kn + mn")
+def product_operands(rows: Number, features: Number, weight_elements: Number) -> Number:
+    """Elements that products read and write: `rows` of inputs and outputs of `features` together, and the weights.
+
+    Products of all experts that a rank has count as one of so many rows for each expert.
+    """
+    return rows * features + weight_elements
+
+
+@formula(unit="bytes", source="autograd adds a micro-batch's gradient to the earlier ones': two reads, one write")
+def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Number) -> Number:
+    """Memory traffic of a micro-batch's backward for gradients that are added up, on average over the step."""
+    return 3 * trained * element_bytes * (micro_batches - 1) / micro_batches
+
+
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
     if len(weight.shape) < 2 or weight.name == names_of(case.model.family).positions:
@@ -123,37 +178,94 @@ def unit_work(case: Case) -> dict[str, Work]:
     return {unit: _layer_work(whole, unit) if unit in LAYERS else _end_work(whole, unit) for unit in UNITS}
 
 
-def _products(case: Case, unit: str) -> tuple[Number, Number]:
-    """(trained, frozen) elements that a token is multiplied with in one occurrence of a unit."""
-    weights = case.units()[unit]
-    trained, frozen = (
-        sum(product_elements(case, weight) for weight in weights if weight.trainable is kind) + 0.0
-        for kind in (True, False)
-    )
-    return trained, frozen
+class _Products(NamedTuple):
+    """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands."""
+
+    trained: Number
+    frozen: Number
+    trained_operands: Number
+    frozen_operands: Number
+    modules: int
+
+
+def _products(case: Case, unit: str) -> _Products:
+    elements: dict[bool, Number] = {True: 0.0, False: 0.0}
+    operands: dict[bool, Number] = {True: 0.0, False: 0.0}
+    modules, tokens = 0, case.tokens
+    for weight in case.units()[unit]:
+        each = product_elements(case, weight)
+        if not is_column(each) and each == 0:
+            continue
+        rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
+        modules += 1
+        elements[weight.trainable] = elements[weight.trainable] + each
+        operands[weight.trainable] = operands[weight.trainable] + product_operands(
+            rows, sum(weight.features), weight.elements
+        )
+    return _Products(elements[True], elements[False], operands[True], operands[False], modules)
 
 
 def _layer_work(case: Case, unit: str) -> Work:
     model, tokens, layout = case.model, case.tokens, case.layout
     if not case.units()[unit]:
         return Work()
-    trained, frozen = _products(case, unit)
+    found = _products(case, unit)
     split = ceil_div(model.heads, layout.tp) / model.heads
     width = (model.qk_width + model.v_width) * split
     attention = attention_flops(tokens, model.attended(case.job.attention_span), width, 1)
-    products = matmul_flops(trained + frozen, tokens)
-    forward = products + attention
     unpacked = _unpacked_bytes(case, unit)
-    moved = _elementwise_bytes(case, unit, split)
+    forward = Load(
+        product_flops=matmul_flops(found.trained + found.frozen, tokens),
+        operands=found.trained_operands + found.frozen_operands,
+        attention_flops=attention,
+        moved_bytes=_elementwise_bytes(case, unit, split),
+        fixed_bytes=unpacked,
+        operations=found.modules + _layer_operations(case),
+    )
+    backward = _backward(case, unit, found, forward)
+    backward = msgspec.structs.replace(backward, attention_flops=2 * attention, moved_bytes=2 * forward.moved_bytes)
     again_products, again_attention, again_elementwise = recomputed_share(layout.recompute)
-    return Work(
-        forward_flops=forward,
-        backward_flops=backward_flops(trained, frozen, attention, tokens),
-        again_flops=again_products * products + again_attention * attention,
-        linear_flops=products,
-        forward_bytes=moved + unpacked,
-        backward_bytes=2 * moved + unpacked,
-        again_bytes=again_elementwise * moved + again_products * unpacked,
+    again = Load(
+        product_flops=again_products * forward.product_flops,
+        operands=again_products * forward.operands,
+        attention_flops=again_attention * attention,
+        moved_bytes=again_elementwise * forward.moved_bytes,
+        fixed_bytes=again_products * unpacked,
+        operations=max(again_products, again_elementwise) * forward.operations,
+    )
+    return Work(forward, backward, again, linear_flops=forward.product_flops)
+
+
+def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
+    """Products of the inputs' gradients and of trained weights', and what goes with the weights."""
+    tokens = case.tokens
+    added_up = accumulation_bytes(_trained(case, unit), element_bytes_of(case), case.layout.grad_accum)
+    return Load(
+        product_flops=backward_flops(found.trained, found.frozen, 0.0, tokens),
+        operands=2 * found.trained_operands + found.frozen_operands,
+        moved_bytes=forward.moved_bytes,
+        fixed_bytes=forward.fixed_bytes + added_up,
+        operations=BACKWARD_OPERATIONS * forward.operations,
+    )
+
+
+def _trained(case: Case, unit: str) -> Number:
+    """Elements of one occurrence of a unit that get gradients."""
+    return sum(weight.elements for weight in case.units()[unit] if weight.trainable) + 0.0
+
+
+def _layer_operations(case: Case) -> int:
+    """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
+    parts, model = case.runtime.parts, case.model
+    norms = model.layer_norms + (2 if model.block == "sandwich" else 0)
+    each = NORM_OPERATIONS.get(parts.norm, 1)
+    each -= 2 if each > 1 and case.job.precision == "fp32" else 0  # no casts to fp32 and back
+    return (
+        norms * each
+        + (ROTARY_OPERATIONS.get(parts.rotary, 2) if model.rotary_dim else 0)
+        + CORE_OPERATIONS.get(parts.attention, 1)
+        + GATE_OPERATIONS.get(parts.mlp, 2)
+        + RESIDUAL_OPERATIONS
     )
 
 
@@ -190,16 +302,22 @@ def _activation_width(model: ModelSpec, unit: str) -> int:
 
 
 def _end_work(case: Case, unit: str) -> Work:
+    parts, tokens, element = case.runtime.parts, case.tokens, element_bytes_of(case)
     if unit == "embed":
-        return Work()
-    parts, tokens = case.runtime.parts, case.tokens
-    trained, frozen = _products(case, unit)
-    head = matmul_flops(trained + frozen, tokens)
+        looked_up = 2 * tokens * case.model.hidden * element
+        here = Load(moved_bytes=looked_up, operations=TABLE_OPERATIONS)
+        # Backward writes zeros for the whole table before it adds the rows that were looked up.
+        table = _trained(case, unit) * element
+        back = Load(moved_bytes=looked_up, fixed_bytes=table, operations=BACKWARD_OPERATIONS)
+        return Work(here, back)
+    found = _products(case, unit)
     vocab = case.model.vocab / (case.layout.tp if parts.vocab_parallel and parts.loss_parallel else 1)
-    half = loss_bytes(vocab, tokens, element_bytes_of(case), LOSS_BYTES.get(parts.loss, 28)) / 2
-    return Work(
-        forward_flops=head,
-        backward_flops=backward_flops(trained, frozen, 0.0, tokens),
-        forward_bytes=half,
-        backward_bytes=half,
+    forward = Load(
+        product_flops=matmul_flops(found.trained + found.frozen, tokens),
+        operands=found.trained_operands + found.frozen_operands,
+        moved_bytes=loss_bytes(vocab, tokens, element, LOSS_BYTES.get(parts.loss, 28)) / 2,
+        operations=found.modules
+        + NORM_OPERATIONS.get(parts.norm, 1)
+        + LOSS_OPERATIONS.get(parts.loss, EAGER_LOSS_OPERATIONS),
     )
+    return Work(forward, _backward(case, unit, found, forward))

@@ -19,7 +19,14 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-WHOLE_PAGES = {PROJECT / "docs" / "formulas.md": "planner formulas"}
+TRUTH = " ".join(shlex.quote(str(path)) for path in sorted((PROJECT / "tests" / "truth").glob("*.jsonl")))
+PARTS = shlex.quote(str(PROJECT / "docs" / "accuracy"))
+WHOLE_PAGES = {
+    PROJECT / "docs" / "formulas.md": "planner formulas",
+    PROJECT
+    / "docs"
+    / "accuracy.md": f"planner replay {TRUTH} --page {shlex.quote(str(PROJECT / 'docs' / 'accuracy'))}",
+}
 COLUMNS = "110"
 TIMEOUT_S = 60
 

@@ -78,9 +78,11 @@ def edit(file: Path, old: str, new: str) -> None:
 
 
 def facts(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys of every value, tables opened."""
+    """Dotted keys of every value, tables opened; a calibration's entries each say where they come from themselves."""
     found: list[str] = []
     for key, value in table.items():
+        if isinstance(value, list) and all(isinstance(one, dict) and one.get("source") for one in value):
+            continue
         found += facts(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
     return found
 
@@ -440,16 +442,12 @@ def test_unknown_figures_stay_unknown(own: Path):
 def test_runtime_is_read_in_base_units_and_kernels_as_written(own: Path):
     for kind in ("runtimes", "kernels", "calibrations"):
         (own / kind).mkdir()
-    (own / "runtimes/r.toml").write_text(
-        'engine = "fsdp2"\nkernels = "k"\nbackend = "accelerate"\n'
-        "[allocator]\nfragmentation = 0.05\ncontext_gib = 0.5\n"
-    )
+    (own / "runtimes/r.toml").write_text('engine = "fsdp2"\nkernels = "k"\nbackend = "accelerate"\n')
     (own / "kernels/k.toml").write_text('norm = "fused"\n')
     (own / "calibrations/c.toml").write_text("fitted = 1.5\n")
     runtime = presets.runtime("r", folders=[own])
 
     assert (runtime.name, runtime.engine, runtime.backend) == ("r", "fsdp2", "accelerate")
-    assert (runtime.allocator.fragmentation, runtime.allocator.context_bytes) == (0.05, 2**29)
     assert presets.kernels("k", folders=[own]) == Kernels(norm="fused")
     assert presets.calibration("c", folders=[own]) == {"fitted": 1.5}
 

@@ -19,7 +19,7 @@ from planner.options import Given, question
 from planner.plan import encode_plan, write_whole
 from planner.question import GROUP_AXES, Question
 from planner.recommend import Constraints, Recommendation, recommend
-from planner.render import count_text, gib_text, layout_text, percent_text, seconds_text, table
+from planner.render import count_text, gib_text, layout_text, percent_text, seconds_text, table, trust_text
 from planner.spec import Layout, TrainingJob
 from planner.units import format_bytes, format_volume
 from tui import inputs
@@ -109,7 +109,8 @@ def plan(texts: inputs.Typed) -> Planned:
 
 def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
     """Two answers to one question as one screen."""
-    known, capacity = found.question.coefficients, found.question.cluster.gpu.memory_bytes
+    trust = trust_text(found.question.calibration, found.estimates)
+    capacity = found.question.cluster.gpu.memory_bytes
     return Screenful(
         headline=_headline(found.question),
         capacity_bytes=capacity,
@@ -123,8 +124,7 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
         recommended=best.answer.recommended,
         considered=best.considered,
         rejected=dict(sorted(best.rejected.items(), key=lambda pair: -pair[1])),
-        trust=f"times rest on the coefficients {known.name!r}: expect {known.time_low:g} to {known.time_high:g} times "
-        "as long",
+        trust=trust[0].lower() + trust[1:].rstrip("."),
     )
 
 

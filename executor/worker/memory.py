@@ -7,9 +7,8 @@ belong to which term of `planner.plan.PhaseMemory`. Not here: when phases begin 
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,16 +19,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from executor.worker import transport
 from executor.worker.traffic import FsdpUnits
 from planner.plan import PhaseMemory
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 COLLECTIVES = ("c10d", "_c10d_functional")
 STATES = ("params", "grads", "optimizer", "buckets")
-TRANSPORT_WAIT_S = 1.0
-"""Longest pause for a collective library to free its own copy."""
-HANDED_OVER_WAIT_S = 0.05
-"""The same for a collective's arguments, of which some are held for good."""
+POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
+"""Not waited for where they start: two ranks that send to each other first would wait for ever."""
 StateTensors = Callable[[], dict[str, list[Tensor]]]
 
 
@@ -153,6 +151,7 @@ class LiveTensors(TorchDispatchMode):
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             # FSDP2 and ZeRO free gathered weights this way, outside the dispatcher.
+            tracker._settle_transports()
             result = original(storage, size)
             tracker._now = ("storage.resize_", tracker._scope.path())
             tracker._look(storage, (size,))
@@ -180,14 +179,13 @@ class LiveTensors(TorchDispatchMode):
         kwargs = kwargs or {}
         self._now = (str(func), self._scope.path())
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if self._transports:
-            self._settle_transports(inputs)
-        if self._handed_over:
-            self._settle_handed_over()
+        self._settle_transports(inputs)
         for tensor in inputs:
             self._storage_of(tensor, adopted=True)
         result = func(*args, **kwargs)
         if self._recording and self.transports_hold and self.device_type == "cpu" and func.namespace in COLLECTIVES:
+            if func._opname not in POINT_TO_POINT:
+                transport.finish(result)
             self._handed_over += [weakref.ref(tensor) for tensor in inputs]
         self._note(func, inputs, result)
         return result
@@ -275,19 +273,15 @@ class LiveTensors(TorchDispatchMode):
                 storage.was_kept |= storage.bytes > 0
             self._recomputed = []
 
-    def _settle_transports(self, inputs: list[Tensor]) -> None:
-        # gloo's own thread lets go of its copy some time after the wait for it is over: how long is the scheduler's
-        # choice. Without this pause the copy counts in the next moment on a busy machine and not on an idle one.
+    def _settle_transports(self, inputs: Sequence[Tensor] = ()) -> None:
+        """Before an operation on `inputs`: let gloo end what it made itself, and let go of what it was given."""
+        if not self._transports and not self._handed_over:
+            return
         used = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout is torch.strided}
-        waited = [storage for storage in self._transports if storage.key not in used]
+        made = [storage for storage in self._transports if storage.key not in used]
         self._transports = [storage for storage in self._transports if storage.key in used]
-        _pause_while(lambda: any(storage.bytes for storage in waited), TRANSPORT_WAIT_S)
-
-    def _settle_handed_over(self) -> None:
-        # The same of the tensors that a collective was given: after the wait for it, gloo's thread holds them a moment
-        # longer than whoever gave them does. A tensor that C++ holds for good (DDP's buckets) costs the whole pause.
-        tensors, self._handed_over = self._handed_over, []
-        _pause_while(lambda: any(_held_by_others(one()) for one in tensors), HANDED_OVER_WAIT_S)
+        given, self._handed_over = self._handed_over, []
+        transport.settle(lambda: any(one.bytes for one in made) or any(_held_by_others(one()) for one in given))
 
     def _followed(self) -> list[Storage]:
         """All storages alive now, as a copy: a transport's thread may end one at any time."""
@@ -387,13 +381,6 @@ def _by_term(moment: dict[Storage, int], phase: str) -> dict[str, float]:
     for storage, size in moment.items():
         terms[storage.term(phase)] += size
     return terms
-
-
-def _pause_while(held: Callable[[], bool], seconds: float) -> None:
-    """Let other threads run while something is held, so many seconds at most."""
-    until = time.monotonic() + seconds
-    while held() and time.monotonic() < until:
-        time.sleep(0.0005)
 
 
 def _held_by_others(tensor: Tensor | None) -> bool:

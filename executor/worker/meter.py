@@ -74,6 +74,8 @@ class Meter:
         """Around one optimizer step, all its micro-batches included."""
         self._step, self._phase = index, "step"
         self._wait()
+        if index in (self._memory_step, max(self._memory_step, self._traffic_step) + 1):
+            self._note_device("steps")  # before the measured step's phases, and before the steps that are timed
         began = time.perf_counter()
         with ExitStack() as stack:
             if index > self._memory_step and self._entered:
@@ -105,6 +107,7 @@ class Meter:
         """What was measured. A run that ends before the measured steps has only what it reached."""
         if self._live is not None and self._entered:
             self._conclude()
+        self._note_device("steps")
         data, control = collectives(self._calls, self._layout)
         return Measured(
             rank=self._rank,
@@ -148,15 +151,25 @@ class Meter:
 
     @contextmanager
     def _allocator_peak(self, phase: str) -> Iterator[None]:
-        if self._device.type != "cuda":
-            yield
-            return
-        torch.cuda.reset_peak_memory_stats(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         yield
-        allocated, reserved = (
-            torch.cuda.max_memory_allocated(self._device),
-            torch.cuda.max_memory_reserved(self._device),
-        )
-        peaks = {phase: allocated, "reserved": reserved}
-        for name, peak in peaks.items():
-            self._allocator[name] = max(self._allocator.get(name, 0.0), float(peak))
+        self._note_device(phase)
+
+    def _note_device(self, name: str) -> None:
+        """Keep what the allocator had at most since the counters last started, and start them anew.
+
+        `name` is the phase, or "steps" for whole steps that nothing followed; "reserved" is what the allocator held,
+        "device" what the card shows as used by everybody: that is this rank alone only where it is alone.
+        """
+        if self._device.type != "cuda":
+            return
+        free, total = torch.cuda.mem_get_info(self._device)
+        peaks = {
+            name: torch.cuda.max_memory_allocated(self._device),
+            "reserved": torch.cuda.max_memory_reserved(self._device),
+            "device": total - free,  # now, not at most: the allocator gives nothing back of what it reserved
+        }
+        for key, peak in peaks.items():
+            self._allocator[key] = max(self._allocator.get(key, 0.0), float(peak))
+        torch.cuda.reset_peak_memory_stats(self._device)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from executor.datacheck import check_inputs
-from executor.worker import cpu
+from executor.worker import cpu, fake_world, limits
 from executor.worker.data import Order, Windows, micro_batches, open_windows, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(options)
     except PlannerError as error:
         return _fail(options.folder, error)
-    except torch.OutOfMemoryError as error:
-        rule = "out of device memory: " + str(error).splitlines()[0]
-        return _fail(
-            options.folder,
-            PlannerError("memory", None, rule, "Shard more, recompute, or lower the micro-batch", exit_code=5),
-        )
+    except (RuntimeError, MemoryError) as error:
+        if not limits.out_of_memory(error):
+            raise
+        rule = "out of device memory: " + (str(error).splitlines() or [type(error).__name__])[0]
+        refusal = PlannerError("memory", None, rule, "Shard more, recompute, or lower the micro-batch", exit_code=5)
+        return _fail(options.folder, refusal, out_of_memory=True)
     return 0
 
 
@@ -58,20 +58,27 @@ def run(options: argparse.Namespace) -> None:
     plan = read_plan(Path(folder) / "plan.json")
     check_inputs(plan)
     _choose_device(plan)
+    if options.fake_world:
+        fake_world.start(plan)
     engine = start_engine(plan, folder)
     rank, world_size = engine.world()
     check_world(plan, rank, world_size)
 
     train_windows = open_windows(plan, plan.job.recipe.data)
     meter = _meter(plan, rank, engine.device, measure=not options.no_meter)
+    if options.memory_limit is not None:
+        limits.limit_memory(engine.device, options.memory_limit)
     with meter.load():
-        engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+        if options.build_on_meta:
+            fake_world.prepare_from_meta(engine)
+        else:
+            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device))
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
 
-    data_parallel_rank = live.rank  # dp_replicate and dp_shard are the only axes these engines have
+    data_parallel_rank = live.rank // plan.layout.tp  # tensor ranks, the innermost, see the same sequences
     seed_rank(plan.job.recipe.seed, data_parallel_rank)
     reporter = Reporter(plan, folder, rank)
     try:
@@ -107,10 +114,9 @@ def _train(
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
         tokens = layout.global_batch_size * plan.job.seq_len
-        metrics = StepMetrics(
-            step=step, loss=float(loss_sum) / tokens, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds
-        )
-        if not math.isfinite(metrics.loss):
+        loss = float(loss_sum) / (tokens * layout.tp)
+        metrics = StepMetrics(step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds)
+        if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
                 "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
             )
@@ -195,11 +201,17 @@ def _finish_device_work(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _fail(folder: Path, error: PlannerError) -> int:
+def _fail(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> int:
     rank = os.environ.get("RANK", "0")
     print(f"{socket.gethostname()} rank {rank}: {error.sentence}", file=sys.stderr, flush=True)
     with suppress(PlannerError, OSError):
-        record = {"schema": "failed/1", "rank": int(rank), "exit_code": error.exit_code, "message": error.sentence}
+        record = {
+            "schema": "failed/1",
+            "rank": int(rank),
+            "exit_code": error.exit_code,
+            "message": error.sentence,
+            "out_of_memory": out_of_memory,
+        }
         write_json(folder / "failed" / f"rank-{rank}.json", record)
     return error.exit_code
 
@@ -209,6 +221,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
+    parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
+    parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")
+    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)
 
 

@@ -58,6 +58,9 @@ class Engine(Protocol):
     # filled(case) -> Held, where an engine surely holds more than `resident` at the end of the last forward before a
     # backward; asked through `held_when_filled`, columns as `resident`.
 
+    # apart(case) -> Number, where an engine makes an allocation larger than any that was freed before it: the caching
+    # allocator gives it memory of its own and keeps that. Asked through `bytes_apart`, columns as `resident`.
+
     def outside(self, case: Case) -> list[tuple[str, Held]]:
         """(phase, live bytes) at the fullest moments outside the model code: while model, engine and optimizer are
         built (load), while gradients are reduced after the walk (backward), and in the optimizer's step."""
@@ -80,3 +83,9 @@ def held_when_filled(engine: Engine, case: Case) -> Held:
     """What an engine holds at least when all activations of a stage are there."""
     filled: Callable[[Case], Held] = getattr(engine, "filled", engine.resident)
     return filled(case)
+
+
+def bytes_apart(engine: Engine, case: Case) -> Number:
+    """What the caching allocator reserves beside the peak for allocations that nothing freed before can hold, bytes."""
+    own: Callable[[Case], Number] | None = getattr(engine, "apart", None)
+    return 0.0 if own is None else own(case)

@@ -5,8 +5,8 @@ A micro-batch's backward leaves whole 16-bit gradients, which are added to an fp
 PyTorch's DDP is told to synchronise in the last backward only (parallel/pipeline_parallel/engine.py,
 _get_bwd_context) and a hook all-reduces the fp32 buffer; under ZeRO-1 there is no DDP, and the buffer is all-reduced
 whole after the last backward, unhidden (trainer.py, training_step: "too memory hungry, instead we run all_reduce").
-New weights are gathered after the step (optim/zero.py). Read in its main branch, 2025. Not here: what its modules
-keep (presets/kernels/nanotron.toml).
+New weights are gathered after the step (optim/zero.py) through copies of all of them. Read in its main branch, 2025.
+Not here: what its modules keep (presets/kernels/nanotron.toml).
 """
 
 from __future__ import annotations
@@ -86,9 +86,26 @@ def resident(case: Case) -> Held:
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more."""
+    """Weights are built in place; Adam is torch's fused one, whose step needs nothing more, but the gather after it."""
     held = resident(case)
-    return [("load", held), ("optimizer", held)]
+    return [("load", held), ("optimizer", held | {"buckets": held.get("buckets", 0.0) + gather_bytes(case)})]
+
+
+def gather_bytes(case: Case) -> Number:
+    """ZeRO-1's gather of new weights copies them twice: nanotron joins each rank's part of every weight, old ones too
+    (distributed.py, all_gather_coalesced), and NCCL's all-gather of lists joins those (newLikeFlat of
+    ProcessGroupNCCL.cpp)."""
+    own = 1 / case.layout.data_parallel
+    return apart(case) * (2 + own)
+
+
+def apart(case: Case) -> Number:
+    """The second of those copies is one allocation as large as all 16-bit weights, which nothing freed before can
+    hold."""
+    if case.layout.zero_stage == 0:
+        return 0.0
+    weights = whole_states(case, VOCABULARY_MULTIPLE)["params"]
+    return where(case.layout.data_parallel > 1, 1.0, 0.0) * weights
 
 
 def holder(case: Case) -> Holder:
@@ -140,7 +157,10 @@ def stage_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     """Layers of each stage as nanotron cuts a model that is not told (models/base.py, build_model): the head counts as
     the layers that cost as much, and a stage ends with the first block that passes its share.
 
-    Key and value heads count as many as query heads (models/llama.py, get_block_compute_costs).
+    Key and value heads count as many as query heads (models/llama.py, get_block_compute_costs). The source says that a
+    block which just meets the share does not end the stage, but peaks say it does: published runs of a 1B model, whose
+    head costs as much as four layers exactly, on 2 and 4 stages are explained by 10 and 5 layers on the first
+    (measured over predicted memory as of the 3B model, 1.31 and 1.30 against 1.31 and 1.32), not by 11 and 6.
     """
     each = (4 * model.heads * model.head_dim + 3 * model.ffn) * model.hidden
     head = model.vocab * model.hidden
@@ -148,6 +168,6 @@ def stage_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     layers, stage = [0] * stages, 0
     for index in range(model.layers):
         layers[stage] += 1
-        if (index + 1) * each > total * (stage + 1) / stages:
+        if (index + 1) * each >= total * (stage + 1) / stages:
             stage += 1
     return tuple(layers)

@@ -6,12 +6,13 @@ import msgspec
 
 
 class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory beside live tensors. Coefficients are fitted (presets/calibrations) or guessed; the preset says which.
+    """Memory beside live tensors, from a calibration (presets/calibrations), which says what is fitted or guessed.
 
-    reserved = allocated * (1 + fragmentation); device = reserved + context_bytes.
+    reserved = (live + workspace_bytes) * (1 + fragmentation); device = reserved + context_bytes.
     """
 
     fragmentation: float = 0.0
+    workspace_bytes: float = 0.0
     context_bytes: float = 0.0
 
 
@@ -37,7 +38,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engine` names a module of planner.engines, `kernels` a preset, `backend` the executor's way to launch it.
 
-    `parts` is the kernels preset by value.
+    `parts` is the kernels preset by value; `allocator` is filled by the question from its calibration.
     """
 
     name: str

@@ -40,7 +40,11 @@ def sweep_text(found: Sweep) -> str:
         smallest, largest = curve[0][0], curve[-1][0]
         ideal = [(smallest, 1.0), (largest, largest / smallest)]
         parts += ["", "speed-up over GPUs (* planned, . in proportion)", *log_plot(curve, ideal)]
-    parts += ["", verdict(found), trust_text(question.coefficients)]
+    parts += [
+        "",
+        verdict(found),
+        trust_text(question.calibration, [point.best for point in found.points if point.best]),
+    ]
     return "\n".join(parts)
 
 

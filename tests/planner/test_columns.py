@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import presets
+from planner.calibration import LinkCurve, calibration
 from planner.comm import Traffic, crosses, ranks_inside
 from planner.engines import ENGINES
 from planner.formula import known_formulas
@@ -22,7 +23,7 @@ from planner.formula_page import page
 from planner.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
 from planner.memory import memory_lines, peak_at, peak_bytes
 from planner.parallelism.zero import StateBytes
-from planner.question import STRATEGIES, Question, Strategy, case_of, coefficients
+from planner.question import STRATEGIES, Question, Strategy, case_of
 from planner.search import as_column, memory_bound
 from planner.space import Block as SpaceBlock
 from planner.space import blocks_of
@@ -50,7 +51,7 @@ FIXED: dict[str, Any] = {
     "schedule": "interleaved",
     "op": "all_reduce", "transport": "gloo", "states": StateBytes(2, 2, 4, 8), "stage": 2, "recompute": "full",
     "kernels": presets.runtime("accelerate-fsdp2").parts, "model": presets.model("tiny"),
-    "levels": LEVELS, "double": True,
+    "levels": LEVELS, "double": True, "curves": [LinkCurve(share=0.5, half_bytes=1e4, latency_s=2e-6)] * len(LEVELS),
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def test_a_formula_answers_alike_for_a_number_and_a_column(name: str):
 
 def question(precision: str, optimizer: str = "adamw", method: str = "full", nodes: int = 4) -> Question:
     job = TrainingJob(precision=precision, optimizer=Optimizer(name=optimizer), method=method, seq_len=256)
-    return Question(presets.model("tiny"), presets.cluster("dgx-h100", nodes=nodes), job, coefficients())
+    return Question(presets.model("tiny"), presets.cluster("dgx-h100", nodes=nodes), job, calibration())
 
 
 @st.composite
@@ -179,10 +180,10 @@ def test_time_answers_alike_for_a_layout_and_a_column_of_layouts(
 ):
     asked = question(precision, optimizer, method)
 
-    column = step_time(case_of(asked, columns(block)), asked.coefficients)
+    column = step_time(case_of(asked, columns(block)), asked.calibration)
 
     for place, row in enumerate(block.rows):
-        one = step_time(case_of(asked, block.layout(row)), asked.coefficients)
+        one = step_time(case_of(asked, block.layout(row)), asked.calibration)
         for name in one.__struct_fields__:
             value = np.broadcast_to(getattr(column, name), len(block.rows))[place]
             assert value == pytest.approx(getattr(one, name), rel=1e-12), name
@@ -206,7 +207,7 @@ MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite")
 def unpiped_blocks(engine: str, model: str) -> tuple[Question, list[SpaceBlock]]:
     """The parts of an engine's space that have no pipeline, whose stages columns take for equal."""
     cluster = presets.cluster("dgx-h100", nodes=4)
-    asked = Question(presets.model(model), cluster, TrainingJob(), coefficients())
+    asked = Question(presets.model(model), cluster, TrainingJob(), calibration())
     return asked, [block for block in blocks_of(asked, (engine,)) if (block.rows["pp"] == 1).all()]
 
 
@@ -222,7 +223,7 @@ def test_bounds_answer_alike_for_a_layout_and_its_row_of_the_space(engine: str, 
     bound, single = as_column(memory_bound(together), block.size)[row], float(memory_bound(alone))
     assert bound <= single * (1 + 1e-12)
     assert engine == "transformers-tp" or bound == pytest.approx(single, rel=1e-12)  # it asks whether there are shards
-    whole, one = step_time(together, asked.coefficients), step_time(alone, asked.coefficients)
+    whole, one = step_time(together, asked.calibration), step_time(alone, asked.calibration)
     for name in one.__struct_fields__:
         assert as_column(getattr(whole, name), block.size)[row] == pytest.approx(getattr(one, name), rel=1e-12), name
 

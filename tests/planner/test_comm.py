@@ -6,19 +6,21 @@ import msgspec
 import pytest
 
 from planner import presets
+from planner.calibration import LinkCurve, calibration
 from planner.collectives import all_reduce_bytes, gloo_reduce_scatter_bytes
 from planner.comm import comm_volume, leaving_bytes, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.question import Question, case_of, coefficients
+from planner.linktime import tier_seconds
+from planner.question import Question, case_of
 from planner.spec import Cluster, Layout, Link, Lora, Tier, TrainingJob
-from planner.steptime import step_time, tier_seconds
+from planner.steptime import step_time
 
 SMALL = presets.model("tiny")
 
 
 def volume(layout: Layout, gpus: int = 32, model: str = "7b", cluster: str = "dgx-h100", **job: object):
-    asked = Question(presets.model(model), presets.cluster(cluster, gpus), TrainingJob(**job), coefficients())
+    asked = Question(presets.model(model), presets.cluster(cluster, gpus), TrainingJob(**job), calibration())
     return comm_volume(case_of(asked, layout))
 
 
@@ -100,7 +102,7 @@ def test_every_collective_of_every_engine_has_a_join_key_of_its_own():
 
 
 def test_intra_and_inter_node_bytes_add_up_for_every_call():
-    asked = Question(SMALL, presets.cluster("dgx-h100", 32), TrainingJob(seq_len=256), coefficients())
+    asked = Question(SMALL, presets.cluster("dgx-h100", 32), TrainingJob(seq_len=256), calibration())
     case = case_of(asked, Layout(engine="fsdp2", dp_replicate=2, dp_shard=16, zero_stage=3))
     for call in traffic(case, engine_of("fsdp2").collectives(case)):
         inside = call.wire_bytes - call.inter_bytes
@@ -125,7 +127,7 @@ THREE = Cluster(
 
 
 def sent_by(layout: Layout, cluster: Cluster = THREE):
-    asked = Question(SMALL, cluster, TrainingJob(seq_len=256, precision="pure-bf16"), coefficients())
+    asked = Question(SMALL, cluster, TrainingJob(seq_len=256, precision="pure-bf16"), calibration())
     case = case_of(asked, layout)
     return case, traffic(case, engine_of(layout.engine).collectives(case))
 
@@ -148,14 +150,18 @@ def test_an_all_reduce_over_four_tiers_sends_a_part_over_each():
     assert {one.link for one in comm_volume(case).engine} == {"spine"}
 
 
-def test_time_over_four_tiers_is_the_slowest_and_a_hop_for_each_neighbour():
+def plain(cluster: Cluster, share: float, half_bytes: float = 0.0) -> list[LinkCurve]:
+    """Every tier at this share of its rate and at its own latency."""
+    return [LinkCurve(share=share, half_bytes=half_bytes) for _ in cluster.levels]
+
+
+def test_time_over_four_tiers_is_the_slowest_and_the_ring_steps_at_the_pace_of_the_widest():
     _, calls = sent_by(Layout(engine="ddp", dp_replicate=32))
     for call in calls:
         rates = (call.wire_bytes / 400e9, call.leaving[0] / 100e9, call.leaving[1] / 20e9, call.leaving[2] / 5e9)
-        hops = 3 * 1e-6 + 1 * 2e-6 + 1 * 5e-6 + 1 * 10e-6
-        expected = max(rates) / 0.5 + 2 * call.count * hops
+        expected = max(rates) / 0.5 + 2 * call.count * 31 * 10e-6
 
-        assert tier_seconds(call, THREE.levels, 0.5) == pytest.approx(expected)
+        assert tier_seconds(call, THREE.levels, plain(THREE, 0.5)) == pytest.approx(expected)
 
 
 def test_a_group_uses_only_the_tiers_it_crosses():
@@ -168,14 +174,14 @@ def test_a_group_uses_only_the_tiers_it_crosses():
         if call.axis == "dp_shard":
             assert call.inside == (4, 8, 8)
             assert call.leaving[1:] == (0, 0)
-            assert tier_seconds(call, THREE.levels, 1.0) == pytest.approx(
-                max(call.wire_bytes / 400e9, call.leaving[0] / 100e9) + call.count * (3e-6 + 2e-6)
+            assert tier_seconds(call, THREE.levels, plain(THREE, 1.0)) == pytest.approx(
+                max(call.wire_bytes / 400e9, call.leaving[0] / 100e9) + call.count * 7 * 2e-6
             )
         else:
             assert call.inside == (1, 1, 2)
             assert call.leaving[:2] == (call.wire_bytes, call.wire_bytes)
-            assert tier_seconds(call, THREE.levels, 1.0) == pytest.approx(
-                max(call.wire_bytes / 20e9, call.leaving[2] / 5e9) + 2 * call.count * (5e-6 + 10e-6)
+            assert tier_seconds(call, THREE.levels, plain(THREE, 1.0)) == pytest.approx(
+                max(call.wire_bytes / 20e9, call.leaving[2] / 5e9) + 2 * call.count * 3 * 10e-6
             )
 
 
@@ -187,7 +193,10 @@ def test_a_group_of_72_stays_in_the_nvlink_domain_and_one_of_144_does_not():
 
     assert {one.link for one in comm_volume(inside).engine} == {"NVLink 5"}
     assert comm_volume(inside).inter_node_bytes_per_rank == 0 < comm_volume(inside).wire_bytes_per_rank
-    assert all(tier_seconds(call, rack.levels, 1.0) < call.wire_bytes / 500e9 + call.count * 1e-3 for call in calls)
+    assert all(
+        tier_seconds(call, rack.levels, plain(rack, 1.0)) < call.wire_bytes / 500e9 + call.count * 1e-3
+        for call in calls
+    )
     assert {one.group: one.link for one in comm_volume(hybrid).engine} == {
         "dp_shard": "NVLink 5",
         "dp_replicate": "InfiniBand NDR",
@@ -219,12 +228,12 @@ def test_what_goes_to_single_peers_is_not_gathered_first():
 
 def test_a_chain_sends_everything_over_the_border_of_the_widest_tier_in_one_hop():
     """A ring of 16 in a pod of two racks: neighbours at the border hand all of it over the leaf."""
-    asked = Question(SMALL, THREE, TrainingJob(seq_len=256), coefficients())
+    asked = Question(SMALL, THREE, TrainingJob(seq_len=256), calibration())
     case = case_of(asked, Layout(engine="fsdp2", dp_replicate=2, dp_shard=16, zero_stage=3))
     (call,) = traffic(case, [Call("send", "dp_shard", "layer", "forward", 30, 6e9)])
 
     assert (call.inside, call.wire_bytes, call.leaving) == ((4, 8, 16), 6e9, (6e9, 6e9, 0))
-    assert tier_seconds(call, THREE.levels, 1.0) == pytest.approx(6e9 / 20e9 + 30 * 5e-6)
+    assert tier_seconds(call, THREE.levels, plain(THREE, 1.0)) == pytest.approx(6e9 / 20e9 + 30 * 5e-6)
 
 
 @pytest.mark.parametrize("name", ["frontier", "gb200-nvl72", "llama-3-24k"])
@@ -232,7 +241,7 @@ def test_columns_and_numbers_agree_on_any_number_of_tiers(name: str):
     import numpy as np
 
     cluster = presets.cluster(name, nodes=1152)
-    asked = Question(SMALL, cluster, TrainingJob(seq_len=256), coefficients())
+    asked = Question(SMALL, cluster, TrainingJob(seq_len=256), calibration())
     shards = [shard for shard in range(2, cluster.gpus) if cluster.gpus % shard == 0]
     replicas = [cluster.gpus // shard for shard in shards]
     template = Layout(engine="fsdp2", zero_stage=3)
@@ -240,12 +249,12 @@ def test_columns_and_numbers_agree_on_any_number_of_tiers(name: str):
         template, dp_replicate=np.array(replicas, dtype=float), dp_shard=np.array(shards, dtype=float)
     )
 
-    times = step_time(case_of(asked, column), asked.coefficients)
+    times = step_time(case_of(asked, column), asked.calibration)
 
     assert len(cluster.levels) == {"frontier": 3, "gb200-nvl72": 2, "llama-3-24k": 3}[name]
     for place, (replica, shard) in enumerate(zip(replicas, shards, strict=True)):
         one = step_time(
-            case_of(asked, msgspec.structs.replace(template, dp_replicate=replica, dp_shard=shard)), asked.coefficients
+            case_of(asked, msgspec.structs.replace(template, dp_replicate=replica, dp_shard=shard)), asked.calibration
         )
         assert times.comm_s[place] == pytest.approx(one.comm_s, rel=1e-12)
         assert times.step_s[place] == pytest.approx(one.step_s, rel=1e-12)

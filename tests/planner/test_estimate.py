@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from planner import presets
+from planner.calibration import calibration
 from planner.estimate import answer, as_json, make_plan, plan_of
 from planner.options import question
 from planner.plan import decode_plan, encode_plan
-from planner.question import Pins, Question, case_of, coefficients
+from planner.question import Pins, Question, case_of
 from planner.recommend import recommend
 from planner.spec import Layout, TrainingJob
 from planner.states import states_table
@@ -181,7 +182,7 @@ def test_a_plan_holds_the_prediction_and_reads_back_as_itself():
     plan = plan_of(one)
 
     assert decode_plan(encode_plan(plan)) == plan
-    assert plan == make_plan(one.case, coefficients())
+    assert plan == make_plan(one.case, calibration())
     assert plan.prediction.memory == one.memory.phases
     assert plan.prediction.collectives == one.comm.engine
     assert plan.prediction.step_s == one.time.step_s
@@ -211,7 +212,7 @@ def test_a_model_by_its_sizes_is_the_preset_of_those_sizes():
 
 
 def test_a_case_keeps_the_layout_it_was_asked_for():
-    asked_ = Question(presets.model("tiny"), presets.cluster("localhost", 2), TrainingJob(seq_len=64), coefficients())
+    asked_ = Question(presets.model("tiny"), presets.cluster("localhost", 2), TrainingJob(seq_len=64), calibration())
     layout = Layout(engine="ddp", dp_replicate=2)
 
     assert case_of(asked_, layout).layout is layout

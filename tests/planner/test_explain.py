@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from planner.calibration import calibration
 from planner.collectives import WIRE
 from planner.estimate import answer
 from planner.explain import as_dict, derivation, folded, origins, origins_text, tree_text
 from planner.formula import Step
 from planner.options import question
-from planner.question import coefficients
 
 
 @pytest.fixture(scope="module", params=["32", None], ids=["fsdp", "ddp"])
 def explained(request: pytest.FixtureRequest):
     given = {"dp_shard": request.param} if request.param else {"dp_replicate": "32"}
     one = answer(question({"model": "7b", "gpus": "32", **given})).estimates[0]
-    return one, derivation(one.case, coefficients())
+    return one, derivation(one.case, calibration())
 
 
 def every(step: Step) -> Iterator[Step]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planner import presets
+from planner.calibration import calibration
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError
@@ -15,7 +16,7 @@ from planner.inventory import TERMS, Compute, Moment, walk, whole_model
 from planner.inventory.forms import nf4_scale_bytes
 from planner.memory import memory_breakdown
 from planner.options import question
-from planner.question import Question, case_of, coefficients
+from planner.question import Question, case_of
 from planner.rules import check
 from planner.spec import Layout, Lora, Quantization, TrainingJob
 from planner.steptime import matmul_rate, peak_flops, step_time, throughput
@@ -32,7 +33,7 @@ SIXTEEN_BIT = 6_738_415_616 - QUANTISED
 
 
 def ask(layout: Layout, gpu: str = "dgx-h100", **job: Any) -> Case:
-    asked = Question(presets.model("7b"), presets.cluster(gpu, 8), TrainingJob(**job), coefficients())
+    asked = Question(presets.model("7b"), presets.cluster(gpu, 8), TrainingJob(**job), calibration())
     return case_of(asked, layout)
 
 
@@ -105,13 +106,12 @@ def test_one_unpacked_weight_at_a_time_lives_in_forward_and_in_backward(phase: s
 
 
 def test_unpacking_costs_time_in_both_passes_and_no_flop():
-    lora, qlora = (step_time(ask(DDP, method=method), coefficients()) for method in ("lora", "qlora"))
+    lora, qlora = (step_time(ask(DDP, method=method), calibration()) for method in ("lora", "qlora"))
 
     assert qlora.model_flops == lora.model_flops
     moved = 2 * QUANTISED * (0.5 + 1 / 64 + 4 / 64 / 256 + 2)
-    assert qlora.compute_s - lora.compute_s == pytest.approx(
-        moved / 3350e9 / coefficients().memory_efficiency, rel=1e-6
-    )
+    share = calibration().of("accelerate-ddp", "h100-sxm-80gb", "cuda").compute.memory_share
+    assert qlora.compute_s - lora.compute_s == pytest.approx(moved / 3350e9 / share, rel=1e-6)
 
 
 # -- fp16 and fp8 --------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_an_unknown_fp8_rate_predicts_no_time():
     unknown = Case(case.model, case.job, case.layout, bare, case.runtime)
 
     check(unknown, engine_of("ddp").rules)
-    assert step_time(unknown, coefficients()).step_s is None
+    assert step_time(unknown, calibration()).step_s is None
 
 
 # -- batches -------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_an_unknown_fp8_rate_predicts_no_time():
 
 def test_padding_costs_as_much_as_tokens_and_only_the_documents_are_useful():
     full, padded = ask(DDP), ask(DDP, mean_seq_len=512)
-    times = [step_time(case, coefficients()) for case in (full, padded)]
+    times = [step_time(case, calibration()) for case in (full, padded)]
     speed = throughput(padded, times[1])
 
     assert times[0].step_s == times[1].step_s
@@ -179,7 +179,7 @@ def test_padding_costs_as_much_as_tokens_and_only_the_documents_are_useful():
 
 def test_packed_documents_attend_to_themselves_and_waste_nothing():
     full, packed = ask(DDP), ask(DDP, packing="packed", mean_seq_len=512)
-    times = [step_time(case, coefficients()) for case in (full, packed)]
+    times = [step_time(case, calibration()) for case in (full, packed)]
     speed = throughput(packed, times[1])
 
     attention = 3 * 2 * 32 * 4096 * 2048 * 2048  # one sequence, forward and backward
@@ -191,8 +191,8 @@ def test_documents_as_long_as_the_sequence_change_nothing():
     for packing in ("padded", "packed"):
         case = ask(DDP, packing=packing, mean_seq_len=2048)
 
-        assert step_time(case, coefficients()) == step_time(ask(DDP), coefficients())
-        assert throughput(case, step_time(case, coefficients())).useful_tokens_per_s is not None
+        assert step_time(case, calibration()) == step_time(ask(DDP), calibration())
+        assert throughput(case, step_time(case, calibration())).useful_tokens_per_s is not None
 
 
 # -- what cannot be combined ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from planner.engines import engine_of, nanotron
 from planner.engines.base import Call, Held
 from planner.errors import PlannerError
 from planner.inventory import TERMS, walk
-from planner.memory import in_flight, memory_breakdown, moments_of
+from planner.memory import in_flight, memory_breakdown, moments_of, reserved_bytes
 from planner.rules import check
 from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
 
@@ -245,6 +245,16 @@ def test_nanotron_under_ddp_has_16_bit_buckets_too() -> None:
 
     assert engine_of("nanotron").resident(case)["buckets"] == 2 * case.total()
     assert engine_of("nanotron").resident(alone)["buckets"] == 0
+
+
+def test_nanotrons_gather_of_new_weights_copies_them_twice_and_the_second_copy_gets_memory_of_its_own() -> None:
+    split, whole = (case_of(LLAMA, "nanotron", dp_shard=8, zero_stage=stage) for stage in (1, 0))
+    weights = 2 * split.total()
+    (step,) = [held for phase, held in engine_of("nanotron").outside(split) if phase == "optimizer"]
+
+    assert step["buckets"] == pytest.approx((2 + 1 / 8) * weights)
+    for case, apart in ((split, weights), (whole, 0.0)):
+        assert reserved_bytes(case, 10e9) == pytest.approx(10e9 + apart)  # an allocator without any other loss
 
 
 def test_nanotron_cuts_llama_3_8b_into_8_stages_as_its_documentation_shows() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from planner import presets
+from planner.calibration import calibration
 from planner.case import Case
 from planner.comm import comm_volume, traffic
 from planner.engines import engine_of
@@ -15,7 +16,7 @@ from planner.host import host_terms, offload_traffic, transfer_seconds, update_s
 from planner.memory import host_bytes, in_flight, memory_breakdown, moments_of, peak_bytes
 from planner.parallelism.offload import host_state_bytes, step_traffic_bytes
 from planner.parallelism.zero import state_bytes
-from planner.question import Question, case_of, coefficients
+from planner.question import Question, case_of
 from planner.rules import check
 from planner.spec import Layout, Link, Optimizer, TrainingJob
 
@@ -26,9 +27,7 @@ STATES = {"offload_optimizer": True, "offload_params": True}
 
 def case(gpus: int = 8, model: str = "7b", cluster: str = "dgx-h100", optimizer: str = "adamw", **layout) -> Case:
     job = TrainingJob(optimizer=Optimizer(name=optimizer))
-    return case_of(
-        Question(presets.model(model), presets.cluster(cluster, gpus), job, coefficients()), Layout(**layout)
-    )
+    return case_of(Question(presets.model(model), presets.cluster(cluster, gpus), job, calibration()), Layout(**layout))
 
 
 def zero(stage: int, shards: int = 8, **layout) -> Case:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from planner import optimizers, presets
+from planner.calibration import calibration
 from planner.errors import PlannerError
 from planner.inventory import unit_weights
 from planner.optimizers import Tensor, blockwise_8bit_bytes, factored_bytes, newton_schulz_flops, state_bytes
 from planner.parallelism.zero import moment_bytes
 from planner.plan import PhaseMemory
-from planner.question import Question, case_of, coefficients
+from planner.question import Question, case_of
 from planner.rules import check
 from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
 from planner.steptime import step_time
@@ -27,7 +28,7 @@ FSDP = Layout(engine="fsdp2", dp_shard=8, zero_stage=3)
 
 
 def ask(layout: Layout, model: str = "7b", gpu: str = "dgx-h100", **job: Any):
-    asked = Question(presets.model(model), presets.cluster(gpu, 8), TrainingJob(**job), coefficients())
+    asked = Question(presets.model(model), presets.cluster(gpu, 8), TrainingJob(**job), calibration())
     return case_of(asked, layout)
 
 
@@ -95,7 +96,7 @@ def test_newton_schulz_costs_twenty_m_squared_n_and_ten_m_cubed():
 
 def test_muons_matrix_products_are_divided_by_shards_and_cost_time():
     adamw, whole, split = (
-        step_time(ask(layout, optimizer=Optimizer(name=name)), coefficients()).optimizer_s
+        step_time(ask(layout, optimizer=Optimizer(name=name)), calibration()).optimizer_s
         for layout, name in ((DDP, "adamw"), (DDP, "muon"), (FSDP, "muon"))
     )
 

@@ -321,7 +321,7 @@ def test_the_bubble_s_share_and_what_twice_the_micro_batches_make_of_it():
     found = answer(asked(gpus="64"))
     one = found.estimates[1]
     case = changed(one, dp_shard=16, pp=4, grad_accum=8)
-    time = step_time(case, found.question.coefficients)
+    time = step_time(case, found.question.calibration)
     piped = msgspec.structs.replace(one, case=case, time=time)
 
     share = time.bubble_s / (time.bubble_s + time.compute_s)
@@ -360,7 +360,7 @@ def test_accumulation_saves_memory_and_no_time():
 
     assert "all 16 sequences of a rank at once instead of 4 x 4" in text
     assert f"{format_bytes(memory_breakdown(together).device_bytes)} would be needed, more than" in text
-    assert format_seconds(step_time(together, found.question.coefficients).step_s) in text
+    assert format_seconds(step_time(together, found.question.calibration).step_s) in text
     assert "accumulation_saves_memory" not in told()
 
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import presets, search
+from planner.calibration import calibration
 from planner.case import Case
 from planner.engines import ENGINES, engine_of
 from planner.memory import memory_breakdown
-from planner.question import Pins, Question, case_of, coefficients, limit_bytes
+from planner.question import Pins, Question, case_of, limit_bytes
 from planner.rules import check
 from planner.search import all_layouts, memory_bound, rank, time_bound
 from planner.space import SPACE, Block, blocks_of
@@ -26,7 +27,7 @@ LAUNCHED = ("ddp", "fsdp2", "deepspeed")
 
 def asked(model: str = "7b", gpus: int = 32, batch: int | None = None, **pins: object) -> Question:
     cluster = presets.cluster("dgx-h100", gpus)
-    return Question(presets.model(model), cluster, TrainingJob(global_batch_size=batch), coefficients(), Pins(**pins))
+    return Question(presets.model(model), cluster, TrainingJob(global_batch_size=batch), calibration(), Pins(**pins))
 
 
 def legal(case: Case) -> bool:
@@ -42,7 +43,7 @@ def brute_force(question: Question, engines: tuple[str, ...]) -> list[tuple[floa
             continue
         size = memory_breakdown(case).device_bytes
         if size <= limit_bytes(question):
-            seconds = step_time(case, question.coefficients).step_s / layout.global_batch_size
+            seconds = step_time(case, question.calibration).step_s / layout.global_batch_size
             found.append((float(seconds), size))
     return sorted(found)
 

@@ -62,10 +62,13 @@ class TransformersTpEngine(Engine):
         made: Any = model
         self.model = made.maybe_distribute_model(made, self.config, self.meshes)
         made.tie_weights()
+        if not any(weight.is_meta for weight in made.parameters()):
+            made.to(self.device)  # what is not split and not sharded is still where it was built
         for weight in self.model.parameters():
             local = getattr(weight, "_local_tensor", None)
             if local is not None and local.untyped_storage().nbytes() > local.nbytes:
-                weight._local_tensor = local.clone()  # a slice would hold the whole weight alive
+                held: Any = weight
+                held._local_tensor = local.clone()  # a slice would hold the whole weight alive
         self.optimizer = make_optimizer(self.model)
         _one_group_a_mesh(self.optimizer)
 

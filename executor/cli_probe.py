@@ -1,0 +1,86 @@
+"""`executor probe`: measure this machine or cluster for the planner.
+
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (probe.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+import msgspec
+
+from executor import probe as probing
+from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
+from planner.truth.probe import Probe
+from planner.units import GB, TERA, format_seconds
+
+
+@click.command()
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path),
+              help="Folder for probe.json and, beside it, presets: planner takes it with --presets.")  # fmt: skip
+@click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
+@click.option("--ranks", type=int, help="Ranks of a node that work at once (default: its GPUs; two on a CPU).")
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Which devices (default: GPUs where there are any).")
+@click.option(
+    "--launcher", type=click.Choice(["local"]), default="local", show_default=True, help="How nodes are reached."
+)
+@click.option("--hosts", type=click.Choice(["auto", "loopback", "namespaces"]), default="auto", show_default=True,
+              help="How several nodes are emulated on this machine.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Few sizes, once each: shows that it works, with poor figures.")
+@click.option("--force", is_flag=True, help="Overwrite an earlier probe of that name.")
+@click.option("--json", "as_json", is_flag=True, help="probe.json on stdout.")
+def probe(
+    output: Path,
+    name: str | None,
+    ranks: int | None,
+    nodes: int,
+    kind: str | None,
+    launcher: str,
+    hosts: str,
+    quick: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Measure this machine: a cluster preset and a calibration, in under three minutes."""
+    options = probing.Options(
+        folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
+    )
+    ready = probing.prepare(options, _tell)
+    each = f"{nodes} x {ready.ranks} ranks on {ready.kind} ({ready.hosts.emulation})"
+    _tell(f"probing {each}: other work on this machine makes every figure worse")
+    written = probing.execute(ready, _tell)
+    if as_json:
+        click.echo(msgspec.json.encode(written.probe))
+    else:
+        for line in summary(written.probe):
+            click.echo(line)
+    for path in written.files:
+        _tell(f"wrote {os.path.relpath(path)}")
+    folder = shlex.quote(os.path.relpath(output))
+    total = ready.ranks * nodes
+    chosen = f"--presets {folder} --cluster {ready.name} --calibration {ready.name} --gpus {total}"
+    _tell(f"next: planner estimate --model tiny-llama {chosen}")
+    return 0
+
+
+def summary(probe: Probe) -> list[str]:
+    """The probe in a few lines: the best rates, and what they are of."""
+    best, load = reached(probe), probe.host.load
+    device = known_gpu(probe) or probe.device.name
+    busy = "" if load is None else f", load {load:.1f} on {probe.host.cores} cores when it began"
+    lines = [f"{probe.name}: {device}, {probe.ranks} ranks, in {format_seconds(probe.seconds)}{busy}"]
+    lines += [f"  matrix products  {name:5s} {rate / TERA:10.4g} TFLOP/s" for name, rate in best.flops_per_s.items()]
+    lines.append(f"  memory                 {best.memory_bytes_per_s / GB:10.4g} GB/s, reads and writes")
+    names = link_names(probe)
+    for place, rate in best.links.items():
+        what = "inside a node" if place == INSIDE else "between nodes"
+        lines.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
+    return lines
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,160 @@
+"""What compute and overlap of one runtime on one device really reach: a coordinate search over a few coefficients.
+
+Every point of the search is a real prediction of the step (planner/steptime.py), remembered, so that leaving
+measurements out costs little. Not here: link curves (links.py), or which samples belong together (fit.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from planner.calibrate.allocator import LEAST, badness
+from planner.calibrate.samples import Sample
+from planner.calibration import Calibration, ComputeEntry, OverlapEntry
+from planner.steptime import scalar, step_time
+
+ROUNDS = 6
+WORTH = 0.02
+"""A coefficient moves away from its default only if the error falls by this share: most cannot be told apart."""
+COUNTED = 48
+"""Samples of one model that a search looks at: more of the same cost time and add nothing."""
+
+
+class Speeds(NamedTuple):
+    """The coefficients that are searched; the rest stay those of the calibration underneath.
+
+    `attention_share` goes with `matmul_share`, at the ratio they have underneath: rows of whole steps cannot tell the
+    two apart.
+    """
+
+    matmul_share: float
+    attention_share: float
+    operation_s: float
+    hidden_share: float
+    straggle_s: float
+
+
+GRID: dict[str, tuple[float, ...]] = {
+    "matmul_share": tuple(round(0.1 + 0.025 * step, 3) for step in range(37)),
+    "hidden_share": (0.0, 0.25, 0.5, 0.75, 0.9, 1.0),
+    "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
+    "straggle_s": (0.0, 1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 3e-4),
+}
+"""In the order they are searched."""
+
+
+class ComputeFit(msgspec.Struct, frozen=True, kw_only=True):
+    """The speeds found (None: too few measurements, the defaults stay), of how many samples, with what median error."""
+
+    speeds: Speeds | None = None
+    n: int = 0
+    spread: float = 0.0
+
+
+class Timer:
+    """Step times under trial coefficients, each computed once. `base` gives everything that is not searched."""
+
+    def __init__(self, base: Calibration) -> None:
+        self.base = base
+        self._trials: dict[Speeds, Calibration] = {}
+        self._seconds: dict[tuple[str, Speeds], float | None] = {}
+
+    def default(self, sample: Sample) -> Speeds:
+        """What the calibration underneath says."""
+        return speeds_of(self.base, sample)
+
+    def seconds(self, sample: Sample, speeds: Speeds) -> float | None:
+        """The predicted step of a sample."""
+        key = sample.id, speeds
+        if key not in self._seconds:
+            self._seconds[key] = scalar(step_time(sample.case, self._trial(speeds)).step_s)
+        return self._seconds[key]
+
+    def _trial(self, speeds: Speeds) -> Calibration:
+        if speeds not in self._trials:
+            compute, overlap = entries(speeds, source="trial")
+            self._trials[speeds] = Calibration(
+                name="trial", based_on=self.base.name, base=self.base, compute=(compute,), overlap=(overlap,)
+            )
+        return self._trials[speeds]
+
+
+def speeds_of(known: Calibration, sample: Sample) -> Speeds:
+    """The searched coefficients as a calibration has them for a sample."""
+    found = known.of(sample.runtime, sample.gpu, sample.device_kind)
+    compute = found.compute
+    overlap = found.overlap
+    return Speeds(
+        compute.matmul_share, compute.attention_share, compute.operation_s, overlap.hidden_share, overlap.straggle_s
+    )
+
+
+def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry]:
+    """Speeds as a calibration writes them."""
+    numbers = speeds._asdict()
+    beside = {name: numbers.pop(name) for name in ("hidden_share", "straggle_s")}
+    return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | beside, OverlapEntry)
+
+
+def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
+    """Of the samples of one runtime on one device."""
+    timed = [one for one in samples if one.step_s is not None]
+    if len(timed) < LEAST:
+        return ComputeFit()
+    counted = _counted(timed)
+    best = timer.default(counted[0])
+    least = _badness(counted, timer, best)
+    for _ in range(ROUNDS):
+        before = best
+        for name, values in GRID.items():
+            trials = [_moved(best, name, value) for value in values]
+            found, place = min((_badness(counted, timer, trial), place) for place, trial in enumerate(trials))
+            if found < least * (1 - WORTH):
+                best, least = trials[place], found
+        if best == before:
+            break
+    return ComputeFit(speeds=best, n=len(timed), spread=spread(counted, timer, best))
+
+
+def _moved(speeds: Speeds, name: str, value: float) -> Speeds:
+    moved = speeds._replace(**{name: value})
+    if name == "matmul_share":
+        moved = moved._replace(attention_share=min(1.0, speeds.attention_share * value / speeds.matmul_share))
+    return moved
+
+
+def errors(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> list[float]:
+    """predicted/measured - 1 of each sample that has a prediction."""
+    pairs = [(timer.seconds(one, speeds), one.step_s) for one in samples]
+    return [predicted / measured - 1 for predicted, measured in pairs if predicted is not None and measured]
+
+
+def spread(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> float:
+    """The median of |predicted/measured - 1|."""
+    import statistics
+
+    return statistics.median(abs(error) for error in errors(samples, timer, speeds))
+
+
+def _badness(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> float:
+    """By the logarithm of the ratio, so that half and twice the time are equally wrong."""
+    import math
+
+    return badness([math.log1p(error) for error in errors(samples, timer, speeds)])
+
+
+def _counted(samples: Sequence[Sample]) -> list[Sample]:
+    """At most COUNTED of each model, the same ones every time: spread over ids by their hash."""
+    import hashlib
+
+    chosen: list[Sample] = []
+    by_model: dict[str, list[Sample]] = {}
+    for one in samples:
+        by_model.setdefault(one.model, []).append(one)
+    for members in by_model.values():
+        ordered = sorted(members, key=lambda one: hashlib.sha256(one.id.encode()).digest())
+        chosen += ordered[:COUNTED]
+    return chosen

@@ -1,0 +1,150 @@
+"""A whole calibration from samples: each runtime's allocator, each runtime's speed on each device, and what is common.
+
+Groups with too few measurements keep the defaults, and the answer says so. Not here: the single fits (allocator.py,
+compute.py, links.py), bands (bands.py), or the judgement on what was left out (holdout.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from planner.calibrate.allocator import AllocatorFit, fit_allocator
+from planner.calibrate.compute import ComputeFit, Speeds, Timer, entries, fit_compute
+from planner.calibrate.samples import Sample, distinct
+from planner.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
+
+SHARED = 3
+"""Runtimes that must agree before their median is told of runtimes that nobody measured."""
+
+
+Group = tuple[str, ...]
+"""What is judged, kept or dropped as one: ("allocator", runtime), ("speed", runtime, gpu); "shared" for a runtime."""
+FIELDS = ("fragmentation", "workspace_bytes", "context_bytes")
+
+
+class Fits:
+    """Fits of groups of samples, each done once: leaving one model out changes few of them.
+
+    `links` are entries that were fitted before, to measured collectives.
+    """
+
+    def __init__(self, timer: Timer, ground: Calibration, links: Sequence[LinkEntry] = ()) -> None:
+        self.timer, self.ground, self.links = timer, ground, tuple(links)
+        self._allocators: dict[Any, AllocatorFit] = {}
+        self._computes: dict[Any, ComputeFit] = {}
+
+    def calibration(self, samples: Sequence[Sample], name: str, dropped: frozenset[Group] = frozenset()) -> Calibration:
+        """Everything that the samples tell, but for dropped groups."""
+        compute, overlap = self._speeds(samples, dropped)
+        return Calibration(
+            name=name,
+            based_on=self.ground.name,
+            base=self.ground,
+            allocator=tuple(self._allocator(samples, dropped)),
+            compute=tuple(compute),
+            overlap=tuple(overlap),
+            links=self.links,
+        )
+
+    def _allocator(self, samples: Sequence[Sample], dropped: frozenset[Group]) -> Iterable[AllocatorEntry]:
+        found: list[tuple[str, AllocatorFit, list[Sample]]] = []
+        sized = [one for one in samples if one.memory_kind in ("reserved", "device") or one.context_bytes is not None]
+        for (runtime,), members in grouped(sized, "runtime"):
+            key = runtime, frozenset(one.id for one in members)
+            if key not in self._allocators:
+                known = self.timer.base.of(runtime, members[0].gpu, members[0].device_kind)
+                self._allocators[key] = fit_allocator(members, known.allocator)
+            if self._allocators[key].n and ("allocator", runtime) not in dropped:
+                found.append((runtime, self._allocators[key], members))
+        for field in FIELDS if ("allocator", "shared") not in dropped else ():
+            numbers = [(getattr(fit, field), fit) for _, fit, _ in found if getattr(fit, field) is not None]
+            if len(numbers) >= SHARED:
+                yield AllocatorEntry(
+                    gpu="cuda",
+                    n=sum(fit.n for _, fit in numbers),
+                    spread=_rounded(statistics.median(fit.spread for _, fit in numbers)),
+                    source=f"the median over {len(numbers)} runtimes that were fitted",
+                    **{field: statistics.median(number for number, _ in numbers)},
+                )
+        for runtime, fit, members in found:
+            yield AllocatorEntry(
+                runtime=runtime,
+                n=fit.n,
+                spread=_rounded(fit.spread),
+                source=sources_text(members),
+                **{field: getattr(fit, field) for field in FIELDS},
+            )
+
+    def _speeds(
+        self, samples: Sequence[Sample], dropped: frozenset[Group]
+    ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
+        own: dict[str, list[tuple[str, ComputeFit, list[Sample]]]] = {}
+        timed = [one for one in samples if one.step_s is not None]
+        for (runtime, gpu), members in grouped(timed, "runtime", "gpu"):
+            key = runtime, gpu, frozenset(one.id for one in members)
+            if key not in self._computes:
+                self._computes[key] = fit_compute(members, self.timer)
+            if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
+                own.setdefault(gpu, []).append((runtime, self._computes[key], members))
+        pairs = [
+            _shared(gpu, [fit for _, fit, _ in fits])
+            for gpu, fits in own.items()
+            if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
+        ]
+        for gpu, fits in own.items():
+            for runtime, fit, members in fits:
+                about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
+                assert fit.speeds is not None
+                pairs.append(entries(fit.speeds, runtime=runtime, gpu=gpu, **about))
+        return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
+
+
+def _shared(gpu: str, fits: Sequence[ComputeFit]) -> tuple[ComputeEntry, OverlapEntry]:
+    """What runtimes that nobody measured on a device are told."""
+    speeds = [fit.speeds for fit in fits if fit.speeds is not None]
+    middle = Speeds(*(statistics.median(one[place] for one in speeds) for place in range(len(Speeds._fields))))
+    about = {
+        "gpu": gpu,
+        "n": sum(fit.n for fit in fits),
+        "spread": _rounded(statistics.median(fit.spread for fit in fits)),
+        "source": f"the median over {len(fits)} fits of one runtime on one device each",
+    }
+    return entries(middle, **about)
+
+
+def grouped(samples: Sequence[Sample], *keys: str) -> list[tuple[tuple[str, ...], list[Sample]]]:
+    """Samples by the values of keys, in the order of these values."""
+    found: dict[tuple[str, ...], list[Sample]] = {}
+    for one in samples:
+        found.setdefault(tuple(str(getattr(one, key)) for key in keys), []).append(one)
+    return sorted(found.items())
+
+
+def sources_text(samples: Sequence[Sample]) -> str:
+    """Where an entry's measurements come from."""
+    sources, models = distinct(samples, "source"), distinct(samples, "model")
+    named = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
+    return f"fitted on {'; '.join(sources)} ({named})"
+
+
+def groups_of(samples: Sequence[Sample]) -> dict[Group, list[Sample]]:
+    """The samples by which each group of a calibration is judged."""
+    sized = [one for one in samples if one.memory_kind in ("reserved", "device") and one.memory_bytes is not None]
+    timed = [one for one in samples if one.step_s is not None]
+    found: dict[Group, list[Sample]] = {("allocator", runtime): each for (runtime,), each in grouped(sized, "runtime")}
+    found |= {("speed", *key): each for key, each in grouped(timed, "runtime", "gpu")}
+    return found
+
+
+def has_group(made: Calibration, group: Group) -> bool:
+    """Whether a calibration has an entry of its own for a group."""
+    what, runtime, *gpu = group
+    entries: Sequence[AllocatorEntry | ComputeEntry] = made.allocator if what == "allocator" else made.compute
+    wanted = (None if runtime == "shared" else runtime, *gpu)
+    return any((one.runtime, one.gpu)[: len(wanted)] == wanted for one in entries)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

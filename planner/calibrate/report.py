@@ -1,0 +1,270 @@
+"""The whole of `planner calibrate`: measurements in, a calibration and its errors before, after and left out.
+
+A fit that does not predict left-out measurements better than what was there before is dropped: the file holds only what
+was proven. Not here: the fits, or how the answer is printed (views/calibrate.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.calibrate import bands as banding
+from planner.calibrate import fit, holdout
+from planner.calibrate.allocator import LEAST, badness
+from planner.calibrate.compute import Timer
+from planner.calibrate.fit import Group
+from planner.calibrate.ground import PROBED, link_fits, with_probes
+from planner.calibrate.holdout import Residual
+from planner.calibrate.samples import Sample, of_rows, of_run
+from planner.calibration import Calibration, LinkEntry, as_toml
+from planner.errors import PlannerError
+from planner.truth.rows import read_rows
+
+SCHEMA = "calibrate/1"
+CLEARLY = 0.05
+"""Share by which the error on left-out measurements must fall: less may be luck."""
+WORDS = {"allocator": "memory_error", "speed": "time_error"}
+"""What a group of coefficients is judged by."""
+
+
+class Errors(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `n` measurements: median and ninth decile of |predicted/measured - 1|, and the median of it signed."""
+
+    n: int
+    median: float
+    p90: float
+    bias: float
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One group's errors in memory or time: with the calibration underneath, fitted, and left out.
+
+    `left_model` leaves out one model at a time (a fifth of the rows, where a runtime was measured with one model only),
+    `left_source` one source.
+    """
+
+    what: str
+    runtime: str
+    gpu: str
+    before: Errors
+    fitted: Errors
+    left_model: Errors
+    left_source: Errors
+
+
+class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: the calibration, errors by group, what could not be used and what kept its default, and why."""
+
+    calibration: Calibration
+    lines: tuple[Line, ...]
+    samples: int
+    collectives: int
+    unused: dict[str, int]
+    kept: tuple[str, ...]
+
+
+def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Calibrated:
+    """Fit everything that files of rows, run folders and probes tell, on top of `base`. PlannerError for what cannot be
+    read, and where nothing can be used."""
+    files, folders, probes = sorted_out(paths)
+    rows = read_rows(files)
+    ground = with_probes(base, probes)
+    links, unused, collectives = link_fits(rows)
+    gathered = of_rows(rows, ground)
+    samples = [*gathered.samples, *(of_run(folder) for folder in folders)]
+    for reason, count in gathered.unused.items():
+        unused[reason] = unused.get(reason, 0) + count
+    if not samples and not links and not probes:
+        why = max(unused, key=lambda reason: unused[reason], default="there are none")
+        fix = "tests/truth/README.md has the format of rows"
+        raise PlannerError("measurements", len(rows), f"nothing can be used: {why}", fix)
+    return of_samples(samples, ground, name, links, unused=unused, collectives=collectives)
+
+
+def of_samples(
+    samples: Sequence[Sample],
+    base: Calibration,
+    name: str,
+    links: Sequence[LinkEntry] = (),
+    *,
+    unused: dict[str, int] | None = None,
+    collectives: int = 0,
+) -> Calibrated:
+    """The fit, its judgement, and the bands that follow from what was left out."""
+    under = base
+    if links:  # steps are fitted over the curves that collectives gave
+        under = Calibration(name="links", based_on=base.name, base=base, links=tuple(links))
+    timer = Timer(under)
+    fits = fit.Fits(timer, base, links)
+    before = holdout.residuals(samples, base, Timer(base))
+    dropped: dict[Group, str] = {}
+    by_model = by_source = before
+    while True:  # what is dropped changes what left-out measurements fall back on
+        gone = frozenset(dropped)
+
+        def fitted(some: Sequence[Sample], gone: frozenset[Group] = gone) -> Calibration:
+            return fits.calibration(some, name, gone)
+
+        by_model = holdout.left_out(samples, holdout.by_model(samples), fitted, timer)
+        by_source = holdout.left_out(samples, holdout.by_source, fitted, timer)
+        unproven = _unproven(samples, before, by_model, by_source, fitted(samples), gone)
+        if not unproven:
+            break
+        dropped |= unproven
+    made = fits.calibration(samples, name, frozenset(dropped))
+    made = msgspec.structs.replace(made, bands=tuple(banding.bands(by_model)))
+    after = holdout.residuals(samples, made, timer)
+    return Calibrated(
+        calibration=made,
+        lines=tuple(_lines(samples, before, after, by_model, by_source)),
+        samples=len(samples),
+        collectives=collectives,
+        unused=unused or {},
+        kept=tuple(dropped.values()),
+    )
+
+
+# -- what is kept --------------------------------------------------------------------------------------------------
+
+
+def _unproven(
+    samples: Sequence[Sample],
+    before: Sequence[Residual],
+    by_model: Sequence[Residual],
+    by_source: Sequence[Residual],
+    made: Calibration,
+    gone: frozenset[Group],
+) -> dict[Group, str]:
+    """Groups to drop, each with the reason: too few measurements, or left-out ones not predicted better than before.
+    What runtimes share is judged first: the others fall back on it."""
+    found: dict[Group, str] = {}
+    shared: list[Group] = [("allocator", "shared"), *(("speed", "shared", gpu) for gpu in {one.gpu for one in samples})]
+    for group in shared:
+        members = [one for one in samples if group[2:] in ((), (one.gpu,))]
+        if group in gone or not fit.has_group(made, (group[0], "shared", *(group[2:] or ("cuda",)))):
+            continue
+        if worse := _worse(group[0], members, before, by_source):
+            found[group] = f"{_named(group)}: {worse} where their source was left out, keeps its default"
+    if found:
+        return found
+    for group, members in fit.groups_of(samples).items():
+        if group in gone:
+            continue
+        if not fit.has_group(made, group):
+            found[group] = f"{_named(group)}: {len(members)} measurements of {LEAST} needed, keeps its default"
+        elif worse := _worse(group[0], members, before, by_model):
+            found[group] = f"{_named(group)}: {worse} where its model was left out, keeps its default"
+    return found
+
+
+def _worse(what: str, members: Sequence[Sample], before: Sequence[Residual], left: Sequence[Residual]) -> str | None:
+    """Both errors in words, when the left-out one is not smaller."""
+    ids = {one.id for one in members}
+    old, new = (_found(residuals, ids, WORDS[what]) for residuals in (before, left))
+    if not old or not new or badness(new) < badness(old) * (1 - CLEARLY):
+        return None
+    return f"{_median(new):.1%} off against {_median(old):.1%} before"
+
+
+def _found(residuals: Sequence[Residual], ids: set[str], what: str) -> list[float]:
+    return [error for one in residuals if one.sample.id in ids and (error := getattr(one, what)) is not None]
+
+
+def _median(errors: Sequence[float]) -> float:
+    return statistics.median(abs(error) for error in errors)
+
+
+def _named(group: Group) -> str:
+    what, runtime, *gpu = group
+    whose = "runtimes without measurements" if runtime == "shared" else runtime
+    return f"{what} of {whose}" + (f" on {gpu[0]}" if gpu else "")
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
+    lines = []
+    for what in ("memory_error", "time_error"):
+        for (runtime, gpu), members in fit.grouped(samples, "runtime", "gpu"):
+            ids = {one.id for one in members}
+            each = [_found(residuals, ids, what) for residuals in sets]
+            if all(each):
+                before, fitted, left_model, left_source = map(errors_of, each)
+                lines.append(
+                    Line(
+                        what=what.removesuffix("_error"),
+                        runtime=runtime,
+                        gpu=gpu,
+                        before=before,
+                        fitted=fitted,
+                        left_model=left_model,
+                        left_source=left_source,
+                    )
+                )
+    return lines
+
+
+def errors_of(found: Sequence[float]) -> Errors:
+    """Statistics of errors predicted/measured - 1."""
+    sizes = sorted(abs(error) for error in found)
+    return Errors(
+        n=len(sizes),
+        median=statistics.median(sizes),
+        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        bias=statistics.median(found),
+    )
+
+
+# -- files in, files out -------------------------------------------------------------------------------------------
+
+
+def sorted_out(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path], list[Path]]:
+    """(row files, run folders, probes) by what each path is."""
+    rows: list[Path] = []
+    folders: list[Path] = []
+    probes: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            folders.append(path)
+        elif path.suffix == ".json":
+            probes.append(path)
+        elif path.suffix == ".jsonl":
+            rows.append(path)
+        else:
+            rule = "is neither rows (.jsonl), a run's folder nor a probe (.json)"
+            raise PlannerError("measurements", path, rule, "Give rows, folders that executor run made, or probes")
+    return rows, folders, probes
+
+
+def file_text(found: Calibrated, made_by: str) -> str:
+    """The calibration's file: what `planner.calibration` reads back, probes' entries included."""
+    head = f"# {made_by}\n# planner/calibration.py says what each key means. Units: bytes, seconds, shares.\n\n"
+    return head + as_toml(_flat(found.calibration))
+
+
+def _flat(made: Calibration) -> Calibration:
+    """With the entries of probes under it in the file itself: they have no file of their own to be based on."""
+    while made.base is not None and made.base.name.startswith(PROBED):
+        under = made.base
+        merged = {group: getattr(under, group) + getattr(made, group) for group in ("compute", "overlap", "links")}
+        made = msgspec.structs.replace(made, based_on=under.based_on, base=under.base, **merged)
+    return made
+
+
+def answer_dict(found: Calibrated) -> dict[str, Any]:
+    """The answer of --json."""
+    return {
+        "schema": SCHEMA,
+        "calibration": msgspec.to_builtins(msgspec.structs.replace(_flat(found.calibration), base=None)),
+        "measurements": found.samples,
+        "collectives": found.collectives,
+        "unused": found.unused,
+        "kept_defaults": list(found.kept),
+        "errors": msgspec.to_builtins(found.lines),
+    }

@@ -1,0 +1,58 @@
+"""The command that turns measurements into a calibration: calibrate.
+
+Loaded when it is called. Parses, calls one function, prints. Not here: any figure (calibrate/) or table
+(views/calibrate.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from planner.calibration import UNCALIBRATED
+from planner.cli import JSON_OPTION, may_write
+
+
+@click.command()
+@click.argument("measurements", metavar="MEASUREMENTS...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="FILE", help="Write the calibration: planner estimate --calibration FILE.toml.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--based-on", metavar="NAME", default=UNCALIBRATED, show_default=True, help="Where nothing is fitted.")
+@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@click.option("--page", metavar="COMMAND", hidden=True, help="Print docs/accuracy/fitted.md; COMMAND stands in it.")
+@JSON_OPTION
+def calibrate(
+    measurements: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    based_on: str,
+    folders: tuple[str, ...],
+    page: str | None,
+    as_json: bool,
+) -> int:
+    """Fit coefficients to measured rows (.jsonl), run folders and probes (.json), and show how well they predict what
+    they were not fitted on."""
+    import msgspec
+
+    from planner import calibration as calibrations
+    from planner.calibrate import report
+    from planner.plan import write_whole
+    from planner.views import calibrate as view
+
+    if output is not None and not output.endswith(".toml"):
+        from planner.errors import PlannerError
+
+        raise PlannerError("output", output, "must end in .toml", f"Use -o {Path(output).stem}.toml")
+    may_write(output, force)
+    name = Path(output).stem if output else "calibration"
+    base = calibrations.calibration(based_on, folders)
+    found = report.calibrate(measurements, base, name)
+    if output is not None:
+        write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
+        click.echo(f"wrote {output}", err=True)
+    if page is not None:
+        click.echo(view.page(found, page), nl=False)
+    else:
+        click.echo(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found))
+    return 0

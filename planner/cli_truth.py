@@ -1,0 +1,55 @@
+"""The command that holds predictions against measurements: replay.
+
+Loaded when it is called. Parses, calls one function, prints. Not here: any figure (truth/) or table (views/replay.py).
+"""
+
+from __future__ import annotations
+
+import click
+
+from planner.calibration import DEFAULT
+from planner.cli import JSON_OPTION, may_write
+
+
+@click.command()
+@click.argument("files", metavar="ROWS...", nargs=-1, required=True)
+@click.option("--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients to predict with.")
+@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--page", metavar="DIR", hidden=True, help="Print docs/accuracy.md, hand-written parts from DIR.")
+@JSON_OPTION
+def replay(
+    files: tuple[str, ...],
+    calibration: str,
+    folders: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    page: str | None,
+    as_json: bool,
+) -> int:
+    """Measured rows (JSON Lines) against predictions: errors of memory and time, the order of layouts, what fits."""
+    from planner import calibration as calibrations
+    from planner.truth.predict import replay as replayed
+    from planner.truth.rows import read_rows
+    from planner.truth.score import summary
+    from planner.views import replay as view
+
+    may_write(output, force)
+    rows = replayed(read_rows(files), calibrations.calibration(calibration, folders))
+    found = summary(rows)
+    if output is not None:
+        import msgspec
+
+        from planner.plan import write_whole
+
+        lines = [msgspec.json.encode(view.row_dict(one)) for one in rows]
+        write_whole(output, b"\n".join([*lines, b""]))
+        click.echo(f"wrote {output}", err=True)
+    if page is not None:
+        from planner.truth.page import page as accuracy_page
+
+        click.echo(accuracy_page(found, calibration, page), nl=False)
+    else:
+        click.echo(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
+    return 0

@@ -1,0 +1,336 @@
+"""A measured row as a question the planner can answer: Row -> Case, with everything that had to be assumed.
+
+A fact that decides the answer is never filled in silently: what the source leaves open becomes an assumption of the
+row, which the score counts, or the reason why the row cannot be predicted. Not here: what the sources' words mean
+(sources.py), model and machines (models.py, machines.py), or any figure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from planner import presets
+from planner.case import Case
+from planner.engines import engine_of, nanotron
+from planner.errors import PlannerError
+from planner.inventory import default_lora, lora_targets
+from planner.rules import check
+from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
+from planner.truth import sources
+from planner.truth.machines import cluster_of
+from planner.truth.models import model_of, stated_seq_len
+from planner.truth.notes import CannotPredict as CannotPredict  # others ask for it here
+from planner.truth.notes import Notes
+from planner.truth.rows import Row
+from planner.truth.sources import RowRuntime
+
+
+class RowCase(msgspec.Struct, frozen=True):
+    """The question a row asks, and what was assumed where its source is silent."""
+
+    case: Case
+    assumptions: tuple[str, ...]
+
+
+def case_of(row: Row) -> Case:
+    """The row's case (CannotPredict with the reason)."""
+    return row_case(row).case
+
+
+def row_case(row: Row) -> RowCase:
+    """The row's case with its assumptions (CannotPredict with the reason)."""
+    if row.method == "collective":
+        raise CannotPredict("a collective's bandwidth, not a training step")
+    if row.method not in ("full", "pretrain", "lora", "qlora"):
+        raise CannotPredict(f"method {row.method} is not modelled")
+    notes = Notes()
+    runtime_facts = _row_runtime(row)
+    if runtime_facts is not None:
+        notes.add(runtime_facts.guess)
+    notes.add(_quirk(row).note)
+    for pattern, why in _quirk(row).refuse:
+        if re.search(pattern, _said(row)):
+            raise CannotPredict(why)
+    stage, shards = _sharding(row, notes)
+    runtime = _runtime(row, runtime_facts, stage)
+    model = model_of(row, notes)
+    cluster = cluster_of(row, notes)
+    job = _job(row, model, runtime_facts, notes)
+    layout = _layout(row, model, runtime, stage, shards, notes)
+    if runtime_facts is not None and runtime_facts.switches:
+        layout = msgspec.structs.replace(layout, **runtime_facts.switches | row.layout.switches)
+    case = Case(model, job, layout, cluster, runtime)
+    try:
+        check(case, engine_of(layout.engine).rules)
+    except PlannerError as error:
+        raise CannotPredict(f"refused by a rule: {error.rule}") from None
+    return RowCase(case, tuple(notes.made))
+
+
+def memory_kind(row: Row) -> str | None:
+    """Which prediction the row's peak is held against: allocated, reserved or device; None if nothing was measured."""
+    measured = row.measured
+    if measured.peak_memory_gib is None:
+        return None
+    return sources.MEMORY_KINDS.get(measured.memory_kind or "") or _quirk(row).memory or "reserved"
+
+
+# -- whose code ----------------------------------------------------------------------------------------------------
+
+
+def _row_runtime(row: Row) -> RowRuntime | None:
+    """The table's entry; None for a runtime preset's own name."""
+    if (own := _quirk(row).runtime) is not None:
+        return own
+    if row.runtime is None:
+        raise CannotPredict("runtime not stated")
+    if row.runtime in sources.RUNTIMES:
+        return sources.RUNTIMES[row.runtime]
+    if row.runtime in presets.names("runtimes"):
+        return None
+    raise CannotPredict(f"runtime {row.runtime} is unknown here")
+
+
+def _quirk(row: Row) -> sources.Quirk:
+    return sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
+
+
+def _said(row: Row) -> str:
+    """What a row says of itself in words: the title of its table, and its notes."""
+    return f"{row.source.path_or_table or ''} {row.notes or ''}"
+
+
+_RUNTIMES: dict[tuple[Any, ...], Runtime] = {}
+"""Equal runtimes are one value: walks are cached by it."""
+
+
+def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
+    name = row.runtime or ""
+    if facts is None:
+        return presets.runtime(name)
+    old = facts.own and any(word in (row.source.path_or_table or "") for word in sources.OLD_MEGATRON)
+    kernels = "megatron" if old else facts.kernels
+    parts = facts.parts | (facts.compiled if row.layout.compile else {})
+    for pattern, more in _quirk(row).parts:
+        parts = parts | (more if re.search(pattern, _said(row)) else {})
+    key = (name, id(facts), stage, kernels, *sorted(parts.items()))
+    if key not in _RUNTIMES:
+        _RUNTIMES[key] = _made_runtime(name, facts, stage, kernels, parts)
+    return _RUNTIMES[key]
+
+
+def _made_runtime(name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any]) -> Runtime:
+    preset = facts.presets.get(stage, facts.presets.get("*"))
+    if preset is None:
+        raise CannotPredict(f"runtime {name} with {stage} is not modelled")
+    base = presets.runtime(preset)
+    whole = presets.kernels(kernels) if kernels else base.parts
+    return msgspec.structs.replace(
+        base,
+        name=base.name if facts.own else name,
+        kernels=kernels or base.kernels,
+        parts=msgspec.structs.replace(whole, **parts),
+        backend=base.backend if facts.own else None,
+    )
+
+
+# -- the job ------------------------------------------------------------------------------------------------------
+
+
+def _job(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
+    layout = row.layout
+    seq_len = stated_seq_len(row)
+    if seq_len is None:
+        raise CannotPredict("sequence length not stated")
+    method = "full" if row.method == "pretrain" else row.method
+    quantized = layout.quant is not None and layout.quant != "none"
+    if quantized and str(layout.quant) not in sources.QUANTS:
+        raise CannotPredict(f"quantisation {layout.quant} is not modelled")
+    if quantized and method == "lora":
+        method = "qlora"
+    if method == "qlora" and not quantized:
+        notes.add("quantisation not stated: nf4")
+    double = sources.QUANTS.get(str(layout.quant), True)
+    return TrainingJob(
+        method=method,  # type: ignore[arg-type]  # one of full, lora, qlora
+        lora=_lora(row, model, facts, notes) if method != "full" else None,
+        quantization=Quantization(double=double, storage="bf16") if method == "qlora" else None,
+        precision=_precision(row, facts, notes),  # type: ignore[arg-type]  # one of the table's
+        optimizer=_optimizer(row, notes),
+        seq_len=seq_len,
+    )
+
+
+def _lora(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> Lora:
+    stated = row.lora
+    if stated is None or stated.rank is None:
+        raise CannotPredict("rank of the adapters not stated")
+    words = (stated.targets or "").lower()
+    targets = sources.TARGETS.get(words)
+    if targets is None and re.fullmatch(r"[a-z_]+_proj(,[a-z_]+_proj)*", words):
+        targets = words
+    if targets is None:
+        raise CannotPredict(
+            f"adapted modules are not modelled: {stated.targets}" if words else "adapted modules not stated"
+        )
+    if words.endswith("?"):
+        notes.add(f"adapted modules not stated: {targets}")
+    upcast = facts.upcasts_adapters if facts is not None else True
+    names, legal = tuple(targets.split(",")), lora_targets(model)
+    if set(names) == {"q_proj", "v_proj"} and not set(names) <= set(legal):
+        names = default_lora(model).targets  # one matrix holds both: about as many elements at the same rank
+        notes.add(f"adapters on q and v: on {', '.join(names)}")
+    if unknown := sorted(set(names) - set(legal)):
+        raise CannotPredict(f"adapted modules that {model.name} does not have: {', '.join(unknown)}")
+    return Lora(rank=stated.rank, alpha=stated.alpha or 2 * stated.rank, targets=names, upcast_adapters=upcast)
+
+
+def _precision(row: Row, facts: RowRuntime | None, notes: Notes) -> str:
+    stated = row.layout.precision
+    if stated is None:
+        notes.add("precision not stated: bf16")
+        return "bf16"
+    if facts is not None and stated in facts.uncast:
+        return "pure-bf16"
+    if (known := sources.PRECISIONS.get(stated.lower())) is None:
+        raise CannotPredict(f"precision {stated} is not modelled")
+    return known
+
+
+def _optimizer(row: Row, notes: Notes) -> Optimizer:
+    stated = row.layout.optimizer
+    if stated is None:
+        notes.add("optimizer not stated: adamw")
+        return Optimizer()
+    if (name := sources.OPTIMIZERS.get(stated.lower())) is None:
+        raise CannotPredict(f"optimizer {stated} is not modelled")
+    return Optimizer(name=name)  # type: ignore[arg-type]  # one of the table's
+
+
+# -- how it was split ----------------------------------------------------------------------------------------------
+
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3, "hsdp": 3}
+
+
+def _sharding(row: Row, notes: Notes) -> tuple[str, int | None]:
+    """(word of STAGES, ranks of one group of shards where the source says)."""
+    stated = row.layout.zero_or_fsdp
+    if stated is None:
+        if row.layout.optimizer == "adam (distributed)":
+            return "zero1", None
+        if row.runtime != "megatron" or row.method != "pretrain" or "Galvatron" in row.source.repo_or_paper:
+            raise CannotPredict("sharding not stated")
+        notes.add("sharding not stated: none")
+        return "ddp", None
+    words = stated.lower()
+    if found := re.fullmatch(r"zero1 \(subgroup ([0-9]+)\)", words):
+        return "zero1", int(found[1])
+    words = words.removesuffix(" (all dp)")
+    if words.endswith("?"):
+        words = words.removesuffix("?")
+        notes.add(f"sharding not stated: {words}")
+    if words not in STAGES:
+        raise CannotPredict(f"sharding {stated} is not modelled")
+    return words, None
+
+
+def _layout(row: Row, model: ModelSpec, runtime: Runtime, stage: str, shards: int | None, notes: Notes) -> Layout:
+    stated = row.layout
+    filled: dict[str, Any] = {}
+    for pattern, guesses in _quirk(row).layout:
+        filled |= guesses if re.search(pattern, _said(row)) else {}
+    tp, pp, cp = (getattr(stated, axis) or 1 for axis in ("tp", "pp", "cp"))
+    if stated.tp is None or stated.pp is None:
+        raise CannotPredict("tensor or pipeline parallelism not stated")
+    gpus = row.hardware.gpus or 1
+    dp = stated.dp or gpus // (tp * pp * cp)
+    if dp * tp * pp * cp != gpus:
+        raise CannotPredict(f"dp x tp x pp x cp = {dp * tp * pp * cp} is not the {gpus} GPUs")
+    micro, accum = _batches(row, dp, filled, notes)
+    engine = runtime.engine
+    values: dict[str, Any] = {
+        "engine": engine, "tp": tp, "pp": pp, "cp": cp, "ep": stated.ep or 1,
+        "zero_stage": STAGES[stage], "micro_batch_size": micro, "grad_accum": accum,
+        "recompute": _recompute(row, filled, notes),
+    }  # fmt: skip
+    values |= _data_parallel(row, dp, engine, stage, shards, notes)
+    values |= _pipeline(stated.vp, pp, model, engine)
+    if tp > 1:
+        split = stated.sequence_parallel
+        if split is None:
+            split = runtime.parts.attention != "unfused"
+            notes.add(f"sequence parallelism not stated: {'on' if split else 'off'}")
+        values["sequence_parallel"] = split
+    if stated.offload is not None:
+        if stated.offload not in sources.OFFLOADS:
+            raise CannotPredict(f"offload {stated.offload} is not modelled")
+        values |= sources.OFFLOADS[stated.offload]
+    values |= stated.switches
+    try:
+        return msgspec.convert(values, Layout)
+    except msgspec.ValidationError as error:
+        raise CannotPredict(f"layout.switches: {error}") from None
+
+
+def _batches(row: Row, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[int, int]:
+    stated = row.layout
+    micro, accum, batch = stated.micro_batch, stated.grad_accum, stated.global_batch
+    accum = accum or (filled.get("grad_accum") if batch is None or micro is None else None)
+    if micro is None and batch is not None and accum is not None and batch % (dp * accum) == 0:
+        micro = batch // (dp * accum)
+    if micro is None:
+        raise CannotPredict("micro-batch not stated")
+    if accum is None and batch is not None and batch % (dp * micro) == 0:
+        accum = batch // (dp * micro)
+    if accum is None:
+        if batch is not None:
+            raise CannotPredict(f"a batch of {batch} is no multiple of {dp} ranks x micro-batch {micro}")
+        notes.add("accumulation not stated: 1")
+        accum = 1
+    if batch is not None and batch != dp * micro * accum:
+        notes.add("global batch is not dp x micro-batch x accumulation: the parts count")
+    return micro, accum
+
+
+def _data_parallel(row: Row, dp: int, engine: str, stage: str, shards: int | None, notes: Notes) -> dict[str, int]:
+    """dp_replicate and dp_shard: who holds the same states."""
+    if engine == "ddp":
+        return {"dp_replicate": dp, "dp_shard": 1}
+    if shards is not None and dp % shards == 0:
+        return {"dp_replicate": dp // shards, "dp_shard": shards}
+    if stage == "hsdp":
+        per_node = min(row.hardware.gpus_per_node or 8, dp)
+        notes.add("HSDP: shards within a node")
+        return {"dp_replicate": dp // per_node, "dp_shard": per_node}
+    return {"dp_replicate": 1, "dp_shard": dp}
+
+
+def _pipeline(virtual: int | None, pp: int, model: ModelSpec, engine: str) -> dict[str, Any]:
+    if pp == 1:
+        return {}
+    values: dict[str, Any] = {}
+    if virtual is not None and virtual > 1:
+        values |= {"virtual_stages": virtual, "pp_schedule": "interleaved"}
+    if engine == "nanotron":
+        values["stage_layers"] = nanotron.stage_layers(model, pp)
+    if engine == "torchtitan":
+        values["reshard_after_forward"] = False
+    return values
+
+
+def _recompute(row: Row, filled: dict[str, Any], notes: Notes) -> str:
+    stated = row.layout.recompute
+    if stated is None:
+        guess = str(filled.get("recompute", "none"))
+        notes.add(f"recompute not stated: {guess}")
+        return guess
+    if stated in sources.RECOMPUTE:
+        return sources.RECOMPUTE[stated]
+    if stated == "selective" and row.runtime == "megatron":
+        return "attention"
+    if stated == "selective" and "selective op" in (row.notes or ""):
+        return "sac:matmul"
+    raise CannotPredict(f"recompute {stated} is not modelled: whole layers, attention or all but products' results are")

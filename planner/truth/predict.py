@@ -1,0 +1,137 @@
+"""What the planner says of a measured row: peak memory by kind, step time, tokens/s, whether it fits.
+
+Rows that hold the same memory share their walk, so thousands take seconds. Not here: what a row means (cases.py), how
+far off a prediction is (score.py), or what the terms of a peak are (memory.py: asked only of rows that are shown).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planner.calibration import Calibration
+from planner.case import Case
+from planner.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
+from planner.plan import PhaseMemory
+from planner.spec import Layout
+from planner.steptime import scalar, step_time, throughput
+from planner.truth.cases import CannotPredict, RowCase, memory_kind, row_case
+from planner.truth.collective import bus_bandwidth_gbps
+from planner.truth.rows import Row
+from planner.units import GIB
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One row's prediction; None is unknown. `peak_memory_gib` is of the kind that the row measured (`memory_kind`),
+    `fits` compares device memory with the card's, and says nothing where the card is unknown."""
+
+    allocated_gib: float | None = None
+    reserved_gib: float | None = None
+    device_gib: float | None = None
+    peak_memory_gib: float | None = None
+    memory_kind: str | None = None
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    fits: bool | None = None
+    busbw_gbps: float | None = None
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A row with its prediction, or with the reason why there is none (`skipped`)."""
+
+    row: Row
+    predicted: Figures
+    skipped: str | None = None
+    assumptions: tuple[str, ...] = ()
+    case: Case | None = None
+
+    @property
+    def measured_step_s(self) -> float | None:
+        """Seconds of a step as measured, from tokens/s where only those were published."""
+        return measured_step_s(self.row, self.case)
+
+
+Walks = dict[tuple[object, ...], list[tuple[float, float]]]
+"""Memory lines by what they depend on."""
+
+
+def replay(rows: Iterable[Row], calibration: Calibration) -> list[Replayed]:
+    """Every row, in order."""
+    walks: Walks = {}
+    return [_replayed(row, calibration, walks) for row in rows]
+
+
+def _replayed(row: Row, calibration: Calibration, walks: Walks) -> Replayed:
+    if row.method == "collective":
+        try:
+            return Replayed(row, Figures(busbw_gbps=bus_bandwidth_gbps(row, calibration)))
+        except CannotPredict as error:
+            return Replayed(row, Figures(), str(error))
+    if not measures_anything(row):
+        return Replayed(row, Figures(), "nothing was measured")
+    try:
+        asked = calibrated(row_case(row), calibration)
+    except CannotPredict as error:
+        return Replayed(row, Figures(), str(error))
+    return Replayed(row, _figures(row, asked.case, calibration, walks), None, asked.assumptions, asked.case)
+
+
+def measures_anything(row: Row) -> bool:
+    """Whether there is a figure, or a failure, to hold a prediction against."""
+    one = row.measured
+    figures = (one.peak_memory_gib, one.reserved_gib, one.device_gib, one.tokens_per_s_per_gpu, one.step_time_s)
+    return row.failed or any(figure is not None for figure in figures)
+
+
+def calibrated(asked: RowCase, calibration: Calibration) -> RowCase:
+    """The question with the allocator that the calibration knows for its runtime and device."""
+    case, gpu = asked.case, asked.case.cluster.gpu
+    allocator = calibration.of(case.runtime.name, gpu.name, gpu.kind).allocator
+    runtime = msgspec.structs.replace(case.runtime, allocator=allocator)
+    return msgspec.structs.replace(asked, case=msgspec.structs.replace(case, runtime=runtime))
+
+
+def _figures(row: Row, case: Case, calibration: Calibration, walks: Walks) -> Figures:
+    gpu = case.cluster.gpu
+    allocated = _allocated(case, walks)
+    reserved, device = float(reserved_bytes(case, allocated)), float(device_bytes(case, allocated))
+    time = step_time(case, calibration)
+    speed = throughput(case, time)
+    kind = memory_kind(row)
+    by_kind = {"allocated": allocated, "reserved": reserved, "device": device}
+    return Figures(
+        allocated_gib=allocated / GIB,
+        reserved_gib=reserved / GIB,
+        device_gib=device / GIB,
+        peak_memory_gib=None if kind is None else by_kind[kind] / GIB,
+        memory_kind=kind,
+        step_time_s=scalar(time.step_s),
+        tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
+        fits=None if gpu.memory_bytes is None else device <= gpu.memory_bytes,
+    )
+
+
+def _allocated(case: Case, walks: Walks) -> float:
+    """Live bytes at the peak; layouts with equal memory lines are walked once."""
+    layout: Layout = of_same_lines(case.layout)
+    key = (case.model, case.job, layout, case.runtime)
+    if key not in walks:
+        walks[key] = memory_lines(msgspec.structs.replace(case, layout=layout))
+    return peak_at(walks[key], case.layout.micro_batch_size)
+
+
+def terms_of(one: Replayed) -> PhaseMemory | None:
+    """The fullest phase with its terms in bytes, of one row that is shown."""
+    return None if one.case is None else memory_breakdown(one.case).peak
+
+
+def measured_step_s(row: Row, case: Case | None) -> float | None:
+    """Seconds of an optimizer step: as measured, or from tokens/s and the batch that was predicted."""
+    measured = row.measured
+    if measured.step_time_s is not None:
+        return measured.step_time_s
+    if measured.tokens_per_s_per_gpu is None or case is None:
+        return None
+    layout = case.layout
+    return layout.global_batch_size * case.job.seq_len / (measured.tokens_per_s_per_gpu * layout.world_size)

@@ -1,0 +1,335 @@
+"""What the words of published rows mean here: runtimes, models, GPUs, networks, formats. Facts, each with its source.
+
+One place for every source's quirks, so that a mapping is read, not guessed. A fact that is itself a guess says so and
+is counted as an assumption of each row that needs it. Not here: the mapping (cases.py).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+
+class RowRuntime(msgspec.Struct, frozen=True):
+    """Whose code ran, as the planner models it.
+
+    `presets` are runtime presets by what is sharded ("ddp", "zero1", ..., "zero3"), "*" for all others; `own` says
+    that the preset is that very software, otherwise it is the nearest and `guess` says what differs. `kernels` is a
+    preset and `parts` are changes to it, `compiled` more of them where torch.compile was on. `switches` are fields of
+    the layout that this software fixes. `uncast` are its words for pure 16-bit training.
+    """
+
+    presets: dict[str, str]
+    own: bool = False
+    kernels: str | None = None
+    parts: dict[str, Any] = {}
+    compiled: dict[str, Any] = {}
+    switches: dict[str, Any] = {}
+    guess: str = ""
+    uncast: tuple[str, ...] = ()
+    upcasts_adapters: bool = False
+    source: str = ""
+
+
+COMPILED = {"norm": "fused", "rotary": "fused", "mlp": "fused"}
+"""What torch.compile makes of element-wise chains: one kernel that keeps its inputs."""
+
+RUNTIMES: dict[str, RowRuntime] = {
+    "nanotron": RowRuntime({"*": "nanotron"}, own=True),
+    "megatron": RowRuntime({"*": "megatron-core"}, own=True),
+    "torchtitan": RowRuntime({"*": "torchtitan"}, own=True),
+    "megatron-deepspeed": RowRuntime(
+        {"*": "megatron-core"},
+        kernels="megatron",
+        guess="Megatron-DeepSpeed as Megatron-Core with a distributed optimizer",
+        source="bigscience-workshop/Megatron-DeepSpeed: Megatron-LM's modules of 2021; ZeRO-1, pipeline by DeepSpeed",
+    ),
+    "llm-foundry": RowRuntime(
+        {"*": "accelerate-fsdp2"},
+        parts={"norm": "fused", "loss": "native"},
+        switches={"sync_each_micro_batch": True},
+        guess="FSDP1 as FSDP2, Composer's trainer as Accelerate, flash-attn's fused loss as PyTorch's in 16 bits",
+        source="llm-foundry, models/mpt/modeling_mpt.py: low-precision layernorm, plain MLP, fused_crossentropy; "
+        "Composer, distributed/dist_strategy.py, ddp_sync_context: FSDP reduces every micro-batch",
+    ),
+    "fms-fsdp": RowRuntime(
+        {"*": "accelerate-fsdp2"},
+        compiled=COMPILED,
+        guess="FSDP1 as FSDP2, torch.compile as fused norm, rotary and MLP",
+        source="foundation-model-stack/fms-fsdp, README.md: FSDP1, torch.compile, PyTorch's attention",
+    ),
+    "internevo": RowRuntime(
+        {"*": "megatron-core", "zero3": "accelerate-fsdp2"},
+        parts={"loss": "eager-fp32", "vocab_parallel": True},
+        guess="InternEvo as Megatron-Core with a distributed optimizer (ZeRO-3: as FSDP2)",
+        source="InternLM/InternEvo, doc/en/train_performance.md; its own kernels were not read",
+    ),
+    "litgpt": RowRuntime(
+        {"ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
+        parts={"loss": "native"},
+        uncast=("bf16-true",),
+        guess="LitGPT's modules as Transformers' with a 16-bit loss, Lightning Fabric as Accelerate",
+        source="Lightning-AI/litgpt, tutorials/resource-tables.md: --precision bf16-true",
+    ),
+    "torchtune": RowRuntime(
+        {"ddp": "accelerate-ddp", "fsdp2": "accelerate-fsdp2"},
+        compiled=COMPILED,
+        uncast=("bf16",),
+        guess="torchtune's modules as Transformers', torch.compile as fused norm, rotary and MLP",
+        source="pytorch/torchtune, recipes: dtype bf16 means weights, gradients and states in bf16",
+    ),
+    "hf-peft": RowRuntime(
+        {"ddp": "accelerate-ddp", "zero2": "deepspeed-zero", "zero3": "deepspeed-zero"},
+        own=True,
+        upcasts_adapters=True,
+    ),
+}
+"""By the rows' `runtime`; a name that is not here may be a runtime preset's own."""
+
+
+class Quirk(msgspec.Struct, frozen=True):
+    """What holds for every row of one source beside its words.
+
+    `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
+    unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
+    rows state none. `layout` fills what rows leave open, as a guess, `parts` are kernels, and `refuse` reasons, of rows
+    whose table's title and notes have the pattern.
+    """
+
+    runtime: RowRuntime | None = None
+    layout: tuple[tuple[str, dict[str, Any]], ...] = ()
+    seq_len: tuple[tuple[str, int], ...] = ()
+    network: str | None = None
+    memory: str | None = None
+    note: str = ""
+    parts: tuple[tuple[str, dict[str, Any]], ...] = ()
+    refuse: tuple[tuple[str, str], ...] = ()
+
+
+QUIRKS: dict[str, Quirk] = {
+    "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
+        network="EFA",
+        memory="reserved",
+        note="memory kind not stated: held against reserved",
+    ),
+    "AnswerDotAI/fsdp_qlora": Quirk(
+        runtime=RowRuntime(
+            {"ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
+            guess="fsdp_qlora's own script as Accelerate with FSDP2",
+            upcasts_adapters=False,
+            source="AnswerDotAI/fsdp_qlora, train.py: FSDP1 around Transformers' modules, its own LoRA in bf16",
+        ),
+        layout=(("", {"grad_accum": 1}),),
+        note="accumulation not stated: 1",
+    ),
+    "QwenLM/Qwen": Quirk(memory="reserved", note="memory kind not stated: held against reserved"),
+    "PKU-DAIR/Hetu-Galvatron": Quirk(
+        runtime=RowRuntime(
+            {"zero3": "torchtitan"},
+            kernels="te",
+            guess="Galvatron as torchtitan's FSDP2 with Transformer Engine's kernels",
+            source="PKU-DAIR/Hetu-Galvatron, galvatron/core: FSDP1 around Megatron's modules",
+        ),
+        layout=(("", {"grad_accum": 1}),),
+        refuse=(
+            (r"key \d+_(?!1_)\d+_\d+(?!\S*vtp)", "a whole vocabulary on ranks that split the tokens is not modelled"),
+        ),
+        note="accumulation not stated: 1",
+    ),
+    "pytorch/torchtune": Quirk(
+        layout=(("", {"recompute": "full", "grad_accum": 1}),),
+        # CEWithChunkedOutputLoss: logits in 16 bits, in pieces that are upcast one at a time.
+        parts=((r"models table|chunked CE|activation checkpointing", {"loss": "native"}),),
+        refuse=(
+            (r"unpacked alpaca", "sequences shorter than the stated most, by how much is not stated"),
+            (r"\+optimizer in backward", "an optimizer step inside backward is not modelled"),
+        ),
+    ),
+    "Lightning-AI/litgpt": Quirk(
+        # finetune/lora.py of 2023: a Block is checkpointed under FSDP, nothing on one device.
+        layout=(("on 1 GPU", {"recompute": "none"}), ("on Multiple GPUs", {"recompute": "full"})),
+        # tutorials/resource-tables.md: the longest example of Alpaca in each model's tokens; batches are padded to it.
+        seq_len=(("phi-1.5", 1044), ("stablelm-alpha-3b", 1034), ("llama-2-.*", 1304), ("falcon-40b", 1079)),
+        note="length of the longest example, to which a batch is padded",
+    ),
+    "MooreThreads/SimuMax": Quirk(
+        note="communication was not overlapped and cross-entropy was fused: predicted with overlap and Megatron's",
+    ),
+    "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
+}
+"""By the rows' `source.repo_or_paper`."""
+
+NO_QUIRK = Quirk()
+
+OLD_MEGATRON = ("arXiv 2205.05198", "cases_april2021", "calculon/llm/validation.py")
+"""Tables measured with Megatron's own modules of 2021 and 2022: no flash attention (kernels preset megatron)."""
+
+
+class Family(msgspec.Struct, frozen=True):
+    """Which preset's kind of block a model has; sizes come from the row. `changes` are facts that differ.
+
+    `itself`: a row without sizes means the preset itself.
+    """
+
+    pattern: str
+    preset: str
+    changes: dict[str, Any] = {}
+    source: str = ""
+    itself: bool = False
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(r"nanotron-llama-.*", "llama-2-7b", source="nanotron's Llama; the table states its sizes"),
+    Family(r"llama-?[123].*|llama-34b.*|internlm-20b|yi-.*", "llama-2-7b", source="Llama's blocks"),
+    Family(
+        r"internlm-7b", "llama-2-7b", {"qkv_bias": True, "output_bias": True}, "InternLM 1: Llama with attention biases"
+    ),
+    Family(r"mistral-7b", "mistral-7b", source="Mistral 7B"),
+    Family(r"qwen-.*", "llama-2-7b", {"qkv_bias": True}, "Qwen 1: Llama's blocks with biases of q, k and v"),
+    Family(
+        r"mpt-.*",
+        "gpt2",
+        {"dropout": 0.0, "attention_dropout": 0.0, "activation": "gelu"},
+        "llm-foundry's MPT: learned positions and biases, by its parameter counts; nn.GELU, no dropout (resid_pdrop 0)",
+    ),
+    Family(
+        r"bloom-tuning-.*",
+        "bloom-176b",
+        source="BLOOM's tuning runs: its blocks (ALiBi, norm after the embedding)",
+    ),
+    Family(r"bloomz-7b1", "bloom-7b1", source="BLOOMZ is BLOOM fine-tuned", itself=True),
+    Family(r"gpt-oss-.*", "gpt-oss-120b", source="gpt-oss"),
+    Family(r"gpt-[0-9.]+b.*|megatron-.*|mt-nlg-.*", "megatron-22b", source="GPT with learned positions"),
+    Family(r"qwen3_30b_a3b.*", "qwen3-30b-a3b", source="Qwen3's mixture of experts", itself=True),
+    Family(r"qwen3_235b_a22b.*", "qwen3-235b-a22b", source="Qwen3's mixture of experts", itself=True),
+    Family(r"deepseekv3.*", "deepseek-v3", source="DeepSeek-V3, without prediction heads", itself=True),
+    Family(r"phi-1\.5", "phi-2", {"activation": "gelu_pytorch_tanh"}, "Phi: parallel blocks, biases; LitGPT's F.gelu"),
+    Family(r"stablelm-alpha-.*", "pythia-6.9b", {"rotary_fraction": 0.25}, "StableLM-alpha: GPT-NeoX's blocks"),
+    Family(r"falcon-40b", "falcon-40b", source="Falcon 40B"),
+)
+"""By the whole of a model's name in lower case, first match; a name that is a preset's own comes before."""
+
+NOT_DECODERS = {
+    r"t0-.*|mt0-.*": "encoder-decoders are not modelled",
+    r"nemotron.*": "hybrids of Mamba and attention are not modelled",
+    r"kimi.*": "no preset has its blocks",
+}
+
+GPUS: tuple[tuple[str, str], ...] = (
+    (r"H100-80GB.*", "h100-sxm-80gb"),
+    (r"H200-141GB.*", "h200-141gb"),
+    (r"A100-80GB.*", "a100-sxm-80gb"),
+    (r"A800-80GB.*", "a100-sxm-80gb"),
+    (r"A100-40GB.*", "a100-sxm-40gb"),
+    (r"V100-32GB.*", "v100-32gb"),
+    (r"V100-16GB.*", "v100-16gb"),
+    (r"GB200-192GB", "gb200-186gb"),
+    (r"GB300-288GB", "gb300-279gb"),
+    (r"B200-(SXM-)?180GB", "b200-180gb"),
+    (r"B300-288GB", "b300-270gb"),
+    (r"RTX3090-24GB.*", "rtx-3090-24gb"),
+    (r"RTX4090-24GB", "rtx-4090-24gb"),
+    (r"A6000-48GB", "rtx-a6000-48gb"),
+)
+"""GPU names of the rows, whole, and the preset meant. Sold sizes stay in the preset's name."""
+
+
+class Network(msgspec.Struct, frozen=True):
+    """What joins the nodes: a cluster preset, or so many network cards of so many Gbit/s a node."""
+
+    pattern: str
+    cluster: str | None = None
+    nics: int = 0
+    gbit: float = 0.0
+    guess: str = ""
+    source: str = ""
+
+
+NETWORKS: tuple[Network, ...] = (
+    Network(
+        r"EFA.*",
+        "aws-p5",
+        guess="EFA as on p5.48xlarge",
+        source="the cluster of the sweep is on EFA; not stated in the plot",
+    ),
+    Network(r"8x HDR200 IB.*|HDR IB.*", "dgx-a100", source="Selene: DGX A100, eight HDR adapters"),
+    Network(r"InfiniBand NDR.*", "dgx-h100", guess="NDR InfiniBand as on DGX H100", source="not stated in the table"),
+    Network(r"RoCE 400Gb/s per GPU", nics=8, gbit=400, source="Llama 3 paper: one 400 Gbit/s port a GPU"),
+    Network(r"4x100Gb RoCE", nics=4, gbit=100, source="InternEvo, doc/en/train_performance.md"),
+    Network(r"4x Omni-Path.*", nics=4, gbit=100, source="Jean Zay, A100 partition: four 100 Gbit/s Omni-Path a node"),
+    Network(r"Omni-Path.*", nics=4, gbit=100, guess="four Omni-Path ports a node", source="Jean Zay, V100 partition"),
+    Network(r"([0-9]+)Gbps", guess="the stated Gbit/s is a node's", source="fms-fsdp, README.md"),
+    Network(
+        r".*1600 Gbps node-node.*",
+        nics=8,
+        gbit=200,
+        source="llm-foundry, benchmarking/README.md: 1600 Gbps node to node",
+    ),
+)
+"""By the rows' `inter_link`, else by their table's title."""
+
+PRECISIONS = {
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "bf16-true": "bf16",
+    "bf16 params, fp32 grad accumulation + fp32 master": "bf16",
+    "bf16 params, fp32 grad accumulation": "bf16",
+    "fp16": "fp16",
+    "fp32": "fp32",
+    "pure-bf16": "pure-bf16",
+    "fp8": "fp8",
+    "fp8-cs": "fp8",
+    "fp8-mx": "fp8",
+    "fp8-sc": "fp8",
+    "mxfp8": "fp8",
+    "fp8 hybrid": "fp8",
+}
+"""By the rows' `precision` in lower case."""
+
+OPTIMIZERS = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "adam (distributed)": "adamw",
+    "normal adam": "adamw",
+    "normal": "adamw",
+    "adamw(bf16 states)": "adamw",
+    "adamw8bit": "adamw-8bit",
+    "8-bit adam (bnb)": "adamw-8bit",
+}
+
+RECOMPUTE = {"none": "none", "full": "full", "attention": "attention", "sac:matmul": "sac:matmul"}
+
+ALL_LINEAR = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+TARGETS = {
+    "q,v": "q_proj,v_proj",
+    "q,v?": "q_proj,v_proj",
+    "all linear": ALL_LINEAR,
+    "q,k,v,up,down,gate (script default)": "q_proj,k_proj,v_proj,gate_proj,up_proj,down_proj",
+    "q,v,output + mlp (8b config default)": "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+    "c_attn,c_proj,w1,w2": ALL_LINEAR,
+}
+"""Adapted modules, in Transformers' names for a Llama."""
+
+OFFLOADS: dict[str, dict[str, bool]] = {
+    "cpu params": {"offload_params": True, "offload_optimizer": True},
+    "cpu params+activations": {"offload_params": True, "offload_optimizer": True, "offload_activations": True},
+    "activations": {"offload_activations": True},
+}
+
+QUANTS = {"nf4 (bnb)": False, "nf4": True, "bnb.nf4": False, "bnb.nf4-dq": True}
+"""4-bit NormalFloat, and whether the scales are quantised too. torchtune's NF4 (torchao) always does that."""
+
+MEMORY_KINDS = {"allocated": "allocated", "reserved": "reserved", "nvidia-smi": "device", "device": "device"}
+
+
+def looked_up(table: tuple[Any, ...], text: str | None) -> Any:
+    """The first entry whose pattern is the whole text, whatever its case; None without one."""
+    if text is None:
+        return None
+    for one in table:
+        pattern = one[0] if isinstance(one, tuple) else one.pattern
+        if re.fullmatch(pattern, text.strip(), re.IGNORECASE):
+            return one
+    return None

@@ -1,0 +1,76 @@
+"""`planner calibrate` as text, and its part of docs/accuracy.md: errors before, fitted and left out, what was kept.
+
+Not here: any figure (planner/calibrate).
+"""
+
+from __future__ import annotations
+
+from planner.calibrate.report import Calibrated, Errors, Line
+from planner.calibration import Calibration
+from planner.render import table
+
+HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
+
+PAGE = """## Fitted against left out
+
+`{command}` made the calibration `{name}`: {entries} fitted entries of {samples} measurements of training steps and
+{collectives} of collectives.
+A fit stays in it only if it predicts better than the guesses before it where its model was left out of the fit.
+Errors are median / ninth decile of |predicted / measured - 1| over n measurements.
+Where a runtime was measured with one model only, a fifth of its rows was left out at a time.
+"""
+
+
+def calibrate_text(found: Calibrated) -> str:
+    """Errors by group, then what kept its default and what was not used."""
+    made = found.calibration
+    used = f"{found.samples} measurements of training steps, {found.collectives} of collectives"
+    parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} fitted entries of {used}"]
+    if found.lines:
+        about = "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, its source."
+        parts += ["", about, "", table(HEAD, [_row(one) for one in found.lines], 3)]
+    if found.kept:
+        parts += ["", "Kept as they were:", *(f"  {line}" for line in found.kept)]
+    if found.unused:
+        parts += ["", "Not used:"]
+        parts += [f"  {count:5d}  {reason}" for reason, count in _by_count(found.unused)]
+    return "\n".join(parts)
+
+
+def page(found: Calibrated, command: str) -> str:
+    """The same for docs/accuracy.md."""
+    made = found.calibration
+    lines = [
+        PAGE.format(
+            command=command,
+            name=made.name,
+            entries=entry_count(made),
+            samples=found.samples,
+            collectives=found.collectives,
+        ),
+        f"| {' | '.join(HEAD)} |",
+        "|---|---|---|" + "---:|" * 5,
+        *(f"| {' | '.join(_row(one))} |" for one in found.lines),
+        "",
+    ]
+    if found.kept:
+        lines += ["Kept as they were:\n", *(f"- {line}." for line in found.kept), ""]
+    return "\n".join(lines)
+
+
+def entry_count(made: Calibration) -> int:
+    """Entries in all groups but the bands, which are a judgement."""
+    return sum(len(group) for group in (made.allocator, made.compute, made.overlap, made.links))
+
+
+def _row(one: Line) -> tuple[str, ...]:
+    errors = (one.before, one.fitted, one.left_model, one.left_source)
+    return (one.what, one.runtime, one.gpu, str(one.before.n), *(_errors(each) for each in errors))
+
+
+def _errors(one: Errors) -> str:
+    return f"{one.median:.1%} / {one.p90:.0%}"
+
+
+def _by_count(unused: dict[str, int]) -> list[tuple[int, str]]:
+    return sorted(((count, reason) for reason, count in unused.items()), reverse=True)

@@ -1,0 +1,306 @@
+"""Claims about fits: known coefficients come back, left-out measurements are never seen, only proven fits are kept."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planner import command, presets
+from planner.calibrate import fit, holdout, report
+from planner.calibrate.allocator import LEAST, fit_allocator, predicted_bytes
+from planner.calibrate.bands import band, covered
+from planner.calibrate.compute import Speeds, Timer, fit_compute
+from planner.calibrate.samples import Sample, of_rows, of_run
+from planner.calibration import UNCALIBRATED, Calibration, calibration
+from planner.case import Case
+from planner.cli import planner
+from planner.estimate import make_plan
+from planner.plan import encode_plan
+from planner.record import Measured, PhaseMemory, RunRecord
+from planner.spec import Allocator, Layout, TrainingJob
+from planner.truth.rows import read_rows
+from planner.units import GIB
+
+ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"
+BASE = calibration(UNCALIBRATED)
+TRUE = Allocator(fragmentation=0.12, workspace_bytes=0.3 * GIB, context_bytes=1.5 * GIB)
+SPEEDS = Speeds(matmul_share=0.45, attention_share=0.24, operation_s=2e-5, hidden_share=0.5, straggle_s=0.0)
+
+
+def case_of(model: str, micro_batch_size: int = 1, dp: int = 8) -> Case:
+    layout = Layout(engine="ddp", dp_replicate=dp, micro_batch_size=micro_batch_size)
+    cluster = presets.cluster("dgx-h100", gpus=8)
+    return Case(presets.model(model), TrainingJob(seq_len=1024), layout, cluster, presets.runtime("accelerate-ddp"))
+
+
+def sized(number: int, kind: str, model: str = "gpt2", allocator: Allocator = TRUE) -> Sample:
+    """Memory as an allocator with known coefficients would have it."""
+    one = Sample(
+        id=f"{model} {kind} {number}",
+        source="made",
+        model=model,
+        case=case_of("gpt2"),
+        live_bytes=number * 2.5 * GIB,
+        apart_bytes=(number % 3) * GIB,
+        memory_kind=kind,
+    )
+    return msgspec.structs.replace(one, memory_bytes=predicted_bytes(one, allocator))
+
+
+@cache
+def timed(model: str, speeds: Speeds = SPEEDS, factor: float = 1.0) -> tuple[Sample, ...]:
+    """Steps as long as software with known speeds would take, times a factor."""
+    timer, made = Timer(BASE), []
+    for micro in range(1, LEAST + 2):
+        one = Sample(
+            id=f"{model} {micro} {factor}", source="made", model=model, case=case_of(model, micro), live_bytes=1.0
+        )
+        seconds = timer.seconds(one, speeds)
+        assert seconds is not None
+        made.append(msgspec.structs.replace(one, step_s=seconds * factor))
+    return tuple(made)
+
+
+# -- single fits ---------------------------------------------------------------------------------------------------
+
+
+def test_an_allocators_coefficients_come_back_from_the_memory_they_make():
+    samples = [sized(number, kind) for number in range(1, 12) for kind in ("reserved", "device")]
+
+    found = fit_allocator(samples, Allocator())
+
+    assert found.fragmentation == pytest.approx(TRUE.fragmentation)
+    assert found.workspace_bytes == pytest.approx(TRUE.workspace_bytes)
+    assert found.context_bytes == pytest.approx(TRUE.context_bytes)
+    assert (found.n, found.spread) == (22, pytest.approx(0, abs=1e-9))
+
+
+def test_a_few_wild_measurements_do_not_move_them():
+    samples = [sized(number, "reserved") for number in range(1, 12)]
+    wild = [msgspec.structs.replace(one, id=f"wild {one.id}", memory_bytes=5 * one.memory_bytes) for one in samples[:3]]
+
+    found = fit_allocator([*samples, *wild], Allocator())
+
+    assert found.fragmentation == pytest.approx(TRUE.fragmentation, abs=0.011)
+
+
+def test_speeds_come_back_from_the_steps_they_make():
+    found = fit_compute([*timed("gpt2"), *timed("gpt2-xl")], Timer(BASE))
+
+    assert found.speeds is not None
+    assert found.speeds.matmul_share == pytest.approx(SPEEDS.matmul_share, abs=0.06)
+    assert found.speeds.operation_s == SPEEDS.operation_s
+    assert found.spread < 0.05
+
+
+def test_too_few_measurements_leave_the_defaults_and_say_so():
+    few = [sized(number, "reserved") for number in range(1, LEAST)]
+    steps = timed("gpt2")[: LEAST - 1]
+    found = report.of_samples([*few, *steps], BASE, "mine")
+
+    assert not found.calibration.allocator and not found.calibration.compute
+    assert len(found.kept) == 2 and all(f"{LEAST - 1} measurements of {LEAST} needed" in line for line in found.kept)
+
+
+# -- the judgement -------------------------------------------------------------------------------------------------
+
+
+def fitted(samples: list[Sample]) -> Calibration:
+    return fit.Fits(Timer(BASE), BASE).calibration(samples, "mine")
+
+
+@pytest.mark.parametrize("key", ["model", "source"])
+def test_what_is_left_out_is_never_fitted_on(key: str):
+    samples = [
+        msgspec.structs.replace(one, source=f"source of {one.model}")
+        for model in ("gpt2", "gpt2-xl")
+        for one in (sized(number, "reserved", model) for number in range(1, 10))
+    ]
+    value = holdout.by_source if key == "source" else holdout.by_model(samples)
+
+    def predictions(given: list[Sample]) -> dict[str, float | None]:
+        left = holdout.left_out(given, value, fitted, Timer(BASE))
+        return {one.sample.id: one.memory_bytes for one in left}
+
+    honest = predictions(samples)
+    lie = [msgspec.structs.replace(one, memory_bytes=1.2 * one.memory_bytes) for one in samples if one.model == "gpt2"]
+    lied = predictions([*lie, *(one for one in samples if one.model != "gpt2")])
+
+    assert len(honest) == len(samples)
+    assert {name: size for name, size in lied.items() if name.startswith("gpt2 ")} == {
+        name: size for name, size in honest.items() if name.startswith("gpt2 ")
+    }
+    assert lied != honest  # the others did see the lie
+
+
+def test_of_a_runtimes_only_model_a_part_is_left_out_at_a_time():
+    samples = [sized(number, "reserved") for number in range(1, 40)]
+    value = holdout.by_model(samples)
+    seen: list[set[str]] = []
+
+    def spy(some: list[Sample]) -> Calibration:
+        seen.append({one.id for one in some})
+        return BASE
+
+    left = holdout.left_out(samples, value, spy, Timer(BASE))
+
+    assert len(left) == len(samples) and len(seen) == len({value(one) for one in samples}) > 1
+    for group in {value(one) for one in samples}:
+        assert any(not group_ids(samples, group, value) & ids for ids in seen)
+
+
+def group_ids(samples: list[Sample], group: str, value) -> set[str]:  # type: ignore[no-untyped-def]
+    return {one.id for one in samples if value(one) == group}
+
+
+def test_a_fit_that_does_not_carry_over_to_another_model_is_dropped():
+    """Two models whose steps take half and twice what compute says: a fit to one is wrong about the other."""
+    samples = [*timed("gpt2", factor=0.5), *timed("gpt2-xl", factor=2.0)]
+    carried = report.of_samples([*timed("gpt2"), *timed("gpt2-xl")], BASE, "mine")
+    dropped = report.of_samples(samples, BASE, "mine")
+
+    assert carried.calibration.compute and not carried.kept
+    assert not dropped.calibration.compute and not dropped.calibration.overlap
+    (line,) = dropped.kept
+    assert line.startswith("speed of accelerate-ddp on h100-sxm-80gb:") and "left out" in line
+
+
+def test_bands_hold_nine_of_ten_left_out_measurements():
+    errors = [place / 100 - 0.5 for place in range(101)]
+    low, high = band(errors, 0.02)
+    inside = sum(low <= 1 / (1 + error) <= high for error in errors)
+
+    assert inside == pytest.approx(91, abs=2)
+    assert band([0.0] * 20, 0.02) == (0.98, 1.02)
+
+
+def test_a_doubled_term_shows_in_the_reported_errors():
+    gathered = of_rows(read_rows([ROWS]), BASE)
+    right = report.of_samples(gathered.samples, BASE, "right")
+    wrong = report.of_samples([_with_twice_the_gradients(one) for one in gathered.samples], BASE, "wrong")
+
+    def memory(found: report.Calibrated) -> report.Line:
+        return next(line for line in found.lines if line.what == "memory")
+
+    assert memory(right).left_model.median < 0.02
+    assert memory(wrong).left_model.median > 0.1
+    assert memory(wrong).fitted.median > 5 * memory(right).fitted.median
+
+
+def _with_twice_the_gradients(one: Sample) -> Sample:
+    return msgspec.structs.replace(one, live_bytes=one.live_bytes + 4.0 * one.case.total())
+
+
+def test_published_megatron_rows_are_predicted_within_5_percent_where_their_model_was_left_out():
+    found = report.calibrate([ROWS], BASE, "mine")
+    (line,) = [line for line in found.lines if line.what == "memory"]
+
+    assert (line.runtime, line.before.n) == ("megatron-core", 42)  # 21 allocated peaks, 21 reserved ones
+    assert line.left_model.median < 0.05
+    bands = found.calibration.of("megatron-core", line.gpu, "cuda").bands
+    left = holdout.residuals(of_rows(read_rows([ROWS]), BASE).samples, found.calibration, Timer(BASE))
+    inside = covered(left, bands.memory_low, bands.memory_high, "memory_error")
+    assert inside is not None and inside >= 0.9
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_reads_back_as_it_was_fitted(tmp_path: Path):
+    found = report.calibrate([ROWS], BASE, "mine")
+    path = tmp_path / "mine.toml"
+    path.write_text(report.file_text(found, "made by a test"))
+
+    read = calibration(str(path))
+
+    assert read.name == "mine" and read.base == BASE
+    for group in ("allocator", "compute", "overlap", "bands"):
+        for made, again in zip(getattr(found.calibration, group), getattr(read, group), strict=True):
+            for name, value in msgspec.structs.asdict(made).items():
+                assert getattr(again, name) == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+
+
+def test_a_run_folder_is_a_measurement_of_its_plan(tmp_path: Path):
+    cluster = presets.cluster("localhost", gpus=2)
+    layout = Layout(engine="ddp", dp_replicate=2)
+    case = Case(
+        presets.model("tiny-llama"), TrainingJob(seq_len=64), layout, cluster, presets.runtime("accelerate-ddp")
+    )
+    (tmp_path / "plan.json").write_bytes(encode_plan(make_plan(case, BASE)))
+    peak = PhaseMemory(phase="backward", terms={"params": 5e6, "grads": 4e6})
+    ranks = tuple(
+        Measured(rank=rank, node=0, local_rank=rank, memory_source="live-tensors", memory=(peak,)) for rank in (0, 1)
+    )
+    record = RunRecord(
+        plan_hash="", status="succeeded", exit_code=0, started="", seconds=1.0, backend="accelerate",
+        launcher="local", world_size=2, nodes=1, step_s=0.25, measured=ranks,
+    )  # fmt: skip
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(record))
+
+    one = of_run(tmp_path)
+
+    assert (one.memory_kind, one.memory_bytes, one.step_s, one.model) == ("allocated", 9e6, 0.25, "tiny-llama")
+    assert one.live_bytes > 0
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = command.exit_code(planner, ["calibrate", *arguments], name="planner")
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_the_command_writes_a_calibration_that_estimate_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "mine.toml"
+    code, out, err = run(capsys, str(ROWS), "-o", str(path), "--json")
+    answer = json.loads(out)
+
+    assert (code, answer["schema"], err.strip()) == (0, "calibrate/1", f"wrote {path}")
+    asked = ["estimate", "--model", "8b", "--gpu", "b200-180gb", "--gpus", "8", "--tp", "2", "--json"]
+    asked += ["--runtime", "megatron-core", "--calibration", str(path)]
+    assert command.exit_code(planner, asked, name="planner") == 0
+    used = json.loads(capsys.readouterr().out)["calibration"]
+    assert used["name"] == "mine"
+    assert (
+        used["runtimes"]["megatron-core"]["allocator"]["fragmentation"]
+        == answer["calibration"]["allocator"][0]["fragmentation"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "nothing can be used: there are none"),
+        ("not json\n", "is not a line of JSON"),
+        ("nonsense", "runtime nonsense is unknown here"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rows = tmp_path / "rows.jsonl"
+    if text == "nonsense":
+        text = "".join(json.dumps(json.loads(row) | {"runtime": text}) + "\n" for row in ROWS.read_text().splitlines())
+    rows.write_text(text)
+    code, out, err = run(capsys, str(rows))
+
+    assert (code, out) == (2, "")
+    assert told in err and len(err.splitlines()) == 1
+
+
+def test_a_path_that_is_no_measurement_and_a_file_that_is_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    there = tmp_path / "there.toml"
+    there.write_text("")
+    for arguments, told in (
+        ((str(there),), "is neither rows"),
+        ((str(tmp_path),), "plan.json"),
+        ((str(ROWS), "-o", str(there)), "exists already"),
+        ((str(ROWS), "-o", str(tmp_path / "x.json")), "must end in .toml"),
+    ):
+        code, out, err = run(capsys, *arguments)
+        assert (code, out) == (2, "") and told in err
