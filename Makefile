@@ -4,7 +4,8 @@
 #   make test      all tests          make check   lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
 #   make bench     timings, for information           make accuracy  predictions against published measurements
-#   make install   only the installation        make calibration  fit the published measurements again (2 minutes)
+#   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
+#   make install   only the installation
 
 # The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -19,7 +20,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick test-cluster check format demo bench docs accuracy calibration measure-gpu
+.PHONY: help install test test-quick test-cluster check format demo bench docs accuracy calibration measure-gpu trace
 
 help:
 	@sed -n '3,7s/^# *//p' Makefile
@@ -84,3 +85,7 @@ measure-gpu: install
 	test $$code -lt 128 || exit $$code; \
 	$(BIN)/executor measure --matrix $(MATRIX) --fake-world 64 -o tests/truth/own_gpu_fake.jsonl || code=$$?; \
 	exit $$code
+
+# The planner's memory and collectives beside traces of the real modules on fake tensors, 125M to 70B, without a GPU.
+trace: install
+	@$(BIN)/python -m scripts.trace_pairs

@@ -44,13 +44,13 @@ class FakeLiveTensors(LiveTensors):
                 if storage is not None:
                     storage.was_parameter = True
 
-        FSDPParamGroup._to_unsharded = to_unsharded
+        FSDPParamGroup._to_unsharded = to_unsharded  # type: ignore[method-assign]
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        FSDPParamGroup._to_unsharded = self._to_unsharded
+        FSDPParamGroup._to_unsharded = self._to_unsharded  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _Propagation.depth:  # DTensor asks for a result's global shape: a question, not work

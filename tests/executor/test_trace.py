@@ -1,2 +1,169 @@
-"""Claims about traces of few layers and their extrapolation, on fake tensors in this process. Not here: real runs of the
-same layouts (tests/cluster/test_trace.py)."""
+"""Claims about traces: they agree with the planner, few layers stand for many, and what cannot be traced is refused.
+
+Not here: traces against real runs of the same layout (tests/cluster/test_trace.py).
+"""
+
+from __future__ import annotations
+
+import tomllib
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from executor import trace as traces
+from executor import tracekernels
+from executor.cli import executor
+from executor.report import Tolerances
+from planner.errors import PlannerError
+from planner.plan import PhaseMemory, Plan, encode_plan
+from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
+from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, large_terms, plan_of, traced
+
+QUICK = ("opt-125m-ddp-fp32", "llama-3-8b-tp-bf16")
+"""Pairs for every run of the tests; the others take a minute together."""
+EXTRAPOLATED_PERCENT = 0.1
+
+
+def tiny_plan(layers: int, **layout: object) -> Plan:
+    link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
+    split = Layout(**layout)  # type: ignore[arg-type]
+    return Plan(
+        model=ModelSpec(name="tiny", layers=layers, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512),
+        cluster=Cluster(
+            name="here",
+            gpu=Gpu(name="h100", kind="cuda"),
+            nodes=1,
+            gpus_per_node=split.world_size,
+            intra_link=link,
+            inter_link=link,
+        ),
+        job=TrainingJob(precision="bf16", seq_len=64),
+        layout=split,
+        runtime=Runtime(name="test", engine=split.engine, kernels="hf"),
+    ).sealed()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.cluster) for name in PAIRS]
+)
+def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
+    report = traced(PAIRS[name])
+
+    terms = large_terms(report)
+    assert sum(line.measured or 0 for line in terms) > (1 - 8 * LARGE) * (report.memory.peak.measured or 0)
+    for line, allowed in ((report.memory.peak, PEAK_PERCENT), *((line, TERM_PERCENT) for line in terms)):
+        assert line.error_percent is not None, line
+        assert abs(line.error_percent) <= allowed, line
+    for line in report.traffic.lines:
+        assert line.error_percent == pytest.approx(0, abs=1e-6), line
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"engine": "ddp", "dp_replicate": 4, "grad_accum": 2},
+        {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
+        pytest.param(
+            {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
+            marks=pytest.mark.cluster,
+        ),
+    ],
+    ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept"],
+)
+def test_two_and_four_layers_tell_what_seven_hold_and_send(layout: dict[str, object]) -> None:
+    from executor.worker.trace import trace
+
+    plan = tiny_plan(7, **layout)
+
+    few, full = trace(plan, 0), trace(plan, 0, full=True)
+
+    assert few.layers == (2, 4)
+    assert full.layers == (7,)
+    peak = max(moment.total for moment in full.moments)
+    for one, other in zip(few.moments, full.moments, strict=True):
+        assert one.phase == other.phase
+        assert one.total == pytest.approx(other.total, rel=EXTRAPOLATED_PERCENT / 100), one.phase
+        for term, value in other.terms.items():
+            assert one.terms[term] == pytest.approx(value, abs=peak * EXTRAPOLATED_PERCENT / 100), (one.phase, term)
+    payloads = [{call.key: call.payload_bytes for call in trace.collectives} for trace in (few, full)]
+    assert payloads[0] == pytest.approx(payloads[1])
+
+
+def test_micro_batches_between_the_first_and_the_last_are_counted_though_one_is_run() -> None:
+    from executor.worker.trace import trace
+
+    layout = {"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3}
+    three, seven = (trace(tiny_plan(2, **layout, grad_accum=accum), 0) for accum in (3, 7))
+
+    assert seven.micro_batches == 3
+    gathers, reductions = (
+        [sum(call.count for call in one.collectives if call.op == op) for one in (three, seven)]
+        for op in ("all_gather", "reduce_scatter")
+    )
+    assert gathers[1] == gathers[0] / 3 * 7
+    assert reductions[1] == reductions[0]
+
+
+def test_a_term_predicted_twice_as_large_is_seen() -> None:
+    from executor.worker.trace import trace
+
+    plan = plan_of(PAIRS["qwen3-4b-ddp-bf16"])
+    one = trace(plan, 0, kernels=True)
+    wrong = tuple(
+        PhaseMemory(phase=phase.phase, terms=phase.terms | {"activations": 2 * phase.terms["activations"]})
+        for phase in plan.prediction.memory
+    )
+    misled = replace(plan, prediction=replace(plan.prediction, memory=wrong))
+
+    assert traces.judge(traces.compared(plan, one), Tolerances(memory=2)) == ()
+    assert "memory peak" in traces.judge(traces.compared(misled, one), Tolerances(memory=2))[0]
+
+    preset = tomllib.loads(tracekernels.as_preset(plan, one.kept))
+    parts, _ = tracekernels.parts_of(one.kept, plan.runtime.parts)
+    assert preset["norm"], preset["attention"] == ("eager-fp32", "flash")
+    assert parts == plan.runtime.parts
+    assert set(preset["sources"]) >= set(tracekernels.PARTS)
+    assert tracekernels.kept_bytes(plan, parts) == pytest.approx(sum(k.bytes_per_token for k in one.kept if k.path != "loss"))  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"engine": "deepspeed", "dp_shard": 2, "zero_stage": 2}, "engine deepspeed"),
+        ({"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3, "cp": 2}, "cp=2"),
+        ({"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3, "recompute": "attention"}, "recompute attention"),
+    ],
+)
+def test_what_no_process_builds_is_refused_in_a_sentence(layout: dict[str, object], said: str) -> None:
+    with pytest.raises(PlannerError, match=said) as raised:
+        traces.check(tiny_plan(2, **layout), 0)
+
+    assert raised.value.exit_code == 3
+
+
+def test_a_rank_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys) -> None:
+    from planner import command
+
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(encode_plan(tiny_plan(2, engine="ddp", dp_replicate=2)))
+
+    code = command.exit_code(executor, ["trace", str(plan), "--rank", "2"])
+
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --rank=2: the plan has ranks 0 to 1")
+
+
+@pytest.mark.cluster
+def test_the_command_traces_in_a_process_of_its_own_and_prints_json(tmp_path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(encode_plan(tiny_plan(5, engine="ddp", dp_replicate=2)))
+
+    done = CliRunner().invoke(executor, ["trace", str(plan), "--json"], standalone_mode=False)
+
+    found = msgspec.json.decode(done.stdout)
+    assert found["schema"] == "trace/1"
+    assert found["traced_layers"] == [2, 4]
+    assert {moment["phase"] for moment in found["moments"]} == {"forward", "backward", "optimizer"}
