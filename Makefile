@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help install test test-quick test-cluster check format demo bench docs accuracy calibration measure-gpu trace
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 install: $(INSTALLED)
 
