@@ -84,7 +84,7 @@ def speeds_of(known: Calibration, sample: Sample) -> Speeds:
     """The searched coefficients as a calibration has them for a sample."""
     found = known.of(sample.runtime, sample.gpu, sample.device_kind)
     compute = found.compute
-    return Speeds(compute.matmul_share, compute.attention_share, compute.operation_s, found.hidden_share)
+    return Speeds(compute.matmul_share, compute.attention_share, compute.operation_s, found.overlap.hidden_share)
 
 
 def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry]:
