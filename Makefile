@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick test-cluster check format demo bench docs accuracy
+.PHONY: help install test test-quick test-cluster check format demo bench docs accuracy measure-gpu
 
 help:
 	@sed -n '3,7s/^# *//p' Makefile
@@ -67,3 +67,14 @@ docs: install
 
 accuracy: install
 	$(BIN)/planner replay tests/truth/*.jsonl
+
+# On a machine with GPUs: the tests that need one, then a matrix of real runs and one rank of 64 at full size.
+# Interrupted, it goes on where it stopped. A cell that crashed is a row with its reason, and the exit code at the end.
+MATRIX ?= small
+measure-gpu: install
+	$(BIN)/python -m pytest -q tests/gpu
+	@code=0; \
+	$(BIN)/executor measure --matrix $(MATRIX) -o tests/truth/own_gpu.jsonl || code=$$?; \
+	test $$code -lt 128 || exit $$code; \
+	$(BIN)/executor measure --matrix $(MATRIX) --fake-world 64 -o tests/truth/own_gpu_fake.jsonl || code=$$?; \
+	exit $$code

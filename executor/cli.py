@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from executor import launch, rundir
+from executor import launch, rundir, tracekernels
 from executor import report as reports
 from executor import trace as traces
 from executor.launchers.local import inherited, is_secret
@@ -162,18 +162,24 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.option("--rank", type=int, default=0, show_default=True, help="Whose step; rank 0 holds as much as any.")
 @click.option("--full", is_flag=True, help="Run every layer; otherwise 2 and 4, and the others follow from them.")
+@click.option("--kernels", is_flag=True, help="Also print what a block keeps, as a preset of presets/kernels.")
 @CHECK
 @TOLERANCE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def trace(plan_file: Path, rank: int, full: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
+def trace(
+    plan_file: Path, rank: int, full: bool, kernels: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool
+) -> int:
     """Trace one rank's step of PLAN on fake tensors: no GPU, no other rank."""
     tolerances = reports.parse_tolerances(tolerance)
-    built = traces.trace(read_plan(plan_file), plan_file, rank, full=full)
+    plan = read_plan(plan_file)
+    built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)
     outside = traces.judge(built, tolerances) if judge else None
     if as_json:
         click.echo(traces.as_json(built, outside, tolerances))
     else:
         traces.render(built, _console(stderr=False))
+        if kernels:
+            click.echo(tracekernels.as_preset(plan, built.kept))
     return _verdict(outside)
 
 

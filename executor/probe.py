@@ -78,7 +78,9 @@ def prepare(options: Options, echo: Echo) -> Prepared:
         raise PlannerError("--nodes", options.nodes, f"must be from 1 to {MOST_RANKS}")
     gpus = preflight.visible_gpus()
     kind = options.kind or ("cuda" if gpus else "cpu")
-    ranks = options.ranks or (max(gpus // options.nodes, 1) if kind == "cuda" else 2)
+    ranks = options.ranks
+    if ranks is None:
+        ranks = max(gpus // options.nodes, 1) if kind == "cuda" else 2
     if not 1 <= ranks <= MOST_RANKS:
         raise PlannerError("--ranks", ranks, f"must be from 1 to {MOST_RANKS}")
     if kind == "cuda" and ranks * options.nodes > gpus:

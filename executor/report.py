@@ -332,6 +332,7 @@ def _listed(lines: list[Line], form: Callable[[float], str]) -> str:
 
 
 def peak_name(memory: MemoryReport) -> str:
+    """The peak's line in words: in which phase it is predicted, and in which it was found."""
     if (
         memory.predicted_phase == memory.measured_phase
         or memory.measured_phase is None

@@ -59,10 +59,21 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.terms.values())
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor that a block keeps for its backward: where and by which operation it was made.
+
+    `path` is the module inside the block, or "loss" for what follows the model; bytes are of one token.
+    """
+
+    path: str
+    op: str
+    bytes_per_token: float
+
+
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's trace. `layers` are those that were run; with two numbers more were extrapolated from them.
 
-    `micro_batches` are those that were run, `seconds` what it took.
+    `micro_batches` are those that were run, `seconds` what it took. `kept` is what one block keeps, when it was asked.
     """
 
     schema: str = "traced/1"
@@ -73,6 +84,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...]
     control: tuple[Collective, ...]
     seconds: float
+    kept: tuple[Kept, ...] = ()
 
     def as_measured(self, gpus_per_node: int) -> Measured:
         """As a rank of a real run writes it."""
@@ -103,6 +115,7 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     traffic: TrafficReport
     unseen: tuple[str, ...]
     seconds: float
+    kept: tuple[Kept, ...] = ()
 
     @property
     def peak(self) -> Moment:
@@ -110,10 +123,14 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.moments, key=lambda moment: moment.total)
 
 
-def trace(plan: Plan, plan_file: Path, rank: int, *, full: bool = False) -> TraceReport:
-    """Trace one rank of a plan in a process of its own, and join what it gives with the plan's prediction."""
+def trace(plan: Plan, plan_file: Path, rank: int, *, full: bool = False, kernels: bool = False) -> TraceReport:
+    """Trace one rank of a plan in a process of its own, and join what it gives with the plan's prediction.
+
+    `kernels` asks also what one block keeps for backward.
+    """
     check(plan, rank)
-    return compared(plan, _traced(plan_file, rank, full))
+    flags = [flag for flag, given in (("--full", full), ("--kernels", kernels)) if given]
+    return compared(plan, _traced(plan_file, rank, flags))
 
 
 def check(plan: Plan, rank: int) -> None:
@@ -173,6 +190,7 @@ def compared(plan: Plan, traced: Traced) -> TraceReport:
         traffic=reports.join_traffic(plan, (measured,)),
         unseen=UNSEEN,
         seconds=traced.seconds,
+        kept=traced.kept,
     )
 
 
@@ -242,12 +260,12 @@ def render(report: TraceReport, console: Console) -> None:
     say(f"not seen: {'; '.join(report.unseen)}")
 
 
-def _traced(plan_file: Path, rank: int, full: bool) -> Traced:
+def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
     """The worker's answer; what it refuses is passed on as it said it."""
     with tempfile.TemporaryDirectory(prefix="meshwright-trace-") as folder:
         output = Path(folder) / "traced.json"
         command = [sys.executable, "-m", "executor.worker.trace", str(plan_file), str(output), "--rank", str(rank)]
-        command += ["--full"] if full else []
+        command += flags
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # nothing is computed, and on no device
         try:
             done = subprocess.run(

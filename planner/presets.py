@@ -232,7 +232,10 @@ def kernels(name: str, *, folders: Folders = ()) -> Kernels:
 
 
 def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
-    """A calibration preset as written: its reader knows what the keys mean. `name` may be a file's path."""
+    """A calibration preset as written: its reader knows what the keys mean. `name` may be a file's path, in any folder:
+    it names no other preset but the calibration it is based on."""
+    if name.endswith(".toml") and Path(name).absolute().parent.name != "calibrations":
+        return _read(Path(name))
     name, folders = _by_path("calibrations", name, folders)
     return _read(_found("calibrations", name, folders))
 

@@ -1,16 +1,15 @@
 """The backend of tensor parallel plans under `executor measure`: no framework's file, since none starts them.
 
 It is no entry point: `executor run` refuses such plans still, since a run of them is not tested as training. Not
-here: the engine (executor/worker/engines/tensor_parallel.py).
+here: the engine (executor/worker/engines/transformers_tp.py).
 """
 
 from __future__ import annotations
 
 from planner.plan import Plan
 
-
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose configuration ships a tensor parallel plan and whose modules are `layers` and `norm`."""
+"""Families whose plan in Transformers is the one that the planner knows."""
 
 
 class TensorParallelBackend:
@@ -25,6 +24,8 @@ class TensorParallelBackend:
             return f"engine {plan.layout.engine} is not {self.engine}"
         if plan.model.family not in FAMILIES:
             return f"family {plan.model.family} is not one of {', '.join(FAMILIES)}"
+        if plan.model.tied:
+            return "Transformers splits a tied head only while it loads a checkpoint"
         if plan.job.method != "full":
             return "adapters beside split weights are not built"
         if plan.model.moe is not None:

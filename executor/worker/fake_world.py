@@ -7,6 +7,7 @@ training, or how one rank is started (executor.launch).
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,9 @@ from executor.worker.engines.accelerate import AccelerateEngine
 from executor.worker.engines.base import Engine
 from executor.worker.model import build_model, build_optimizer
 from planner.plan import Plan
+
+if TYPE_CHECKING:
+    from executor.worker.engines.transformers_tp import TransformersTpEngine
 
 
 def start(plan: Plan) -> None:
@@ -36,15 +40,19 @@ def prepare_from_meta(engine: Engine) -> None:
 
     The weights are zeros, and what loading a model takes is not seen.
     """
-    assert isinstance(engine, AccelerateEngine), "FSDP2 and tensor parallelism alone shard a model without data"
     plan = engine.plan
     with torch.device("meta"):
         model = build_model(plan)
     engine.prepare(model, lambda built: build_optimizer(built, plan.job))
+    names = {id(weight): name for name, weight in engine.model.named_parameters()}
     engine.model.to_empty(device=engine.device)
     with torch.no_grad():
         for tensor in (*engine.model.parameters(), *engine.model.buffers()):
             (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
-    # Accelerate finds an optimizer's weights again by address, and without data all have the same.
-    weights = [weight for weight in engine.model.parameters() if weight.requires_grad]
-    engine.optimizer.param_groups[0]["params"] = weights
+    weights = dict(engine.model.named_parameters())
+    optimizer = cast("AccelerateEngine | TransformersTpEngine", engine).optimizer  # nothing else shards without data
+    for group in optimizer.param_groups:
+        group["params"] = [weights[names[id(weight)]] for weight in group["params"]]
+    if isinstance(engine, AccelerateEngine):
+        # It finds an optimizer's weights again by address, and without data all have the same.
+        optimizer.param_groups[0]["params"] = [weight for weight in weights.values() if weight.requires_grad]

@@ -27,34 +27,39 @@ def link_tables(bench: Bench) -> dict[str, Rows]:
     """Tables of calls between ranks; empty for one rank alone."""
     exchanges: Rows = []
     overlaps: Rows = []
-    world = list(range(dist.get_world_size()))
-    for ranks in groups(bench.task.nodes, bench.task.ranks_per_node):
-        nodes = 1 + ranks[-1] // bench.task.ranks_per_node - ranks[0] // bench.task.ranks_per_node
-        group = dist.group.WORLD if ranks == world else dist.new_group(ranks)
+    each, here = bench.task.ranks_per_node, dist.get_rank()
+    for parts in partitions(bench.task.nodes, each):
+        made = [dist.group.WORLD if len(parts) == 1 else dist.new_group(ranks) for ranks in parts]
+        ranks, group = next((ranks, group) for ranks, group in zip(parts, made, strict=True) if here in ranks)
+        nodes = len({rank // each for rank in ranks})
         for op in ("all_reduce", "all_gather", "reduce_scatter", "send"):
             exchanges += _exchanges(bench, op, ranks, nodes, group)
-        if ranks == world:
+        if len(parts) == 1:
             overlaps = _overlaps(bench, nodes)
     return {"exchanges": exchanges, "overlaps": overlaps}
 
 
-def groups(nodes: int, ranks_per_node: int) -> list[list[int]]:
-    """Ranks of the groups to time: 2, 4, ... of the first node, the whole node, one rank of each node, all ranks."""
-    sizes = sorted({2**power for power in range(1, 8) if 2**power < ranks_per_node} | {ranks_per_node})
-    found = [list(range(size)) for size in sizes]
+def partitions(nodes: int, ranks_per_node: int) -> list[list[list[int]]]:
+    """Ways to split all ranks into equal groups that call at the same time, as those of a training step do.
+
+    Neighbours by 2, 4, ... up to a node; the ranks of one place on every node; all ranks.
+    """
+    world = list(range(nodes * ranks_per_node))
+    sizes = [size for size in range(2, ranks_per_node + 1) if ranks_per_node % size == 0 and size & (size - 1) == 0]
+    found = [[world[first : first + size] for first in world[::size]] for size in {*sizes, ranks_per_node}]
+    found.sort(key=lambda parts: len(parts[0]))
     if nodes > 1:
-        found += [[node * ranks_per_node for node in range(nodes)], list(range(nodes * ranks_per_node))]
-    distinct = [ranks for place, ranks in enumerate(found) if ranks not in found[:place]]
-    return [ranks for ranks in distinct if len(ranks) > 1]
+        found += [[world[place::ranks_per_node] for place in range(ranks_per_node)], [world]]
+    distinct = [parts for place, parts in enumerate(found) if parts not in found[:place]]
+    return [parts for parts in distinct if len(parts[0]) > 1]
 
 
 def _exchanges(bench: Bench, op: str, ranks: list[int], nodes: int, group: Any) -> Rows:
-    """One operation over one group, larger and larger. Ranks outside the group wait, but take part in agreeing."""
+    """One operation over this rank's group, larger and larger, while the other groups do the same."""
     rows: Rows = []
     for payload in PAYLOADS[:3] if bench.task.quick else PAYLOADS:
         elements = payload // 4 // len(ranks) * len(ranks)
-        call = _call(bench, op, ranks, elements, group) if dist.get_rank() in ranks else _nothing
-        seconds = bench.slowest(call, EACH_S)
+        seconds = bench.slowest(_call(bench, op, ranks, elements, group), EACH_S)
         rows.append({"op": op, "ranks": len(ranks), "nodes": nodes, "payload_bytes": 4.0 * elements})
         rows[-1]["seconds"] = seconds
         if seconds > LONGEST_S or bench.spent() > 1:

@@ -17,14 +17,14 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from executor.trace import Traced
+from executor.trace import Kept, Traced
 from executor.worker.data import Batch
 from executor.worker.engines import start_engine
 from executor.worker.mesh import write_json
 from executor.worker.meter import Meter
 from executor.worker.model import build_model, build_optimizer
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
-from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, phase_of
+from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from executor.worker.traffic import Call, collectives
 from executor.worker.train import _optimizer_step
 from planner.errors import PlannerError
@@ -39,15 +39,20 @@ MICRO_BATCHES = 3
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One fake run: the measured step's phases, its calls, and how many had been made when each micro-batch began."""
+    """One fake run: the measured step's phases, its calls, how many had been made when each micro-batch began, and what
+    the second block keeps."""
 
     phases: tuple[Phase, ...]
     calls: tuple[Call, ...]
     marks: tuple[int, ...]
+    kept: tuple[Kept, ...] = ()
 
 
-def trace(plan: Plan, rank: int, *, full: bool = False) -> Traced:
-    """What the meter of `rank` would report of one step, every layer run (`full`) or extrapolated from few."""
+def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -> Traced:
+    """What the meter of `rank` would report of one step, every layer run (`full`) or extrapolated from few.
+
+    `kernels` asks for what a block keeps, in a run of its own that recomputes nothing.
+    """
     began = time.perf_counter()
     layers = plan.model.layers
     at = (layers,) if full or layers <= FEW[1] else FEW
@@ -66,6 +71,7 @@ def trace(plan: Plan, rank: int, *, full: bool = False) -> Traced:
         collectives=data,
         control=control,
         seconds=time.perf_counter() - began,
+        kept=_kept_by_a_block(plan, rank) if kernels else (),
     )
 
 
@@ -80,25 +86,34 @@ def fake_run(plan: Plan, rank: int) -> Run:
             live = FakeLiveTensors(engine.device.type, plan.model.vocab, -(-plan.model.vocab // layout.tp))
             meter = Meter(plan, rank, 0, 0, engine.device, WARM_STEPS, WARM_STEPS, live)
 
-            def batches() -> Iterator[Batch]:
-                shape = (layout.micro_batch_size, plan.job.seq_len)
-                marks.clear()
-                for _ in range(layout.grad_accum):
-                    marks.append(len(meter.calls))
-                    yield Batch(*(torch.zeros(shape, dtype=torch.int64, device=engine.device) for _ in range(2)))
-
             with meter.load():
                 engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
             reduce_in_python(engine.model)
             meter.attach(engine.state_tensors)
             for step in range(WARM_STEPS + 1):
                 with meter.step(step):
-                    _optimizer_step(plan, engine, batches(), meter, plan.job.optimizer.lr)
+                    _optimizer_step(plan, engine, _batches(plan, meter, marks), meter, plan.job.optimizer.lr)
             phases = tuple(phase_of(*recorded) for recorded in live.history)
             calls = tuple(meter.calls)
+            tokens = layout.micro_batch_size * plan.job.seq_len
+            kept = kept_of(next(start for phase, start, _ in live.history if phase == "backward"), tokens)
         del engine, live, meter
     gc.collect()
-    return Run(phases, calls, tuple(marks))
+    return Run(phases, calls, tuple(marks), kept)
+
+
+def _batches(plan: Plan, meter: Meter, marks: list[int]) -> Iterator[Batch]:
+    """The step's micro-batches, as the trainer takes them; notes at each how many calls came before it."""
+    shape = (plan.layout.micro_batch_size, plan.job.seq_len)
+    marks.clear()
+    for _ in range(plan.layout.grad_accum):
+        marks.append(len(meter.calls))
+        yield Batch(*(torch.zeros(shape, dtype=torch.int64, device="cpu") for _ in range(2)))
+
+
+def _kept_by_a_block(plan: Plan, rank: int) -> tuple[Kept, ...]:
+    layout = replace(plan.layout, recompute="none", grad_accum=1)
+    return fake_run(replace(_of_layers(plan, FEW[0]), layout=layout), rank).kept
 
 
 def _of_layers(plan: Plan, layers: int) -> Plan:
@@ -123,9 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--kernels", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        write_json(options.output, trace(read_plan(options.plan), options.rank, full=options.full))
+        plan = read_plan(options.plan)
+        write_json(options.output, trace(plan, options.rank, full=options.full, kernels=options.kernels))
     except PlannerError as error:
         print(error.sentence, file=sys.stderr, flush=True)
         return error.exit_code

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup  # private: wrapped while tracing
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -97,7 +98,8 @@ class _Reducer:
 
 @contextmanager
 def fake_world(plan: Plan, rank: int) -> Iterator[None]:
-    """While entered, this process is one rank of the plan's world. Start the engine inside, tensors in `fake_tensors`."""
+    """While entered, this process is one rank of the plan's world. The engine is started inside, and then what makes
+    tensors runs in `fake_tensors`."""
     from accelerate import PartialState
 
     environment = _environment(plan, rank)
@@ -108,6 +110,7 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
             cpu.prepare(plan.layout)
         dist.init_process_group("fake", rank=rank, world_size=plan.layout.world_size, store=FakeStore())
         stack.callback(dist.destroy_process_group)
+        stack.callback(_clear_sharding_prop_cache)  # it names groups of this world
         stack.callback(_forget_accelerate)
         yield
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from executor.trace import Moment
+from executor.trace import Kept, Moment
 from executor.worker.memory import TERMS, Change, Storage
 from planner.plan import Collective
 
@@ -43,6 +43,19 @@ def phase_of(name: str, start: dict[Storage, int], changes: Sequence[Change]) ->
     for index, change in enumerate(changes, 1):
         deltas[index, column[change.storage.term(name)]] += change.delta
     return Phase(name, tuple((change.op, change.path) for change in changes), np.cumsum(deltas, axis=0))
+
+
+def kept_of(start: dict[Storage, int], tokens: int) -> tuple[Kept, ...]:
+    """What the second block keeps for its backward, and what the loss does, from what is alive when backward begins."""
+    found = []
+    for storage, size in start.items():
+        term, path = storage.term("backward"), LAYER.search(storage.path)
+        if term == "activations" and path is not None and path[2] == "1":
+            inside = storage.path[path.end() :].lstrip(".")
+            found.append(Kept(path=inside, op=storage.op, bytes_per_token=size / tokens))
+        elif term == "logits":
+            found.append(Kept(path="loss", op=storage.op, bytes_per_token=size / tokens))
+    return tuple(found)
 
 
 def fullest(phases: Sequence[Phase]) -> tuple[Moment, ...]:

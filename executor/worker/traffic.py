@@ -77,7 +77,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Traffic(TorchDispatchMode):
-    """While entered, notes every collective; `phase`, and `path` for the module it is called in, are asked each time."""
+    """While entered, notes every collective; `phase`, and `path` for the module at work, are asked at each call."""
 
     def __init__(self, engine: str, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
         super().__init__()

@@ -16,10 +16,10 @@ from planner.calibrate.samples import Sample
 from planner.calibration import Calibration, ComputeEntry, OverlapEntry
 from planner.steptime import scalar, step_time
 
-ROUNDS = 2
+ROUNDS = 6
 WORTH = 0.02
 """A coefficient moves away from its default only if the error falls by this share: most cannot be told apart."""
-COUNTED = 64
+COUNTED = 48
 """Samples of one model that a search looks at: more of the same cost time and add nothing."""
 
 
@@ -34,12 +34,14 @@ class Speeds(NamedTuple):
     attention_share: float
     operation_s: float
     hidden_share: float
+    straggle_s: float
 
 
 GRID: dict[str, tuple[float, ...]] = {
     "matmul_share": tuple(round(0.1 + 0.025 * step, 3) for step in range(37)),
     "hidden_share": (0.0, 0.25, 0.5, 0.75, 0.9, 1.0),
-    "operation_s": (0.0, 1e-6, 2e-6, 4e-6, 8e-6, 1.6e-5, 3.2e-5, 6.4e-5, 1.28e-4),
+    "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
+    "straggle_s": (0.0, 1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 3e-4),
 }
 """In the order they are searched."""
 
@@ -84,14 +86,17 @@ def speeds_of(known: Calibration, sample: Sample) -> Speeds:
     """The searched coefficients as a calibration has them for a sample."""
     found = known.of(sample.runtime, sample.gpu, sample.device_kind)
     compute = found.compute
-    return Speeds(compute.matmul_share, compute.attention_share, compute.operation_s, found.overlap.hidden_share)
+    overlap = found.overlap
+    return Speeds(
+        compute.matmul_share, compute.attention_share, compute.operation_s, overlap.hidden_share, overlap.straggle_s
+    )
 
 
 def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry]:
     """Speeds as a calibration writes them."""
     numbers = speeds._asdict()
-    hidden = {"hidden_share": numbers.pop("hidden_share")}
-    return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | hidden, OverlapEntry)
+    beside = {name: numbers.pop(name) for name in ("hidden_share", "straggle_s")}
+    return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | beside, OverlapEntry)
 
 
 def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:

@@ -13,12 +13,8 @@ import msgspec
 from planner import presets
 from planner.calibrate import links, machine
 from planner.calibration import Calibration, LinkEntry
-from planner.truth.collective import OPS
-from planner.truth.machines import known_cluster
-from planner.truth.notes import CannotPredict
 from planner.truth.probe import read_probe
 from planner.truth.rows import Row
-from planner.units import GB
 
 PROBED = "probe:"
 """Opens the name of a calibration that a probe gave: it has no file."""
@@ -26,35 +22,14 @@ PROBED = "probe:"
 
 def link_fits(rows: Sequence[Row]) -> tuple[tuple[LinkEntry, ...], dict[str, int], int]:
     """(curves of every link that rows of collectives measured, rows that cannot be used by reason, rows used)."""
-    samples: list[links.Sample] = []
-    unused: dict[str, int] = {}
-    sources: list[str] = []
-    for row in rows:
-        if row.method != "collective":
-            continue
-        try:
-            samples.append(link_sample(row))
-            sources.append(row.source.repo_or_paper)
-        except CannotPredict as error:
-            unused[str(error)] = unused.get(str(error), 0) + 1
+    measured = [row for row in rows if row.method == "collective"]
+    samples = links.samples_of(measured)
+    unused = len(measured) - len(samples)
+    reasons = {"a collective whose network, size or operation is not known": unused} if unused else {}
     if not samples:
-        return (), unused, 0
-    source = f"fitted on measured collectives: {'; '.join(sorted(set(sources)))}"
-    return links.entries(samples, source), unused, len(samples)
-
-
-def link_sample(row: Row) -> links.Sample:
-    """A bandwidth row as seconds of one call (CannotPredict with the reason)."""
-    call, ranks, measured = row.collective, row.hardware.gpus, row.measured.busbw_gbps
-    if call is None or call.op not in OPS:
-        raise CannotPredict(f"collective {call.op if call else None} is not predicted")
-    if call.bytes is None or measured is None:
-        raise CannotPredict("message size not stated")
-    cluster = known_cluster(row)
-    if ranks is None or ranks < 2:
-        raise CannotPredict("a group of one rank sends nothing")
-    seconds = OPS[call.op] * (ranks - 1) / ranks * call.bytes / (measured * GB)
-    return links.Sample(op=call.op, ranks=ranks, payload_bytes=call.bytes, seconds=seconds, cluster=cluster)
+        return (), reasons, 0
+    source = f"fitted on measured collectives: {'; '.join(sorted({row.source.repo_or_paper for row in measured}))}"
+    return links.entries(samples, source), reasons, len(samples)
 
 
 def with_probes(base: Calibration, probes: Sequence[Path]) -> Calibration:

@@ -153,10 +153,10 @@ def link_entries(probe: Probe, place: str, link: str, rates: Rates) -> list[Link
 
 def _curves(probe: Probe, place: str) -> list[tuple[str, Curve]]:
     """Seconds a byte and a step of each collective that was timed over one kind of link, as planner.linktime counts
-    both."""
+    both. Between nodes those of groups with one rank a node, all of them at once: nothing else is in the way there."""
     found = []
     for op in WIRE[probe.transport]:
-        rows = [one for one in probe.exchanges if one.op == op and (one.nodes == 1) == (place == INSIDE)]
+        rows = [one for one in probe.exchanges if one.op == op and one.nodes == (1 if place == INSIDE else one.ranks)]
         if rows:
             steps = [1 if op in NEIGHBOURLY else ROUNDS.get(op, 1) * (one.ranks - 1) for one in rows]
             points = [(sent_bytes(probe, one), step, one.seconds) for one, step in zip(rows, steps, strict=True)]

@@ -26,6 +26,8 @@ from planner.errors import PlannerError
 from planner.truth.rows import read_rows
 
 SCHEMA = "calibrate/1"
+CLEARLY = 0.05
+"""Share by which the error on left-out measurements must fall: less may be luck."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
 """What a group of coefficients is judged by."""
 
@@ -94,17 +96,15 @@ def of_samples(
     collectives: int = 0,
 ) -> Calibrated:
     """The fit, its judgement, and the bands that follow from what was left out."""
-    under = (
-        msgspec.structs.replace(base, name="links", based_on=base.name, base=base, **_NONE, links=tuple(links))
-        if links
-        else base
-    )
+    under = base
+    if links:  # steps are fitted over the curves that collectives gave
+        under = Calibration(name="links", based_on=base.name, base=base, links=tuple(links))
     timer = Timer(under)
     fits = fit.Fits(timer, base, links)
     before = holdout.residuals(samples, base, Timer(base))
     dropped: dict[Group, str] = {}
     by_model = by_source = before
-    for _ in range(2):  # what was dropped changes what left-out measurements fall back on
+    while True:  # what is dropped changes what left-out measurements fall back on
         gone = frozenset(dropped)
 
         def fitted(some: Sequence[Sample], gone: frozenset[Group] = gone) -> Calibration:
@@ -112,11 +112,10 @@ def of_samples(
 
         by_model = holdout.left_out(samples, holdout.by_model(samples), fitted, timer)
         by_source = holdout.left_out(samples, holdout.by_source, fitted, timer)
-        if gone:
+        unproven = _unproven(samples, before, by_model, by_source, fitted(samples), gone)
+        if not unproven:
             break
-        dropped = _unproven(samples, before, by_model, by_source, fitted(samples))
-        if not dropped:
-            break
+        dropped |= unproven
     made = fits.calibration(samples, name, frozenset(dropped))
     made = msgspec.structs.replace(made, bands=tuple(banding.bands(by_model)))
     after = holdout.residuals(samples, made, timer)
@@ -130,9 +129,6 @@ def of_samples(
     )
 
 
-_NONE: dict[str, Any] = {"allocator": (), "compute": (), "overlap": (), "bands": ()}
-
-
 # -- what is kept --------------------------------------------------------------------------------------------------
 
 
@@ -142,21 +138,27 @@ def _unproven(
     by_model: Sequence[Residual],
     by_source: Sequence[Residual],
     made: Calibration,
+    gone: frozenset[Group],
 ) -> dict[Group, str]:
-    """Groups to drop, each with the reason: too few measurements, or left-out ones not predicted better than before."""
+    """Groups to drop, each with the reason: too few measurements, or left-out ones not predicted better than before.
+    What runtimes share is judged first: the others fall back on it."""
     found: dict[Group, str] = {}
+    shared: list[Group] = [("allocator", "shared"), *(("speed", "shared", gpu) for gpu in {one.gpu for one in samples})]
+    for group in shared:
+        members = [one for one in samples if group[2:] in ((), (one.gpu,))]
+        if group in gone or not fit.has_group(made, (group[0], "shared", *(group[2:] or ("cuda",)))):
+            continue
+        if worse := _worse(group[0], members, before, by_source):
+            found[group] = f"{_named(group)}: {worse} where their source was left out, keeps its default"
+    if found:
+        return found
     for group, members in fit.groups_of(samples).items():
+        if group in gone:
+            continue
         if not fit.has_group(made, group):
             found[group] = f"{_named(group)}: {len(members)} measurements of {LEAST} needed, keeps its default"
         elif worse := _worse(group[0], members, before, by_model):
             found[group] = f"{_named(group)}: {worse} where its model was left out, keeps its default"
-    shared: list[Group] = [("allocator", "shared"), *(("speed", "shared", gpu) for gpu in {one.gpu for one in samples})]
-    for group in shared:
-        members = [one for one in samples if group[2:] in ((), (one.gpu,))]
-        if not fit.has_group(made, (group[0], "shared", *(group[2:] or ("cuda",)))):
-            continue
-        if worse := _worse(group[0], members, before, by_source):
-            found[group] = f"{_named(group)}: {worse} where their source was left out, keeps its default"
     return found
 
 
@@ -164,7 +166,7 @@ def _worse(what: str, members: Sequence[Sample], before: Sequence[Residual], lef
     """Both errors in words, when the left-out one is not smaller."""
     ids = {one.id for one in members}
     old, new = (_found(residuals, ids, WORDS[what]) for residuals in (before, left))
-    if not old or not new or badness(new) < badness(old):
+    if not old or not new or badness(new) < badness(old) * (1 - CLEARLY):
         return None
     return f"{_median(new):.1%} off against {_median(old):.1%} before"
 

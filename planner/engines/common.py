@@ -151,18 +151,21 @@ STATISTIC_BYTES = 4
 """A loss over split logits exchanges fp32 numbers, one a token each."""
 
 
-def parallel_calls(case: Case, *, sums_each_input: bool = False, stops_early: bool = False) -> list[Call]:
+def parallel_calls(
+    case: Case, *, sums_each_input: bool = False, input_ratio: Number = 1.0, stops_early: bool = False
+) -> list[Call]:
     """Collectives of one optimizer step on this stage that split activations cost: tensor, context, expert, pipeline.
 
     What sharding the model's states costs is the engine's own. An axis of one rank has none; a column of degrees always
     has its calls, of which groups of one send nothing. `sums_each_input`: every column-parallel linear sums its input's
-    gradient for itself, where Megatron-LM sums once for those that read the same. `stops_early`: a layer's recomputed
+    gradient for itself, where Megatron-LM sums once for those that read the same. `input_ratio`: how much wider the
+    residual and its gradients are than the products' results (under autocast). `stops_early`: a layer's recomputed
     forward ends at the last tensor its backward needs (torch's non-reentrant checkpoint), before its last sum.
     """
     layout = case.layout
     calls: list[Call] = []
     if is_column(layout.tp) or layout.tp > 1:
-        calls += _tensor_calls(case, sums_each_input, stops_early)
+        calls += _tensor_calls(case, sums_each_input, input_ratio, stops_early)
     if is_column(layout.cp) or layout.cp > 1:
         calls += _context_calls(case)
     if is_column(layout.ep) or layout.ep > 1:
@@ -189,11 +192,9 @@ def residual_bytes(case: Case) -> Number:
     return tensor.residual_bytes(case.tokens, case.model.hidden, result_bytes(case))
 
 
-def _tensor_calls(case: Case, sums_each_input: bool, stops_early: bool) -> list[Call]:
+def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_early: bool) -> list[Call]:
     layout, parts, payload = case.layout, case.runtime.parts, residual_bytes(case)
-    compute = engine_of(layout.engine).compute(case)
-    # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
-    wide = payload * (compute.weight_bytes / compute.element_bytes) if compute.autocast else payload
+    wide = payload * input_ratio
     sequence = layout.sequence_parallel
     # Selective recompute keeps the products' results but not their gathered inputs.
     again = parts.column_input == "regathered" or layout.recompute.startswith("sac:")

@@ -3,15 +3,15 @@
 The plan splits attention and MLP column- then row-wise, the embedding and the head by vocabulary; logits are gathered.
 Each column-parallel linear is a module of its own to DTensor, so queries, keys, values, gate and up each sum their
 input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
-Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's gradient
-a slice that keeps the whole table's alive.
+Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's
+gradient is a slice that keeps the whole table's alive.
 Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,fsdp}.py, and traced (docs/lab/trace.md). Not here: how
 FSDP2 gathers (fsdp2.py).
 """
 
 from __future__ import annotations
 
-from planner.arith import Number, is_column
+from planner.arith import Number, is_column, where
 from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
@@ -28,6 +28,7 @@ from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.technique_rules import tensor_rules
+from planner.units import BYTES
 
 name = "transformers-tp"
 rules: tuple[Rule, ...] = (
@@ -84,7 +85,9 @@ def resident(case: Case) -> Held:
 
 def filled(case: Case) -> Held:
     """FSDP2's, where there is any."""
-    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case)) if _sharded(case) and not is_column(case.layout.dp_shard) else resident(case)
+    if is_column(case.layout.dp_shard) or not _sharded(case):
+        return resident(case)
+    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
@@ -116,7 +119,9 @@ def holder(case: Case) -> Holder:
 def collectives(case: Case) -> list[Call]:
     """FSDP2's (of one shard nothing is sent), and the plan's."""
     sharding = fsdp2.collectives(case, fp32_reduce=_reduces_in_fp32(case))
-    return sharding + parallel_calls(case, sums_each_input=True, stops_early=True)
+    # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
+    ratio = where(case.layout.dp_shard > 1, 1.0, BYTES["fp32"] / BYTES["bf16"]) if _reduces_in_fp32(case) else 1.0
+    return sharding + parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
 
 
 def ideal(case: Case) -> list[IdealCollective]:

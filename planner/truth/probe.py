@@ -97,6 +97,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """One collective call of `ranks` ranks on `nodes` nodes: median over calls of the slowest rank's seconds.
 
+    All ranks of the probe call at the same time, each in its own group: groups share links as those of a step do.
     `payload_bytes` is the whole tensor of an all-reduce, the gathered result of an all-gather, the whole input of a
     reduce-scatter, what one rank hands to the next in a send.
     """

@@ -1,4 +1,4 @@
-"""`executor measure` for real over gloo: rows, an interrupt and what goes on after it, memory that runs out, fake worlds.
+"""`executor measure` for real over gloo: rows, an interrupt and going on after it, memory that runs out, fake worlds.
 
 On CPU the out-of-memory cell is real too: the kernel refuses its rank more address space (RLIMIT_AS), so the allocator
 fails as it would on a full machine. Not here: the matrix (tests/executor/test_matrix.py), a GPU (tests/gpu).

@@ -78,7 +78,9 @@ def test_one_gpu_gets_models_up_to_8b_and_cells_on_both_sides_of_the_boundary():
 
 def test_a_smaller_card_gets_other_cells_none_of_them_hopeless():
     small = cells("small", card(preset="t4-16gb", name="Tesla T4"))
-    assert {cell.plan.model.name for cell in small} < {cell.plan.model.name for cell in built_in("small", "1 gpu", None)}
+    assert {cell.plan.model.name for cell in small} < {
+        cell.plan.model.name for cell in built_in("small", "1 gpu", None)
+    }
     assert all(share(cell) <= 1 or share(cell) > BEYOND for cell in small)
 
 
@@ -117,7 +119,10 @@ def test_what_the_planner_refuses_is_a_cell_with_its_reason(tmp_path: Path):
 
 
 def test_a_mistake_in_a_matrix_names_the_table_and_the_key(tmp_path: Path):
-    assert "cells[1]: precison=fp32: is not an option of planner estimate. Did you mean precision" in refusal(tmp_path, HEAD + 'model = "tiny-llama"\nprecison = "fp32"\n').sentence
+    assert (
+        "cells[1]: precison=fp32: is not an option of planner estimate. Did you mean precision"
+        in refusal(tmp_path, HEAD + 'model = "tiny-llama"\nprecison = "fp32"\n').sentence
+    )
     assert "cells[1]: layout=fsdp3" in refusal(tmp_path, HEAD + 'model = "tiny-llama"\nlayout = "fsdp3"\n').sentence
     assert "model: is missing" in refusal(tmp_path, HEAD + 'layout = "ddp"\n').sentence
     assert "holds no [[cells]]" in refusal(tmp_path, "a = 1\n").sentence

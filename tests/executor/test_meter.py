@@ -285,7 +285,7 @@ def run(engine: str, ranks: int, out: Path, **options: int | bool) -> list[Measu
 
 
 def test_the_peak_is_the_fullest_moment_not_the_sum_of_what_was_made():
-    live = LiveTensors("cpu", vocab=7)
+    live = LiveTensors("cpu", 7)
     with live, live.recording("forward"):
         first = torch.empty(1000)
         second = torch.empty(500)
@@ -297,7 +297,7 @@ def test_the_peak_is_the_fullest_moment_not_the_sum_of_what_was_made():
 
 
 def test_a_view_adds_nothing_and_keeps_its_whole_storage_alive():
-    live = LiveTensors("cpu", vocab=7)
+    live = LiveTensors("cpu", 7)
     with live:
         whole = torch.empty(1000)
         part = whole.view(10, 100)[2:4].t()
@@ -309,7 +309,7 @@ def test_a_view_adds_nothing_and_keeps_its_whole_storage_alive():
 
 
 def test_storages_freed_and_grown_again_by_resize_are_followed():
-    live = LiveTensors("cpu", vocab=7)
+    live = LiveTensors("cpu", 7)
     with live:
         weight = torch.empty(1000)
         weight.untyped_storage().resize_(0)
@@ -320,7 +320,7 @@ def test_storages_freed_and_grown_again_by_resize_are_followed():
 
 def test_the_resize_hook_goes_away_with_the_tracker():
     before = torch.UntypedStorage.resize_
-    with LiveTensors("cpu", vocab=7):
+    with LiveTensors("cpu", 7):
         assert torch.UntypedStorage.resize_ is not before
 
     assert torch.UntypedStorage.resize_ is before
@@ -329,7 +329,7 @@ def test_the_resize_hook_goes_away_with_the_tracker():
 def test_the_peak_is_the_one_the_cpu_allocator_itself_records():
     model = nn.Sequential(nn.Linear(100, 300), nn.GELU(), nn.Linear(300, 100))
     weights = sum(weight.nbytes for weight in model.parameters())
-    live = LiveTensors("cpu", vocab=7)
+    live = LiveTensors("cpu", 7)
     with live, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         inputs = torch.randn(64, 100)
         with live.recording("forward"):
@@ -362,7 +362,7 @@ class Head(nn.Module):
 
 @pytest.fixture
 def head() -> tuple[Head, LiveTensors, torch.Tensor]:
-    model, live = Head(hidden=32, vocab=50), LiveTensors("cpu", vocab=50)
+    model, live = Head(hidden=32, vocab=50), LiveTensors("cpu", 50)
     weights = list(model.parameters())
     live.attach(lambda: {"params": weights, "grads": [weight.grad for weight in weights if weight.grad is not None]})
     return model, live, torch.randn(64, 32)

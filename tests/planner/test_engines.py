@@ -62,18 +62,18 @@ LAYER = 2 * H * H + 2 * KV * H + 3 * FFN * H  # split by tp
 RESIDUAL = 2 * 4096 * H  # bf16, one sequence of 4096
 
 
-def test_tp8_leaves_an_eighth_of_every_linear_and_whole_norms_and_embedding():
+def test_tp8_leaves_an_eighth_of_every_linear_and_table_and_whole_norms():
     case = case_of("transformers-tp", tp=8, precision="pure-bf16")
 
     held = engine_of("transformers-tp").resident(case)
 
-    weights = LAYERS * (LAYER / 8 + 2 * H) + VOCAB * H + VOCAB * H / 8 + H
+    weights = LAYERS * (LAYER / 8 + 2 * H) + 2 * VOCAB * H / 8 + H
     assert held["params"] == 2 * weights
     assert held["optimizer"] == 4 * weights
 
 
 def test_megatron_style_tp_all_reduces_twice_a_layer_each_way():
-    case = case_of("transformers-tp", tp=8, seq_len=4096, grad_accum=3)
+    case = case_of("transformers-tp", tp=8, seq_len=4096, grad_accum=3, precision="pure-bf16")
 
     calls = parallel_calls(case)
 
@@ -88,6 +88,26 @@ def test_transformers_sums_the_input_gradient_of_all_five_column_linears():
     calls = engine_of("transformers-tp").collectives(case_of("transformers-tp", tp=8, seq_len=4096))
 
     assert found(calls, axis="tp", unit="layer", phase="backward").count == LAYERS * 5
+
+
+def test_transformers_stops_a_recomputed_layer_before_its_last_sum():
+    calls = engine_of("transformers-tp").collectives(case_of("transformers-tp", tp=8, recompute="full"))
+
+    assert found(calls, axis="tp", unit="layer", phase="backward").count == LAYERS * (5 + 1)
+
+
+def test_autocast_sums_what_is_as_wide_as_its_fp32_weights():
+    narrow, wide = (
+        engine_of("transformers-tp").collectives(case_of("transformers-tp", tp=8, seq_len=4096, precision=precision))
+        for precision in ("pure-bf16", "bf16")
+    )
+
+    for unit, phase in (("embed", "forward"), ("layer", "backward")):
+        halves, wholes = (found(calls, axis="tp", unit=unit, phase=phase) for calls in (narrow, wide))
+        assert wholes.payload_bytes == 2 * halves.payload_bytes
+    assert found(wide, axis="tp", unit="layer", phase="forward") == found(
+        narrow, axis="tp", unit="layer", phase="forward"
+    )
 
 
 def test_sequence_parallelism_moves_as_many_bytes_as_the_all_reduces_it_replaces():

@@ -22,7 +22,7 @@ from planner.plan import Plan
 
 
 class TransformersTpEngine(Engine):
-    """DistributedConfig(tp_size, fsdp_size, dp_replicate_size); bf16 is FSDP2's own, or autocast where nothing shards."""
+    """DistributedConfig's tp, fsdp and dp_replicate sizes; bf16 is FSDP2's own, or autocast where nothing shards."""
 
     optimizer: torch.optim.Optimizer
 
@@ -52,7 +52,9 @@ class TransformersTpEngine(Engine):
     def mesh(self) -> LiveMesh:
         rank, world = self.world()
         axes = {"dp_replicate": "dp_replicate", "dp_shard": "fsdp", "tp": "tp"}
-        groups = {ours: dist.get_process_group_ranks(self.meshes.get_mesh(name).get_group()) for ours, name in axes.items()}
+        groups = {
+            ours: dist.get_process_group_ranks(self.meshes.get_mesh(name).get_group()) for ours, name in axes.items()
+        }
         return LiveMesh(world_size=world, rank=rank, groups=groups)
 
     @override
@@ -60,10 +62,13 @@ class TransformersTpEngine(Engine):
         made: Any = model
         self.model = made.maybe_distribute_model(made, self.config, self.meshes)
         made.tie_weights()
+        if not any(weight.is_meta for weight in made.parameters()):
+            made.to(self.device)  # what is not split and not sharded is still where it was built
         for weight in self.model.parameters():
             local = getattr(weight, "_local_tensor", None)
             if local is not None and local.untyped_storage().nbytes() > local.nbytes:
-                weight._local_tensor = local.clone()  # a slice would hold the whole weight alive
+                held: Any = weight
+                held._local_tensor = local.clone()  # a slice would hold the whole weight alive
         self.optimizer = make_optimizer(self.model)
         _one_group_a_mesh(self.optimizer)
 
@@ -106,7 +111,8 @@ class TransformersTpEngine(Engine):
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return {
             "params": [local_of(weight.detach()) for weight in weights],
-            "grads": [local_of(weight.grad) for weight in weights if weight.grad is not None] + whole_gradients(self.model),
+            "grads": [local_of(weight.grad) for weight in weights if weight.grad is not None]
+            + whole_gradients(self.model),
             "optimizer": [local_of(value) for value in states if isinstance(value, torch.Tensor)],
             "buckets": [],
         }
@@ -124,4 +130,6 @@ def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:
         by_mesh.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
     group["params"], *others = by_mesh.values()
     for weights in others:
-        optimizer.add_param_group({**{key: value for key, value in group.items() if key != "params"}, "params": weights})
+        optimizer.add_param_group(
+            {**{key: value for key, value in group.items() if key != "params"}, "params": weights}
+        )

@@ -1,0 +1,245 @@
+"""From a probe to presets: rates and curves that a machine was made from are found again, and the planner reads them.
+
+Not here: measuring a real machine (tests/cluster/test_probe.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planner import command, presets
+from planner.calibrate import machine
+from planner.calibration import calibration
+from planner.cli import planner
+from planner.collectives import WIRE
+from planner.comm import leaving_bytes
+from planner.errors import PlannerError
+from planner.linktime import collective_seconds
+from planner.steptime import attention_seconds, matmul_seconds, memory_seconds
+from planner.truth.probe import (
+    Attention,
+    Device,
+    Exchange,
+    Host,
+    Overhead,
+    Overlap,
+    Probe,
+    Product,
+    Sweep,
+    read_probe,
+    write_probe,
+)
+
+PEAK, HALF, ATTENTION, ADDED, CHAINED = {"fp32": 1e11, "bf16": 3e11}, 20.0, 0.25e11, 40e9, 24e9
+OPERATION_S, HIDDEN = 5e-6, 0.4
+INSIDE, INSIDE_S = {"all_reduce": 2e9, "all_gather": 4e9, "reduce_scatter": 1e9, "send": 3e9}, 2e-4
+BETWEEN, BETWEEN_S = 0.5e9, 9e-4
+PAYLOADS = (2.0**12, 2.0**16, 2.0**20, 2.0**24, 2.0**28)
+
+
+def product_s(m: int, n: int, k: int, dtype: str) -> float:
+    return 2 * m * n * k / PEAK[dtype] * (1 + HALF * (1 / m + 1 / n + 1 / k))
+
+
+def inside_s(op: str, ranks: int, payload: float) -> float:
+    steps = 1 if op == "send" else (2 if op == "all_reduce" else 1) * (ranks - 1)
+    return float(WIRE["gloo"][op](payload, ranks)) / INSIDE[op] + steps * INSIDE_S
+
+
+def between_s(op: str, ranks: int, nodes: int, payload: float) -> float:
+    steps = 1 if op == "send" else (2 if op == "all_reduce" else 1) * (ranks - 1)
+    inside_bytes, left = WIRE["gloo"][op](payload, ranks), leaving_bytes(op, "gloo", payload, ranks, ranks / nodes)
+    return max(float(left) / BETWEEN, float(inside_bytes) / INSIDE[op] * (ranks > nodes)) + steps * BETWEEN_S
+
+
+def make_probe(nodes: int = 1, ranks: int = 4, **changed: object) -> Probe:
+    """A probe of a machine that is nothing but the coefficients above."""
+    sizes = [(m, n, k) for m in (64, 512, 4096) for n in (128, 1024) for k in (256, 2048)]
+    exchanges = [
+        Exchange(op=op, ranks=size, nodes=1, payload_bytes=payload, seconds=inside_s(op, size, payload))
+        for op in INSIDE for size in (2, ranks) for payload in PAYLOADS
+    ]  # fmt: skip
+    if nodes > 1:
+        groups = [(nodes, nodes), (nodes * ranks, nodes)]  # one rank of each node, and all ranks
+        exchanges += [
+            Exchange(op=op, ranks=n, nodes=k, payload_bytes=payload, seconds=between_s(op, n, k, payload))
+            for op in INSIDE for n, k in groups for payload in PAYLOADS
+        ]  # fmt: skip
+    probe = Probe(
+        name="made-up",
+        date="2026-01-02T03:04:05+00:00",
+        seconds=1.0,
+        device=Device(name="Some CPU", kind="cpu", memory_bytes=8e9),
+        host=Host(processor="Some CPU", cores=4),
+        nodes=nodes,
+        ranks_per_node=ranks,
+        threads=1,
+        transport="gloo",
+        launcher="local/loopback",
+        products=tuple(
+            Product(form="forward", m=m, n=n, k=k, dtype=dtype, seconds=product_s(m, n, k, dtype))
+            for m, n, k in sizes for dtype in PEAK
+        ),
+        attention=tuple(
+            Attention(sequences=2, heads=4, seq_len=s, head_dim=64, dtype="fp32",
+                      forward_s=2 * 8 * s * s * 64 / ATTENTION, backward_s=4 * 8 * s * s * 64 / ATTENTION)
+            for s in (256, 1024)
+        ),
+        sweeps=(
+            *(Sweep(kind="add", bytes=size, seconds=size / ADDED) for size in (1e6, 1e8)),
+            *(Sweep(kind=kind, bytes=size, seconds=size / CHAINED) for kind in ("norm", "gate") for size in (1e8, 1e9)),
+        ),
+        overheads=tuple(
+            Overhead(kind=kind, operations=10, seconds=10 * factor * OPERATION_S)
+            for kind, factor in (("plain", 0.5), ("forward", 0.8), ("backward", 1.2), ("optimizer", 8.0))
+        ),
+        exchanges=tuple(exchanges),
+        overlaps=(Overlap(ranks=ranks, nodes=nodes, payload_bytes=1e7, compute_s=1.0, comm_s=1.0, both_s=2 - HIDDEN),),
+    )  # fmt: skip
+    return msgspec.structs.replace(probe, **changed)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A probe of two nodes of four ranks, written as presets."""
+    for relative, text in machine.preset_files(make_probe(nodes=2)).items():
+        (tmp_path / relative).parent.mkdir(exist_ok=True)
+        (tmp_path / relative).write_text(text)
+    return tmp_path
+
+
+def test_a_machine_made_from_coefficients_is_found_again(folder: Path):
+    cluster = presets.cluster("made-up", nodes=2, folders=[folder])
+    known = calibration("made-up", (str(folder),)).of("accelerate-ddp", cluster.gpu.name, "cpu")
+    compute = known.compute
+
+    for dtype in PEAK:
+        rate = cluster.gpu.flops_per_s[dtype]
+        for m, n, k in ((64, 256, 128), (300, 200, 1000), (8192, 8192, 8192)):
+            found_s = matmul_seconds(2 * m * n * k, m * k + k * n + m * n, rate, compute.matmul_share, compute.half_size)
+            assert found_s == pytest.approx(product_s(m, n, k, dtype), rel=1e-3)
+    rate = cluster.gpu.flops_per_s["fp32"]
+    assert attention_seconds(1e9, rate, compute.attention_share) == pytest.approx(1e9 / ATTENTION, rel=1e-3)
+    rate = cluster.gpu.memory_bytes_per_s
+    assert rate == pytest.approx(ADDED, rel=1e-3)
+    assert memory_seconds(1e9, rate, compute.memory_share) == pytest.approx(1e9 / CHAINED, rel=1e-3)
+    assert compute.operation_s == pytest.approx(OPERATION_S, rel=1e-3)
+    assert known.overlap.hidden_share == pytest.approx(HIDDEN, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", sorted(INSIDE))
+def test_links_take_as_long_as_the_calls_they_were_measured_by(folder: Path, op: str):
+    from planner.comm import Traffic
+
+    cluster = presets.cluster("made-up", nodes=2, folders=[folder])
+    known = calibration("made-up", (str(folder),)).of("accelerate-ddp", cluster.gpu.name, "cpu")
+
+    def predicted(ranks: int, inside: int, payload: float) -> float:
+        wire = WIRE["gloo"][op](payload, ranks)
+        left = leaving_bytes(op, "gloo", payload, ranks, inside)
+        one = Traffic(op, "dp_shard", "layer", "forward", 1, payload, True, ranks, (inside,), wire, (left,), left)
+        return float(collective_seconds(one, cluster.levels, known))
+
+    for payload in (2.0**14, 2.0**22, 2.0**26):
+        for ranks in (2, 4):
+            assert predicted(ranks, ranks, payload) == pytest.approx(inside_s(op, ranks, payload), rel=0.01)
+        assert predicted(8, 4, payload) == pytest.approx(between_s(op, 8, 2, payload), rel=0.01)
+
+
+def test_one_node_says_that_its_network_is_a_guess_and_guesses_no_link_inside(tmp_path: Path):
+    files = machine.preset_files(make_probe())
+
+    assert 'nic_gbit_per_s = "guess: one node was probed; 10 Gbit/s' in files["nodes/made-up.toml"]
+    assert "guess" not in files["gpus/made-up.toml"]
+    assert "emulated" not in files["calibrations/made-up.toml"]
+
+
+def test_the_planner_answers_with_a_probe_by_its_name_and_by_its_files(folder: Path, capsys: pytest.CaptureFixture[str]):
+    def step_s(*arguments: str) -> float:
+        asked = ("estimate", "--model", "tiny-llama", "--gpus", "4", "--precision", "fp32", "--json", *arguments)
+        assert command.exit_code(planner, asked, name="planner") == 0
+        answer = json.loads(capsys.readouterr().out)
+        return float(answer["estimates"][answer["recommended"]]["time"]["step_s"])
+
+    by_name = step_s("--presets", str(folder), "--cluster", "made-up", "--calibration", "made-up")
+    files = (str(folder / "clusters/made-up.toml"), str(folder / "calibrations/made-up.toml"))
+    by_file = step_s("--cluster", files[0], "--calibration", files[1])
+    guessed = step_s("--presets", str(folder), "--cluster", "made-up")
+
+    assert by_name == by_file
+    assert by_name != guessed
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("clusters/none.toml", "is not a file"), ("probe.toml", "must stand in a folder clusters/")],
+)
+def test_a_cluster_file_that_is_not_there_or_stands_alone_is_refused(folder: Path, path: str, words: str):
+    (folder / "probe.toml").write_text('node = "made-up"\n')
+
+    with pytest.raises(PlannerError, match=words):
+        presets.cluster(str(folder / path))
+
+
+def test_a_gpu_with_a_preset_keeps_its_datasheet_and_others_are_written_down():
+    h100 = Device(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * 2**30, link="NVLink 4")
+    known = make_probe(transport="nccl", device=h100)
+    unknown = make_probe(transport="nccl", device=msgspec.structs.replace(h100, name="Future Card", power_w=450.0))
+
+    assert machine.known_gpu(known) == "h100-sxm-80gb"
+    files = machine.preset_files(known)
+    assert not any(name.startswith("gpus/") for name in files)
+    assert 'gpu = "h100-sxm-80gb"' in files["nodes/made-up.toml"]
+    assert machine.known_gpu(unknown) is None
+    assert "power_w = 450" in machine.preset_files(unknown)["gpus/made-up.toml"]
+
+
+def test_a_fit_keeps_costs_above_zero():
+    flat = machine.fit_line([(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (4.0, 1.0, 0.9)])
+    steep = machine.fit_line([(1.0, 1.0, 1.0), (2.0, 1.0, 3.0), (4.0, 1.0, 9.0)])
+
+    assert (flat.cost, steep.fixed) == (0.0, 0.0)
+    assert flat.fixed == pytest.approx(1.0, rel=0.1)
+    with pytest.raises(ValueError, match="a point"):
+        machine.fit_line([])
+
+
+# -- probe.json ----------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_comes_back_from_its_file(tmp_path: Path):
+    write_probe(tmp_path / "probe.json", make_probe(nodes=2))
+
+    assert read_probe(tmp_path / "probe.json") == make_probe(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (None, "cannot be read"),
+        (b"{", "is not a probe"),
+        (b'{"name": 1}', "is not a probe"),
+        (make_probe(schema="probe/2"), "this version reads probe/1"),
+        (make_probe(sweeps=(Sweep(kind="add", bytes=1.0, seconds=0.0),)), r"sweeps\[0\].seconds=0.0: must be"),
+        (make_probe(ranks_per_node=0), "ranks_per_node=0"),
+    ],
+)
+def test_a_file_that_is_no_probe_is_refused_in_one_line(tmp_path: Path, raw: object, words: str):
+    path = tmp_path / "probe.json"
+    if isinstance(raw, bytes):
+        path.write_bytes(raw)
+    elif isinstance(raw, Probe):
+        path.write_bytes(msgspec.json.encode(raw))
+
+    with pytest.raises(PlannerError, match=words) as caught:
+        read_probe(path)
+    assert "\n" not in caught.value.sentence
+
+
+def test_a_probe_without_products_makes_no_presets():
+    with pytest.raises(PlannerError, match="no matrix products"):
+        machine.preset_files(make_probe(products=()))
