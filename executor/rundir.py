@@ -130,18 +130,19 @@ def read_errors(folder: Path) -> dict[int, tuple[RankError, float]]:
 
 
 def read_losses(folder: Path) -> tuple[float, ...]:
-    """The loss of every step that rank 0 logged; a last line cut short by its death is left out."""
+    """The loss of every step that rank 0 logged, where it was a number; a last line cut short by its death is not."""
     path = folder / METRICS
     if not path.is_file():
         return ()
     whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    return tuple(msgspec.json.decode(line, type=_Step).loss for line in whole)
+    losses = (msgspec.json.decode(line, type=_Step).loss for line in whole)
+    return tuple(loss for loss in losses if loss is not None)
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """The part of a line of metrics.jsonl that a report needs."""
+    """The part of a line of metrics.jsonl that a report needs. JSON has no NaN: in a fake world a loss may be null."""
 
-    loss: float
+    loss: float | None
 
 
 def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | None:

@@ -23,8 +23,9 @@ from planner.spec import Allocator
 
 UNCALIBRATED = "uncalibrated"
 """The guesses that everything falls back on."""
-DEFAULT = UNCALIBRATED
-"""Meant when none is named."""
+DEFAULT = "published"
+"""Meant when none is named: fitted to published measurements, kept where it predicts left-out ones better than the
+guesses (docs/accuracy.md)."""
 DEVICE_KINDS = ("cuda", "hip", "cpu")
 SCOPE = ("runtime", "gpu", "link", "op")
 EVIDENCE = ("n", "spread", "source")

@@ -75,12 +75,13 @@ def _call(bench: Bench, op: str, ranks: list[int], elements: int, group: Any) ->
     if op == "send":
         return _handed_over(whole, ranks, group)
     part = torch.ones(elements // len(ranks), device=bench.device)
-    # torch 2.13 gave both a new name, and warns at each use of the old one.
+    # The result is new memory each time, as FSDP2 has it: on a CPU its pages come from the system. torch 2.13 gave both
+    # calls a new name, and warns at each use of the old one.
     if op == "all_gather":
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-        return lambda: gather(whole, part, group=group)
+        return lambda: gather(torch.empty_like(whole), part, group=group)
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    return lambda: scatter(part, whole, group=group)
+    return lambda: scatter(torch.empty_like(part), whole, group=group)
 
 
 def _handed_over(whole: torch.Tensor, ranks: list[int], group: Any) -> Callable[[], Any]:

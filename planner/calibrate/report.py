@@ -28,6 +28,10 @@ from planner.truth.rows import read_rows
 SCHEMA = "calibrate/1"
 CLEARLY = 0.05
 """Share by which the error on left-out measurements must fall: less may be luck."""
+OF_ONE_MODEL = 16
+"""Measurements needed where all are of one model, so that none of another model can contradict them."""
+LONGER_TAIL = 1.25
+"""How much larger the ninth decile of the error may get for a better median."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
 """What a group of coefficients is judged by."""
 
@@ -157,6 +161,9 @@ def _unproven(
             continue
         if not fit.has_group(made, group):
             found[group] = f"{_named(group)}: {len(members)} measurements of {LEAST} needed, keeps its default"
+        elif len({one.model for one in members}) == 1 and len(members) < OF_ONE_MODEL:
+            few = f"{len(members)} measurements, all of one model, of {OF_ONE_MODEL} needed"
+            found[group] = f"{_named(group)}: {few}, keeps its default"
         elif worse := _worse(group[0], members, before, by_model):
             found[group] = f"{_named(group)}: {worse} where its model was left out, keeps its default"
     return found
@@ -166,17 +173,18 @@ def _worse(what: str, members: Sequence[Sample], before: Sequence[Residual], lef
     """Both errors in words, when the left-out one is not smaller."""
     ids = {one.id for one in members}
     old, new = (_found(residuals, ids, WORDS[what]) for residuals in (before, left))
-    if not old or not new or badness(new) < badness(old) * (1 - CLEARLY):
+    if not old or not new:
         return None
-    return f"{_median(new):.1%} off against {_median(old):.1%} before"
+    before_it, after_it = errors_of(old), errors_of(new)
+    if badness(new) >= badness(old) * (1 - CLEARLY):
+        return f"{after_it.median:.1%} off in the median against {before_it.median:.1%} before"
+    if after_it.p90 > before_it.p90 * LONGER_TAIL:
+        return f"a tenth is {after_it.p90:.0%} off or more against {before_it.p90:.0%} before"
+    return None
 
 
 def _found(residuals: Sequence[Residual], ids: set[str], what: str) -> list[float]:
     return [error for one in residuals if one.sample.id in ids and (error := getattr(one, what)) is not None]
-
-
-def _median(errors: Sequence[float]) -> float:
-    return statistics.median(abs(error) for error in errors)
 
 
 def _named(group: Group) -> str:

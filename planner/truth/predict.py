@@ -108,7 +108,7 @@ def _figures(row: Row, case: Case, calibration: Calibration, walks: Walks) -> Fi
         memory_kind=kind,
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
-        fits=None if gpu.memory_bytes is None else device <= gpu.memory_bytes,
+        fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
     )
 
 

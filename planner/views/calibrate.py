@@ -13,9 +13,9 @@ HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "sou
 
 PAGE = """## Fitted against left out
 
-`{command}` made the calibration `{name}`: {entries} fitted entries of {samples} measurements of training steps and
-{collectives} of collectives.
-A fit stays in it only if it predicts better than the guesses before it where its model was left out of the fit.
+`{command}` makes the calibration `{name}` (presets/calibrations) and this table.
+It has {entries} fitted entries, of {samples} measurements of training steps and {collectives} of collectives.
+A fit stays only if, where its model was left out, it predicts better than the guesses that were there before.
 Errors are median / ninth decile of |predicted / measured - 1| over n measurements.
 Where a runtime was measured with one model only, a fifth of its rows was left out at a time.
 """

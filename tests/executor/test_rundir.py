@@ -101,3 +101,5 @@ def test_a_damaged_record_is_named(tmp_path):
 def test_losses_of_a_run_that_died_while_writing_are_the_whole_lines(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step":0,"loss":6.5}\n{"step":1,"loss":6.25}\n{"step":2,"lo')
     assert rundir.read_losses(tmp_path) == (6.5, 6.25)
+    (tmp_path / "metrics.jsonl").write_text('{"step":0,"loss":null}\n{"step":1,"loss":6.25}\n')  # NaN, in a fake world
+    assert rundir.read_losses(tmp_path) == (6.25,)

@@ -11,12 +11,16 @@ import pytest
 from executor.worker import transport
 
 NAMES_OF_REAL_THREADS = """
-import os
-import torch.distributed as dist
+import os, time
+import torch, torch.distributed as dist
 from executor.worker import transport
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(8))
+until = time.monotonic() + 60
+while transport.threads_run() and time.monotonic() < until:
+    time.sleep(0.01)
 print(*[(task / "comm").read_text() for task in transport.TASKS.iterdir()])
 print(transport.threads_run())
 """

@@ -120,7 +120,9 @@ def test_a_machine_made_from_coefficients_is_found_again(folder: Path):
     for dtype in PEAK:
         rate = cluster.gpu.flops_per_s[dtype]
         for m, n, k in ((64, 256, 128), (300, 200, 1000), (8192, 8192, 8192)):
-            found_s = matmul_seconds(2 * m * n * k, m * k + k * n + m * n, rate, compute.matmul_share, compute.half_size)
+            found_s = matmul_seconds(
+                2 * m * n * k, m * k + k * n + m * n, rate, compute.matmul_share, compute.half_size
+            )
             assert found_s == pytest.approx(product_s(m, n, k, dtype), rel=1e-3)
     rate = cluster.gpu.flops_per_s["fp32"]
     assert attention_seconds(1e9, rate, compute.attention_share) == pytest.approx(1e9 / ATTENTION, rel=1e-3)
@@ -158,7 +160,9 @@ def test_one_node_says_that_its_network_is_a_guess_and_guesses_no_link_inside(tm
     assert "emulated" not in files["calibrations/made-up.toml"]
 
 
-def test_the_planner_answers_with_a_probe_by_its_name_and_by_its_files(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_planner_answers_with_a_probe_by_its_name_and_by_its_files(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
     def step_s(*arguments: str) -> float:
         asked = ("estimate", "--model", "tiny-llama", "--gpus", "4", "--precision", "fp32", "--json", *arguments)
         assert command.exit_code(planner, asked, name="planner") == 0

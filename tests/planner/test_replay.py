@@ -312,7 +312,7 @@ def test_several_files_are_several_sources(tmp_path, capsys):
     code, out, _ = run(capsys, first, second)
 
     assert code == 0
-    assert "2 of 2 rows predicted, calibration uncalibrated." in out
+    assert "2 of 2 rows predicted, calibration published." in out
     assert {"one", "two"} <= {line.split()[0] for line in out.splitlines() if line}
 
 
