@@ -1,6 +1,6 @@
 """Trace beside planner on pairs of model and layout from 125M to 70B: prints the table of docs/lab/trace.md.
 
-    python scripts/trace_pairs.py [NAME...] [--full]
+    python -m scripts.trace_pairs [NAME...] [--full]
 
 Not here: tracing (executor/worker/trace.py), or the claim that they agree (tests/executor/test_trace.py).
 """

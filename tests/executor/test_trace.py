@@ -63,7 +63,7 @@ def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        {"engine": "ddp", "dp_replicate": 4, "grad_accum": 2},
+        pytest.param({"engine": "ddp", "dp_replicate": 4, "grad_accum": 2}, marks=pytest.mark.cluster),
         {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
         pytest.param(
             {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
