@@ -1,4 +1,4 @@
-"""`executor probe` before it measures: what it refuses, what it leaves alone. Measuring: tests/cluster/test_probe.py."""
+"""`executor probe` before it measures: what it refuses, what it leaves alone. The rest: tests/cluster/test_probe.py."""
 
 from __future__ import annotations
 
