@@ -151,7 +151,8 @@ def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
 
 
 def _verdict(found: Answer) -> str:
-    trust = trust_text(found.question.calibration, found.estimates)
+    chosen = found.estimates if found.recommended is None else [found.estimates[found.recommended]]
+    trust = trust_text(found.question.calibration, chosen)
     if found.recommended is None and any(one.fits for one in found.estimates):
         return f"Something fits, but no backend here can launch it: nothing is recommended. {trust}"
     if found.recommended is None:

@@ -88,7 +88,7 @@ def _notes(one: Estimate, found: Recommendation) -> list[str]:
 
 def _verdict(reached: Reached) -> str:
     found = reached.found
-    trust = trust_text(found.answer.question.calibration, found.answer.estimates)
+    trust = trust_text(found.answer.question.calibration, found.answer.estimates[:1])
     told = trouble(reached)
     if told is not None:
         too_large = any(not one.fits for one in found.answer.estimates[:1])
