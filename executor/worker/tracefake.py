@@ -16,14 +16,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup  # private: wrapped while tracing
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import cpu
-from executor.worker.engines.base import local_of
 from executor.worker.memory import LiveTensors
 from planner.plan import Plan
 
@@ -33,24 +31,6 @@ class FakeLiveTensors(LiveTensors):
 
     storage_type = "meta"
     transports_hold = False
-
-    def __enter__(self) -> FakeLiveTensors:
-        self._to_unsharded = FSDPParamGroup._to_unsharded
-
-        def to_unsharded(group: Any) -> None:
-            self._to_unsharded(group)
-            for weight in group.fsdp_params:  # of tensor parallel ranks these are DTensors, no parameters of their own
-                storage = self._storage_of(local_of(weight._unsharded_param.detach()))
-                if storage is not None:
-                    storage.was_parameter = True
-
-        FSDPParamGroup._to_unsharded = to_unsharded  # type: ignore[method-assign]
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        FSDPParamGroup._to_unsharded = self._to_unsharded  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _Propagation.depth:  # DTensor asks for a result's global shape: a question, not work
