@@ -547,7 +547,7 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             raw = tomllib.load(stream)
     except OSError as error:
-        raise PlannerError("preset", path, f"cannot be read ({error.strerror})") from None
+        raise PlannerError("preset", path, f"cannot be read ({error.strerror})", "Name a TOML file") from None
     except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 are both ValueError
         raise PlannerError(str(path), None, f"is not TOML ({error})", "Copy a neighbouring file and edit it") from None
     for key, value in _numbers(raw):

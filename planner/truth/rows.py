@@ -18,6 +18,7 @@ from planner.errors import PlannerError
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,10 +123,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     terms_gib: dict[str, float] | None = None
     tokens_per_s_per_gpu: Positive | None = None
     tflops_per_gpu: Positive | None = None
-    mfu: NotNegative | None = None
-    hfu: NotNegative | None = None
+    mfu: Fraction | None = None
+    hfu: Fraction | None = None
     step_time_s: Positive | None = None
-    step_times_s: tuple[float, ...] | None = None
+    step_times_s: tuple[Positive, ...] | None = None
     wall_time_s: Positive | None = None
     train_minutes: Positive | None = None
     busbw_gbps: Positive | None = None
