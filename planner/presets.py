@@ -10,6 +10,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -151,6 +152,21 @@ def provenance(kind: str, name: str, *, folders: Folders = ()) -> dict[str, str]
     """Where each fact of a preset comes from: its [sources] table as written."""
     path = _found(_known(kind), name, folders)
     return _checked(_read(path).get("sources", {}), dict[str, str], path, "sources")
+
+
+@contextmanager
+def searched_first(folders: Folders) -> Iterator[None]:
+    """While it lasts every name is looked for in these folders first: measured rows name presets, not folders."""
+    before = os.environ.get(ENVIRONMENT)
+    listed = [*(str(Path(folder).absolute()) for folder in folders), *([before] if before else [])]
+    os.environ[ENVIRONMENT] = os.pathsep.join(listed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENVIRONMENT]
+        else:
+            os.environ[ENVIRONMENT] = before
 
 
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:

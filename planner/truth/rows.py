@@ -176,6 +176,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(Row)
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FIELDS = frozenset(Row.__struct_fields__)
 UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -235,11 +237,25 @@ def _lines(path: Path) -> list[bytes]:
 
 def _row(line: bytes, place: str) -> Row:
     try:
-        return _DECODER.decode(line)
+        row = _DECODER.decode(line)
+        _no_slips(line, place)
+        return row
     except msgspec.ValidationError as error:
         raise _refusal(line, place, str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
+
+
+def _no_slips(line: bytes, place: str) -> None:
+    """Refuse a key of the source's own that is nearly one of ours: what it holds would count for nothing."""
+    others = _KEYS.decode(line).keys() - _FIELDS
+    if not others:
+        return
+    from difflib import get_close_matches  # only for sources with keys of their own
+
+    for key in sorted(others):
+        if near := get_close_matches(key, _FIELDS, n=1, cutoff=0.8):
+            raise PlannerError(f"{place}: {key}", None, "is not a field of a row", f"Did you mean {near[0]}?")
 
 
 def _refusal(line: bytes, place: str, told: str) -> PlannerError:

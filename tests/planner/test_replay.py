@@ -94,6 +94,7 @@ def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
         ),
         (json.dumps(ROW), ":2: id=mine-1: was given in"),
         ("[1]", ":2: expected `object`"),
+        (json.dumps(ROW | {"id": "b", "layuot": {}}), ":2: layuot: is not a field of a row. Did you mean layout?"),
         (json.dumps(changed(ROW, id="b", measured__mfu=38)), ":2: measured.mfu=38: expected `float` <= 1.0"),
     ],
 )
@@ -102,6 +103,13 @@ def test_a_line_that_breaks_the_format_is_one_line_of_error(tmp_path, capsys, li
 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+def test_files_without_a_row_are_one_line_of_error(tmp_path, capsys):
+    code, out, err = run(capsys, written(tmp_path / "rows.jsonl"))
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "hold no row" in err
 
 
 def test_a_file_that_is_not_there_is_one_line_of_error(tmp_path, capsys):
@@ -188,6 +196,20 @@ def test_the_planners_own_optimizers_are_words_of_a_row(word, name):
 def test_a_word_for_memory_that_nobody_knows_is_counted():
     assert row_case(one(measured__memory_kind="alocated")).assumptions == (
         "memory kind alocated: held against reserved",
+    )
+
+
+def test_a_row_may_name_presets_of_ones_own(tmp_path, capsys):
+    (tmp_path / "models").mkdir()
+    text = (TRUTH.parents[1] / "presets" / "models" / "llama-2-7b.toml").read_text()
+    (tmp_path / "models" / "my-7b.toml").write_text(text)
+    rows = written(tmp_path / "rows.jsonl", changed(ROW, model__name="my-7b"))
+
+    assert run(capsys, rows)[1].startswith("0 of 1 rows predicted")
+    assert run(capsys, rows, "--presets", str(tmp_path))[1].startswith("1 of 1 rows predicted")
+    assert run(capsys, rows, "--presets", str(tmp_path / "none"))[::2] == (
+        2,
+        f"error: presets={tmp_path / 'none'}: is not a folder. Name a folder laid out like presets/.\n",
     )
 
 
