@@ -120,6 +120,12 @@ def _check_table(table: dict[str, Any], where: str) -> None:
         for value in _listed(table.get(key, allowed[0] if key in ("world", "matrix") else None)):
             if value not in allowed:
                 raise PlannerError(f"{where}: {key}", value, f"must be {' or '.join(allowed)}")
+    for value in _listed(table.get("gpus", 1)):
+        if value != "all" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise PlannerError(f"{where}: gpus", value, "must be all, or a whole number from 1")
+    for value in _listed(table.get("memory_limit_gib", 1)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise PlannerError(f"{where}: memory_limit_gib", value, "must be a number above 0")
     if "model" not in table:
         raise PlannerError(f"{where}: model", None, "is missing", "Name one, or a list of them")
 

@@ -30,13 +30,20 @@ def replay(
 ) -> int:
     """Measured rows (JSON Lines) against predictions: errors of memory and time, the order of layouts, what fits."""
     from planner import calibration as calibrations
+    from planner import presets
+    from planner.errors import PlannerError
     from planner.truth.predict import replay as replayed
     from planner.truth.rows import read_rows
     from planner.truth.score import summary
     from planner.views import replay as view
 
     may_write(output, force)
-    rows = replayed(read_rows(files), calibrations.calibration(calibration, folders))
+    coefficients = calibrations.calibration(calibration, folders)
+    read = read_rows(files)
+    if not read:
+        raise PlannerError("rows", ", ".join(files), "hold no row", "Give JSON Lines files, such as measure writes")
+    with presets.searched_first(folders):
+        rows = replayed(read, coefficients)
     found = summary(rows)
     if output is not None:
         import msgspec

@@ -10,6 +10,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -151,6 +152,21 @@ def provenance(kind: str, name: str, *, folders: Folders = ()) -> dict[str, str]
     """Where each fact of a preset comes from: its [sources] table as written."""
     path = _found(_known(kind), name, folders)
     return _checked(_read(path).get("sources", {}), dict[str, str], path, "sources")
+
+
+@contextmanager
+def searched_first(folders: Folders) -> Iterator[None]:
+    """While it lasts every name is looked for in these folders first: measured rows name presets, not folders."""
+    before = os.environ.get(ENVIRONMENT)
+    listed = [*(str(Path(folder).absolute()) for folder in folders), *([before] if before else [])]
+    os.environ[ENVIRONMENT] = os.pathsep.join(listed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENVIRONMENT]
+        else:
+            os.environ[ENVIRONMENT] = before
 
 
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:
@@ -547,7 +563,7 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             raw = tomllib.load(stream)
     except OSError as error:
-        raise PlannerError("preset", path, f"cannot be read ({error.strerror})") from None
+        raise PlannerError("preset", path, f"cannot be read ({error.strerror})", "Name a TOML file") from None
     except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 are both ValueError
         raise PlannerError(str(path), None, f"is not TOML ({error})", "Copy a neighbouring file and edit it") from None
     for key, value in _numbers(raw):

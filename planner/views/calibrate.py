@@ -34,7 +34,7 @@ def calibrate_text(found: Calibrated) -> str:
         parts += ["", "Kept as they were:", *(f"  {line}" for line in found.kept)]
     if found.unused:
         parts += ["", "Not used:"]
-        parts += [f"  {count:5d}  {reason}" for reason, count in _by_count(found.unused)]
+        parts += [f"  {count:5d}  {reason}" for count, reason in _by_count(found.unused)]
     return "\n".join(parts)
 
 
