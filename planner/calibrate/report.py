@@ -6,7 +6,6 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import Calibration, LinkEntry, as_toml
 from planner.errors import PlannerError
 from planner.truth.rows import read_rows
+from planner.truth.statistics import Errors, errors_of
 
 SCHEMA = "calibrate/1"
 CLEARLY = 0.05
@@ -34,15 +34,6 @@ LONGER_TAIL = 1.25
 """How much larger the ninth decile of the error may get for a better median."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
 """What a group of coefficients is judged by."""
-
-
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `n` measurements: median and ninth decile of |predicted/measured - 1|, and the median of it signed."""
-
-    n: int
-    median: float
-    p90: float
-    bias: float
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,17 +209,6 @@ def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
                     )
                 )
     return lines
-
-
-def errors_of(found: Sequence[float]) -> Errors:
-    """Statistics of errors predicted/measured - 1."""
-    sizes = sorted(abs(error) for error in found)
-    return Errors(
-        n=len(sizes),
-        median=statistics.median(sizes),
-        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
-        bias=statistics.median(found),
-    )
 
 
 # -- files in, files out -------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
-from planner.calibrate.report import Calibrated, Errors, Line
+from planner.calibrate.report import Calibrated, Line
 from planner.calibration import Calibration
 from planner.render import table
+from planner.truth.statistics import Errors
 
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
 

@@ -18,7 +18,8 @@ from planner.memory import memory_breakdown
 from planner.truth.cases import CannotPredict, case_of, row_case
 from planner.truth.predict import replay
 from planner.truth.rows import Row, append_rows, encode_row, read_rows
-from planner.truth.score import errors_of, factors_of, spearman, summary
+from planner.truth.score import summary
+from planner.truth.statistics import errors_of, factors_of, spearman
 from planner.units import GIB
 
 TRUTH = Path(__file__).resolve().parents[1] / "truth"
