@@ -1,8 +1,8 @@
 """Which tensors are alive on this rank, moment by moment, and what each of them is for.
 
 Counts storages, so a view is never counted twice, and says for the fullest moment of each phase how many bytes
-belong to which term of `planner.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), collectives
-(traffic.py), or what a caching allocator adds on top.
+belong to which term of `planner.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), which
+module is at work (modules.py), collectives (traffic.py), or what a caching allocator adds on top.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import transport
+from executor.worker.modules import Modules
 from executor.worker.traffic import LAYER, FsdpUnits
 from planner.plan import PhaseMemory
 
@@ -127,7 +127,7 @@ class LiveTensors(TorchDispatchMode):
         self.device_type, self.vocab = device_type, vocab
         self._alive: dict[int, Storage] = {}
         self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
-        self._scope = _Modules()
+        self._scope = Modules()
         self._units = FsdpUnits(self._note_gathered)
         self._state_tensors: StateTensors | None = None
         self._resize: Any = None
@@ -399,54 +399,3 @@ def _local(tensor: Tensor) -> Tensor:
     """The part of a DTensor that this rank holds; any other tensor itself."""
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
-
-
-class _Modules:
-    """Which module is running: by hooks in forward and recompute, by the autograd node's number in backward."""
-
-    def __init__(self) -> None:
-        self._stack: list[str] = []
-        self._names: dict[int, str] = {}
-        self._nodes: dict[int, str] = {}
-        self._handles: list[Any] = []
-        self._in_backward = False
-
-    def install(self) -> None:
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def phase_begins(self, phase: str) -> None:
-        self._in_backward = phase.startswith("backward")
-        self._stack = []
-        if phase.startswith("forward"):
-            self._nodes = {}
-
-    @property
-    def in_recompute(self) -> bool:
-        """Forward work while backward runs: gradients are on, or off inside a module's custom function."""
-        return self._in_backward and (torch.is_grad_enabled() or bool(self._stack))
-
-    def path(self) -> str:
-        if self._stack:
-            path = self._stack[-1]
-            # The node of the running operation was numbered just before the operation itself started.
-            self._nodes[torch._C._autograd._get_sequence_nr() - 1] = path
-            return path
-        node = torch._C._current_autograd_node() if self._in_backward else None
-        return self._nodes.get(node._sequence_nr(), "") if node is not None else ""
-
-    def _enter(self, module: nn.Module, _: Any) -> None:
-        if not self._stack and id(module) not in self._names:
-            for name, child in module.named_modules():
-                self._names[id(child)] = name.removeprefix("module.")
-        self._stack.append(self._names.get(id(module), type(module).__name__))
-
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self._stack:
-            self._stack.pop()
