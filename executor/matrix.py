@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from planner.units import GIB
 BUILT_IN = Path(__file__).with_name("matrix.toml")
 MATRICES = ("small", "full")
 OWN_KEYS = ("on", "matrix", "world", "layout", "gpus", "memory_limit_gib")
+WORDS = ("largest", "beyond")
+"""For a micro-batch that the planner sizes."""
 LAYOUTS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")
 WORLDS, DEVICES = ("real", "fake"), ("cpu", "cuda")
 BEYOND = 1.2
@@ -232,9 +234,6 @@ def _estimated(options: dict[str, Any], cluster: Cluster, limit_bytes: float | N
     return estimate(asked, strategy_name(layout), layout)
 
 
-WORDS = ("largest", "beyond")
-
-
 def _edge(case: Case, word: str, limit_bytes: float | None) -> int:
     """The largest micro-batch that fits, or the first well beyond: memory grows with the micro-batch."""
     lines = memory_lines(case)
@@ -289,8 +288,3 @@ def _identity(
         digest,
     ]
     return "-".join(str(word) for word in words if word)
-
-
-def refused(found: Iterable[Cell]) -> list[Cell]:
-    """Cells that no software here runs."""
-    return [cell for cell in found if cell.refusal is not None]

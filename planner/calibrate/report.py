@@ -18,11 +18,12 @@ from planner.calibrate import fit, holdout
 from planner.calibrate.allocator import LEAST, badness
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Group
-from planner.calibrate.ground import PROBED, link_fits, with_probes
+from planner.calibrate.ground import link_fits, with_probes, without_probes
 from planner.calibrate.holdout import Residual
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import Calibration, LinkEntry, as_toml
 from planner.errors import PlannerError
+from planner.presets import Folders
 from planner.truth.rows import read_rows
 
 SCHEMA = "calibrate/1"
@@ -70,14 +71,15 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     unused: dict[str, int]
     kept: tuple[str, ...]
+    probes: int = 0
 
 
-def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Calibrated:
-    """Fit everything that files of rows, run folders and probes tell, on top of `base`. PlannerError for what cannot be
-    read, and where nothing can be used."""
+def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, presets: Folders = ()) -> Calibrated:
+    """Fit everything that files of rows, run folders and probes tell, on top of `base`; `presets` are folders that may
+    know a probed GPU. PlannerError for what cannot be read, and where nothing can be used."""
     files, folders, probes = sorted_out(paths)
     rows = read_rows(files)
-    ground = with_probes(base, probes)
+    ground = with_probes(base, probes, presets)
     links, unused, collectives = link_fits(rows)
     gathered = of_rows(rows, ground)
     samples = [*gathered.samples, *(of_run(folder) for folder in folders)]
@@ -87,7 +89,8 @@ def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Cali
         why = max(unused, key=lambda reason: unused[reason], default="there are none")
         fix = "tests/truth/README.md has the format of rows"
         raise PlannerError("measurements", len(rows), f"nothing can be used: {why}", fix)
-    return of_samples(samples, ground, name, links, unused=unused, collectives=collectives)
+    found = of_samples(samples, ground, name, links, unused=unused, collectives=collectives)
+    return msgspec.structs.replace(found, calibration=without_probes(found.calibration), probes=len(probes))
 
 
 def of_samples(
@@ -251,27 +254,19 @@ def sorted_out(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path], lis
 
 
 def file_text(found: Calibrated, made_by: str) -> str:
-    """The calibration's file: what `planner.calibration` reads back, probes' entries included."""
+    """The calibration's file: what `planner.calibration` reads back."""
     head = f"# {made_by}\n# planner/calibration.py says what each key means. Units: bytes, seconds, shares.\n\n"
-    return head + as_toml(_flat(found.calibration))
-
-
-def _flat(made: Calibration) -> Calibration:
-    """With the entries of probes under it in the file itself: they have no file of their own to be based on."""
-    while made.base is not None and made.base.name.startswith(PROBED):
-        under = made.base
-        merged = {group: getattr(under, group) + getattr(made, group) for group in ("compute", "overlap", "links")}
-        made = msgspec.structs.replace(made, based_on=under.based_on, base=under.base, **merged)
-    return made
+    return head + as_toml(found.calibration)
 
 
 def answer_dict(found: Calibrated) -> dict[str, Any]:
     """The answer of --json."""
     return {
         "schema": SCHEMA,
-        "calibration": msgspec.to_builtins(msgspec.structs.replace(_flat(found.calibration), base=None)),
+        "calibration": msgspec.to_builtins(msgspec.structs.replace(found.calibration, base=None)),
         "measurements": found.samples,
         "collectives": found.collectives,
+        "probes": found.probes,
         "unused": found.unused,
         "kept_defaults": list(found.kept),
         "errors": msgspec.to_builtins(found.lines),

@@ -25,7 +25,8 @@ def calibrate_text(found: Calibrated) -> str:
     """Errors by group, then what kept its default and what was not used."""
     made = found.calibration
     used = f"{found.samples} measurements of training steps, {found.collectives} of collectives"
-    parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} fitted entries of {used}"]
+    used += f", {found.probes} probes" if found.probes else ""
+    parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} entries of {used}"]
     if found.lines:
         about = "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, its source."
         parts += ["", about, "", table(HEAD, [_row(one) for one in found.lines], 3)]

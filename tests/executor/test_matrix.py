@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from executor.machine import Machine, gpu_preset, this_machine
+from executor.machine import Machine, this_machine
 from executor.matrix import BEYOND, Cell, cells
+from planner.devices import gpu_preset
 from planner.errors import PlannerError
 from planner.units import GIB
 
