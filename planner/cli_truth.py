@@ -13,7 +13,9 @@ from planner.cli import JSON_OPTION, may_write
 
 @click.command()
 @click.argument("files", metavar="ROWS...", nargs=-1, required=True)
-@click.option("--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients to predict with.")
+@click.option(
+    "--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients: a name or a file."
+)
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -28,7 +30,10 @@ def replay(
     page: str | None,
     as_json: bool,
 ) -> int:
-    """Measured rows (JSON Lines) against predictions: errors of memory and time, the order of layouts, what fits."""
+    """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
+
+    ROWS are JSON Lines, one run a line: docs/adding-a-measurement.md has an example, tests/truth/README.md the format.
+    """
     from planner import calibration as calibrations
     from planner import presets
     from planner.errors import PlannerError
