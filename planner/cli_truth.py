@@ -5,6 +5,8 @@ Loaded when it is called. Parses, calls one function, prints. Not here: any figu
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from planner.calibration import DEFAULT
@@ -43,6 +45,8 @@ def replay(
     from planner.views import replay as view
 
     may_write(output, force)
+    if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
+        raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
     coefficients = calibrations.calibration(calibration, folders)
     read = read_rows(files)
     if not read:

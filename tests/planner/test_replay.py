@@ -15,6 +15,7 @@ import pytest
 from planner import command
 from planner.calibration import calibration
 from planner.cli import planner
+from planner.errors import PlannerError
 from planner.memory import memory_breakdown
 from planner.truth.cases import CannotPredict, case_of, row_case
 from planner.truth.predict import replay
@@ -116,6 +117,19 @@ def test_a_line_that_breaks_the_format_is_one_line_of_error(tmp_path, capsys, li
 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+def test_measurements_are_never_written_over(tmp_path, capsys):
+    path = written(tmp_path / "rows.jsonl", ROW)
+    code, _, err = run(capsys, path, "-o", str(tmp_path / "." / "rows.jsonl"), "--force")
+
+    assert (code, read_rows([path])[0].id) == (2, "mine-1")
+    assert "is one of the files that are replayed" in err
+
+
+def test_a_row_that_cannot_be_written_is_one_line_of_error(tmp_path):
+    with pytest.raises(PlannerError, match="cannot be written"):
+        append_rows(tmp_path / "none" / "rows.jsonl", [one()])
 
 
 def test_files_without_a_row_are_one_line_of_error(tmp_path, capsys):
