@@ -31,6 +31,7 @@ from planner.units import format_bytes, format_seconds, format_volume
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 SCHEMA = "trace/1"
 ENGINES = ("ddp", "fsdp2", "transformers-tp")
@@ -210,24 +211,12 @@ def judge(report: TraceReport, tolerances: Tolerances) -> tuple[str, ...]:
 
 def as_json(report: TraceReport, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
     """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    whole = {"schema": SCHEMA} | reports.with_errors(report)
-    if outside is not None:
-        whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
-    return msgspec.json.encode(whole)
+    return reports.encoded(SCHEMA, report, outside, tolerances)
 
 
 def render(report: TraceReport, console: Console) -> None:
     """Print the report for people."""
-    from rich.table import Table  # rich only where something is drawn
-    from rich.text import Text
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
-        )
-        for index, column in enumerate(columns):
-            made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-        return made
+    from rich.text import Text  # rich only where something is drawn
 
     def row(made: Table, line: Line, form: Callable[[float], str], name: str = "") -> None:
         shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
@@ -243,18 +232,20 @@ def render(report: TraceReport, console: Console) -> None:
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
         f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}"
     )
-    made = table("Memory", "phase/term", "predicted", "traced", "error")
+    made = reports.table("Memory", "phase/term", "predicted", "traced", "error")
     for line in report.memory.lines:
         row(made, line, format_bytes)
     made.add_section()
     row(made, report.memory.peak, format_bytes, reports.peak_name(report.memory))
     console.print(made)
-    made = table("Fullest moments", "phase", "bytes", "operation", "module")
+    made = reports.table("Fullest moments", "phase", "bytes", "operation", "module")
     for moment in report.moments:
         mark = " (peak)" if moment is report.peak else ""
         made.add_row(*map(Text, (moment.phase + mark, format_bytes(moment.total), moment.op, moment.path or "-")))
     console.print(made)
-    made = table("Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error")
+    made = reports.table(
+        "Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error"
+    )
     for line in report.traffic.lines:
         row(made, line, format_volume)
     made.add_section()

@@ -49,7 +49,7 @@ def calibrate(
     name = Path(output).stem if output else "calibration"
     base = calibrations.calibration(based_on, folders)
     with presets.searched_first(folders):
-        found = report.calibrate(measurements, base, name, folders)
+        found = report.calibrate(measurements, base, name)
     if output is not None:
         write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
         click.echo(f"wrote {output}", err=True)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import transport
-from executor.worker.traffic import FsdpUnits
+from executor.worker.traffic import LAYER, FsdpUnits
 from planner.plan import PhaseMemory
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
@@ -128,7 +128,7 @@ class LiveTensors(TorchDispatchMode):
         self._alive: dict[int, Storage] = {}
         self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
         self._scope = _Modules()
-        self._units = FsdpUnits()
+        self._units = FsdpUnits(self._note_gathered)
         self._state_tensors: StateTensors | None = None
         self._resize: Any = None
         self.phase = ""
@@ -208,12 +208,18 @@ class LiveTensors(TorchDispatchMode):
                 continue
             storage.was_sent |= sent
             if storage is self._newborn and tensor.dim() >= 2 and tensor.shape[-1] in self.vocab:
-                storage.has_vocab = ".layers." not in f".{self._now[1]}"  # an ffn may be as wide as the vocabulary
+                storage.has_vocab = LAYER.search(self._now[1]) is None  # an ffn may be as wide as the vocabulary
             if func is torch.ops.aten._to_copy.default and inputs and storage.copied_from is None:
                 source = self._storage_of(inputs[0])
                 storage.copied_from = source if source is not storage else None
         if self._recording and self.phase.startswith(("backward", "optimizer")):
             self._note_grads()
+
+    def _note_gathered(self, weight: Tensor) -> None:
+        # Where tensor parallel ranks shard, it is a DTensor: operations see its local tensor, which is no parameter.
+        storage = self._storage_of(_local(weight))
+        if storage is not None:
+            storage.was_parameter = True
 
     def _note_grads(self) -> None:
         # Whole gradients of FSDP2 and ZeRO are `.grad` only for a moment, so look after every operation. A gradient

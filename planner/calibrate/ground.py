@@ -12,7 +12,6 @@ import msgspec
 
 from planner.calibrate import links, machine
 from planner.calibration import Calibration, LinkEntry
-from planner.presets import Folders
 from planner.truth.probe import read_probe
 from planner.truth.rows import Row
 
@@ -32,10 +31,10 @@ def link_fits(rows: Sequence[Row]) -> tuple[tuple[LinkEntry, ...], dict[str, int
     return links.entries(samples, source), reasons, len(samples)
 
 
-def with_probes(base: Calibration, probes: Sequence[Path], folders: Folders = ()) -> Calibration:
+def with_probes(base: Calibration, probes: Sequence[Path]) -> Calibration:
     """The calibration with what probes measured on top, one after the other."""
     for path in probes:
-        made = machine.calibration_of(read_probe(path), folders)
+        made = machine.calibration_of(read_probe(path))
         base = msgspec.structs.replace(made, name=f"{PROBED}{made.name}", based_on=base.name, base=base)
     return base
 

@@ -23,7 +23,6 @@ from planner.calibrate.holdout import Residual
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import Calibration, LinkEntry, as_toml
 from planner.errors import PlannerError
-from planner.presets import Folders
 from planner.truth.rows import read_rows
 
 SCHEMA = "calibrate/1"
@@ -74,12 +73,12 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     probes: int = 0
 
 
-def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, presets: Folders = ()) -> Calibrated:
-    """Fit everything that files of rows, run folders and probes tell, on top of `base`; `presets` are folders that may
-    know a probed GPU. PlannerError for what cannot be read, and where nothing can be used."""
+def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Calibrated:
+    """Fit everything that files of rows, run folders and probes tell, on top of `base`. PlannerError for what cannot be
+    read, and where nothing can be used."""
     files, folders, probes = sorted_out(paths)
     rows = read_rows(files)
-    ground = with_probes(base, probes, presets)
+    ground = with_probes(base, probes)
     links, unused, collectives = link_fits(rows)
     gathered = of_rows(rows, ground)
     samples = [*gathered.samples, *(of_run(folder) for folder in folders)]
