@@ -29,13 +29,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def host_memory_bytes() -> float | None:
-    """All memory of the node."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return None
-
-
 def network_bits_per_s() -> float | None:
     """All physical interfaces that are up, together, as their drivers say (megabits)."""
     total = 0.0

@@ -56,7 +56,7 @@ def this_machine(device: str | None = None) -> Machine:
     gpus = 0 if device == "cpu" else visible_gpus()
     if not gpus:
         cores = facts.cores()
-        memory_bytes = facts.host_memory_bytes()
+        memory_bytes = presets.host_memory_bytes()
         found: dict[str, Any] = {
             "processor": facts.processor(),
             "cores": cores,

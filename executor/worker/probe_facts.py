@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from executor import facts
+from planner.presets import host_memory_bytes
 from planner.truth.probe import Device
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
     """The keys of planner.truth.probe.Device, those that are known: torch's words before NVML's."""
     if device.type == "cpu":
-        return {"name": facts.processor(), "kind": "cpu", "memory_bytes": facts.host_memory_bytes()}
+        return {"name": facts.processor(), "kind": "cpu", "memory_bytes": host_memory_bytes()}
     seen = torch.cuda.get_device_properties(device)
     found = facts.card_facts(f"GPU-{seen.uuid}") | {
         "name": seen.name,
@@ -33,6 +34,6 @@ def host_facts() -> dict[str, Any]:
     return {
         "processor": facts.processor(),
         "cores": facts.cores(),
-        "memory_bytes": facts.host_memory_bytes(),
+        "memory_bytes": host_memory_bytes(),
         "network_bits_per_s": facts.network_bits_per_s(),
     }
