@@ -15,7 +15,7 @@ from typing import Any
 import click
 import msgspec
 
-from executor.backends.tensor_parallel import TensorParallelBackend
+from executor.backends.transformers import TransformersBackend
 from executor.machine import Machine
 from planner.answers import Estimate
 from planner.case import Case
@@ -167,8 +167,8 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
 
 def _refusal(found: Estimate) -> str | None:
     """Why nothing here runs it; tensor parallel plans are measured, though `executor run` does not start them yet."""
-    if found.case.layout.engine == TensorParallelBackend.engine:
-        return TensorParallelBackend().refusal(plan_of(found))
+    if found.case.layout.engine == TransformersBackend.engine:
+        return TransformersBackend().refusal(plan_of(found))
     return found.refusal
 
 

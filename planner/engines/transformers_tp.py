@@ -3,8 +3,8 @@
 The plan splits attention and MLP column- then row-wise, the embedding and the head by vocabulary; logits are gathered.
 Each column-parallel linear is a module of its own to DTensor, so queries, keys, values, gate and up each sum their
 input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
-Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's
-gradient is a slice that keeps the whole table's alive.
+Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights. The embedding's gradient is
+a slice that keeps the whole table's alive until something copies it out.
 Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,fsdp}.py, and traced (docs/lab/trace.md). Not here: how
 FSDP2 gathers (fsdp2.py).
 """
@@ -87,7 +87,8 @@ def filled(case: Case) -> Held:
     """FSDP2's, where there is any."""
     if is_column(case.layout.dp_shard) or not _sharded(case):
         return resident(case)
-    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
+    held = fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
+    return held | {"grads": held["grads"] + _kept_alive(case)} if "grads" in held else held
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
@@ -105,7 +106,7 @@ def outside(case: Case) -> list[tuple[str, Held]]:
 def holder(case: Case) -> Holder:
     """FSDP2's, or weights and the gradients made so far."""
     if _sharded(case):
-        return fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case))
+        return _shards_holder(case)
     element, stay = trained_states(case).grad, resident(case)
     whole = (case.total(trainable=True) + _sliced_away(case)) * element
 
@@ -114,6 +115,26 @@ def holder(case: Case) -> Holder:
         return stay | {"grads": so_far + moment.in_flight * element}
 
     return held
+
+
+def _shards_holder(case: Case) -> Holder:
+    """FSDP2's, and what the embedding's whole gradient of an earlier micro-batch keeps alive."""
+    shards, alive = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case)), _kept_alive(case)
+
+    def held(moment: Moment, later: bool) -> Held:
+        found = shards(moment, later)
+        return found | {"grads": found["grads"] + alive} if later else found
+
+    return held
+
+
+def _kept_alive(case: Case) -> Number:
+    """Bytes beside the slice that is the embedding's gradient, while gradients stay whole between micro-batches: FSDP2
+    copies it out when it reduces it, or to add it up in another format."""
+    layout = case.layout
+    if layout.sync_each_micro_batch or _reduces_in_fp32(case):
+        return 0.0
+    return where(layout.grad_accum > 1, _sliced_away(case) * trained_states(case).grad, 0.0)
 
 
 def collectives(case: Case) -> list[Call]:

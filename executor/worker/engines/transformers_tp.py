@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from executor.worker.data import Batch
@@ -119,7 +120,12 @@ class TransformersTpEngine(Engine):
 
     @override
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        raise NotImplementedError("no run of this engine is launched yet, so none is saved")
+        whole: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():  # one weight at a time: a gather over both groups
+            gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if dist.get_rank() == 0:
+                whole[name] = gathered.cpu()
+        return whole
 
 
 def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:

@@ -12,7 +12,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose plan in Transformers is the one that the planner knows."""
 
 
-class TensorParallelBackend:
+class TransformersBackend:
     """Transformers' tensor parallel plan, with FSDP2 over the other ranks."""
 
     name = "transformers"
