@@ -30,6 +30,9 @@ from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.technique_rules import tensor_rules
 from planner.units import BYTES
 
+NO_PLAN = ("gpt2", "opt", "bloom", "falcon", "gpt_oss")
+"""Families whose configuration class has no `base_model_tp_plan` in Transformers 5.23.0."""
+
 name = "transformers-tp"
 rules: tuple[Rule, ...] = (
     *splits_only("tp"),
@@ -40,6 +43,13 @@ rules: tuple[Rule, ...] = (
         holds=lambda case: case.layout.tp > 1,
         sentence=lambda case: "the plan splits nothing over one rank",
         fix=lambda case: "Use tp=2 or more, or engine fsdp2",
+    ),
+    Rule(
+        name="family without a tensor plan",
+        field="tp",
+        holds=lambda case: case.model.family not in NO_PLAN,
+        sentence=lambda case: f"Transformers has no tensor parallel plan for {case.model.name}, a {case.model.family}",
+        fix=lambda case: "Use tp=1, or engine deepspeed-autotp",
     ),
     *tensor_rules(),
     fsdp2.STAGE,
