@@ -11,20 +11,21 @@ FSDP2 gathers (fsdp2.py).
 
 from __future__ import annotations
 
-from planner.arith import Number, is_column, where
+from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     MIXED,
     accelerate_compute,
+    base_weight_bytes,
     optimizer_temporaries,
     parallel_calls,
     parallel_ideal,
     trained_states,
 )
 from planner.engines.ddp import finished_elements
-from planner.inventory import Compute, Moment
+from planner.inventory import Compute, Moment, parameters, unit_weights
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.technique_rules import tensor_rules
@@ -101,16 +102,30 @@ def filled(case: Case) -> Held:
     return held | {"grads": held["grads"] + _kept_alive(case)} if "grads" in held else held
 
 
+def load(case: Case) -> Held:
+    """Every rank builds the model whole in host memory, cuts its slices of every weight, and shards them only then.
+
+    On CPU all wholes are still there when the last slice is made (`apply_tensor_parallelism` lists them); a GPU takes
+    the wholes one by one and keeps the slices.
+    """
+    element = base_weight_bytes(case)
+    whole, here = parameters(case.model) * element, case.total(adapter=False) * element
+    if case.cluster.gpu.kind == "cpu":
+        return {"params": whole + (whole - here) / maximum(case.layout.tp - 1, 1)}
+    largest = max(weight.elements for weights in unit_weights(case.model).values() for weight in weights)
+    return {"params": here + largest * element}
+
+
 def outside(case: Case) -> list[tuple[str, Held]]:
     """Building and the optimizer's step."""
     if _sharded(case):
-        return fsdp2.outside(case)
+        return [("load", load(case)), ("optimizer", fsdp2.step(case))]
     states, stay = trained_states(case), resident(case)
     step = stay | {
         "grads": fsdp2.trained_shards(case, states.grad) + _sliced_away(case) * states.grad,
         "temporaries": optimizer_temporaries(case, states.weight, sharded=False),
     }
-    return [("load", {"params": stay["params"]}), ("optimizer", step)]
+    return [("load", load(case)), ("optimizer", step)]
 
 
 def holder(case: Case) -> Holder:
