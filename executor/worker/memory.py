@@ -127,7 +127,7 @@ class LiveTensors(TorchDispatchMode):
         self.device_type, self.vocab = device_type, vocab
         self._alive: dict[int, Storage] = {}
         self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
-        self._scope = _Modules()
+        self._scope = Modules()
         self._units = FsdpUnits(self._note_gathered)
         self._state_tensors: StateTensors | None = None
         self._resize: Any = None
@@ -401,7 +401,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor if local is None else local
 
 
-class _Modules:
+class Modules:
     """Which module is running: by hooks in forward and recompute, by the autograd node's number in backward."""
 
     def __init__(self) -> None:
@@ -412,16 +412,19 @@ class _Modules:
         self._in_backward = False
 
     def install(self) -> None:
+        """From now on modules are noticed as they are entered and left."""
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
 
     def remove(self) -> None:
+        """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
 
     def phase_begins(self, phase: str) -> None:
+        """A forward or backward begins, outside every module."""
         self._in_backward = phase.startswith("backward")
         self._stack = []
         if phase.startswith("forward"):
@@ -433,6 +436,8 @@ class _Modules:
         return self._in_backward and (torch.is_grad_enabled() or bool(self._stack))
 
     def path(self) -> str:
+        """The module under way, "" between modules. To be asked at every operation of a forward, so that its backward
+        is known again."""
         if self._stack:
             path = self._stack[-1]
             # The node of the running operation was numbered just before the operation itself started.
