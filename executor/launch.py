@@ -36,8 +36,14 @@ ENTRY_POINTS = "meshwright.backends"
 BUILT_IN = {
     "accelerate": "executor.backends.accelerate:AccelerateBackend",
     "deepspeed": "executor.backends.deepspeed:DeepSpeedBackend",
+    "transformers": "executor.backends.transformers:TransformersBackend",
 }
-ENGINE_BACKENDS = {"ddp": "accelerate", "fsdp2": "accelerate", "deepspeed": "deepspeed"}
+ENGINE_BACKENDS = {
+    "ddp": "accelerate",
+    "fsdp2": "accelerate",
+    "deepspeed": "deepspeed",
+    "transformers-tp": "transformers",
+}
 
 LAUNCH_FAILED, TRAINING_FAILED, NODE_LOST, INTERRUPTED = 4, 5, 7, 128
 REFUSALS = (2, 3, 4, 5)

@@ -15,7 +15,6 @@ from typing import Any
 import click
 import msgspec
 
-from executor.backends.tensor_parallel import TensorParallelBackend
 from executor.machine import Machine
 from planner.answers import Estimate
 from planner.case import Case
@@ -169,15 +168,8 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
         fake_world=fake_world is not None,
         memory_limit=limit_bytes,
         estimate=found,
-        refusal=_refusal(found),
+        refusal=found.refusal,
     )
-
-
-def _refusal(found: Estimate) -> str | None:
-    """Why nothing here runs it; tensor parallel plans are measured, though `executor run` does not start them yet."""
-    if found.case.layout.engine == TensorParallelBackend.engine:
-        return TensorParallelBackend().refusal(plan_of(found))
-    return found.refusal
 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:

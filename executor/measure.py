@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from executor import launch, rundir
-from executor.backends.tensor_parallel import TensorParallelBackend
 from executor.machine import Machine
 from executor.matrix import Cell
 from executor.measured_row import made_row
@@ -127,9 +126,8 @@ def run_cell(cell: Cell, machine: Machine, runs: Path | None = None) -> Row:
             memory_limit=cell.memory_limit,
             meet_s=MEET_S,
         )
-        backend = TensorParallelBackend() if cell.plan.layout.engine == TensorParallelBackend.engine else None
         load = os.getloadavg()[0]
-        ready = launch.prepare(cell.plan, options, _quiet, backend)
+        ready = launch.prepare(cell.plan, options, _quiet)
         record = launch.execute(ready, _quiet)
         if record.exit_code > SIGNALLED:
             raise Stopped(record.exit_code)

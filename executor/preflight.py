@@ -38,7 +38,8 @@ def check_shape(plan: Plan, nodes: int) -> int:
 
 def check_software(engine: str) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    check_packages(["torch", "transformers", "deepspeed" if engine == "deepspeed" else "accelerate"])
+    others = {"ddp": ["accelerate"], "fsdp2": ["accelerate"], "deepspeed": ["deepspeed"]}
+    check_packages(["torch", "transformers", *others.get(engine, [])])
 
 
 def check_packages(needed: list[str]) -> None:

@@ -118,7 +118,11 @@ def write(folder: Path, probe: Probe) -> tuple[Path, ...]:
     """probe.json and the presets that follow from it: made in full before the first is written."""
     presets = {folder / relative: text for relative, text in preset_files(probe).items()}
     for path in (folder / PROBE, *presets):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f"{path.parent} cannot be made ({error.strerror})"
+            raise PlannerError("--output", folder, rule, "Name a folder that can be created") from None
     for path, text in presets.items():
         rundir.write_whole(path, text.encode())
     write_probe(folder / PROBE, probe)

@@ -7,10 +7,12 @@ fake world, or how a measurement is joined with a prediction (report.py).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from executor import preflight
 from executor import report as reports
 from executor.backends.common import METHODS, OPTIMIZERS, PRECISIONS, RECOMPUTE
 from executor.report import Line, MemoryReport, Tolerances, TrafficReport
+from executor.supervise import received_signals
 from planner.errors import PlannerError
 from planner.formats import FORMATS
 from planner.plan import Collective, PhaseMemory, Plan
@@ -258,12 +261,7 @@ def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
         command = [sys.executable, "-m", "executor.worker.trace", str(plan_file), str(output), "--rank", str(rank)]
         command += flags
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # nothing is computed, and on no device
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=os.environ | environment
-            )
-        except subprocess.TimeoutExpired:
-            raise PlannerError("trace", None, f"did not end in {TIMEOUT_S} s", "Leave out --full") from None
+        done = _watched(command, os.environ | environment)
         if done.returncode or not output.is_file():
             lines = done.stderr.strip().splitlines()
             raise PlannerError(
@@ -273,3 +271,26 @@ def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
                 exit_code=done.returncode if 1 < done.returncode < 8 else 1,
             )
         return msgspec.json.decode(output.read_bytes(), type=Traced)
+
+
+def _watched(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command's end; a signal ends it too, so that no process outlives its trace."""
+    until = time.monotonic() + TIMEOUT_S
+    with (
+        received_signals() as signals,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        ) as process,
+    ):
+        while True:
+            try:
+                told = process.communicate(timeout=0.1)
+                return subprocess.CompletedProcess(command, process.returncode, *told)
+            except subprocess.TimeoutExpired:
+                if signals:
+                    process.kill()
+                    name = signal.Signals(signals[0]).name
+                    raise PlannerError("trace", None, f"stopped by {name}", exit_code=128 + signals[0]) from None
+                if time.monotonic() > until:
+                    process.kill()
+                    raise PlannerError("trace", None, f"did not end in {TIMEOUT_S} s", "Leave out --full") from None

@@ -19,6 +19,7 @@ ENTRY_POINTS = "meshwright.backends"
 OWN = {
     "accelerate": "executor.backends.accelerate:AccelerateBackend",
     "deepspeed": "executor.backends.deepspeed:DeepSpeedBackend",
+    "transformers": "executor.backends.transformers:TransformersBackend",
 }
 """Ours, by name: reading every installed package's entry points costs more than a whole estimate."""
 

@@ -121,16 +121,12 @@ def provenance(kind: str, name: str, *, folders: Folders = ()) -> dict[str, str]
 @contextmanager
 def searched_first(folders: Folders) -> Iterator[None]:
     """While it lasts every name is looked for in these folders first: measured rows name presets, not folders."""
-    before = os.environ.get(ENVIRONMENT)
-    listed = [*(str(Path(folder).absolute()) for folder in folders), *([before] if before else [])]
-    os.environ[ENVIRONMENT] = os.pathsep.join(listed)
+    before = os.environ.get(ENVIRONMENT, "")
+    os.environ[ENVIRONMENT] = os.pathsep.join([*(str(Path(folder).absolute()) for folder in folders), before])
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = before
+        os.environ[ENVIRONMENT] = before
 
 
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:

@@ -97,9 +97,9 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         return rank(question, top, engines=engines, slowest=slowest, front=WHOLE_FRONT if front else 0, refusal=refusal)
 
     ranking = ranked(slowest)
-    if not ranking.best and ranking.smallest is None:
-        refuse_empty(question, engines)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
+    if not nearest.best and nearest.smallest is None:
+        refuse_empty(question, engines)
     layouts = [candidate.layout for candidate in nearest.best]
     if not layouts and nearest.smallest is not None:
         layouts = [nearest.smallest]

@@ -1,4 +1,4 @@
-"""What both backends need: rules that hold for our trainer, and reading a file back through its framework.
+"""What all backends need: rules that hold for our trainer, and reading a file back through its framework.
 
 The framework's parser runs in a process of its own, so that this package never imports torch. Not here: any file.
 """
@@ -23,12 +23,13 @@ RECOMPUTE = ("none", "full")
 """What executor/worker builds."""
 
 
-def common_refusal(plan: Plan) -> str | None:
-    """Why the trainer cannot run the plan under any of its engines, or None."""
+def common_refusal(plan: Plan, splits: tuple[str, ...] = ()) -> str | None:
+    """Why the trainer cannot run the plan under any of its engines, or None. `splits`: axes that this backend has."""
     layout, job = plan.layout, plan.job
     for axis in ("pp", "cp", "tp", "ep"):
-        if getattr(layout, axis) != 1:
-            return f"{axis}={getattr(layout, axis)} is not launchable yet: this backend splits data and states only"
+        if axis not in splits and getattr(layout, axis) != 1:
+            has = " and ".join(("data", "states", *splits))
+            return f"{axis}={getattr(layout, axis)} is not launchable yet: this backend splits {has} only"
     for field in ("offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard"):
         if getattr(layout, field):
             return f"{field} is not launchable yet: this backend keeps states and activations on the devices, once"

@@ -23,6 +23,8 @@ def prepare(layout: Layout) -> None:
     elif layout.engine == "deepspeed":
         os.environ["DS_ACCELERATOR"] = "cpu"
         _leave_shared_memory_collective_out()
+    elif layout.engine == "transformers-tp":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it takes any accelerator that torch shows, and asks nobody
 
 
 def _let_accelerate_shard() -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from executor.worker.memory import LiveTensors, Row, StateTensors
+from executor.worker.modules import Modules
 from executor.worker.traffic import Call, Traffic, collectives
 from planner.plan import PhaseMemory, Plan
 from planner.record import Measured
@@ -42,6 +43,7 @@ class Meter:
         self._phase = "step"
         self._live: LiveTensors | None = live or LiveTensors(self._device.type, plan.model.vocab)
         self._entered = False
+        self._modules = Modules()
         self._memory: tuple[PhaseMemory, ...] = ()
         self._allocator: dict[str, float] = {}
         self._calls: list[Call] = []
@@ -83,6 +85,9 @@ class Meter:
             if index == self._memory_step and self._entered:
                 stack.callback(self._conclude)
             if index == self._traffic_step:
+                if self._live is None and self._layout.tp > 1:  # whose sums are told apart by the module that sends
+                    self._modules.install()
+                    stack.callback(self._modules.remove)
                 traffic = stack.enter_context(Traffic(self._layout.engine, lambda: self._phase, self._path))
                 self._calls = traffic.calls
             yield
@@ -94,6 +99,7 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Inside a step: forward, backward (first micro-batch), forward.next, backward.next (later), optimizer."""
         self._phase = name
+        self._modules.phase_begins(name)
         with ExitStack() as stack:
             if self._step == self._memory_step and self._live is not None and self._entered:
                 stack.enter_context(self._live.recording(name))
@@ -131,8 +137,8 @@ class Meter:
         return self._rows
 
     def _path(self) -> str:
-        """The module under way, while storages are followed."""
-        return self._live.path if self._live is not None else ""
+        """The module under way, as whoever has hooks on the modules sees it."""
+        return self._live.path if self._live is not None else self._modules.path()
 
     def _conclude(self) -> None:
         assert self._live is not None

@@ -23,7 +23,7 @@ class Modules:
         self._in_backward = False
 
     def install(self) -> None:
-        """Hook every module."""
+        """From now on modules are noticed as they are entered and left."""
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -35,7 +35,7 @@ class Modules:
             handle.remove()
 
     def phase_begins(self, phase: str) -> None:
-        """No module is at work; a forward begins new autograd nodes."""
+        """A forward or backward begins, outside every module."""
         self._in_backward = phase.startswith("backward")
         self._stack = []
         if phase.startswith("forward"):
@@ -47,7 +47,8 @@ class Modules:
         return self._in_backward and (torch.is_grad_enabled() or bool(self._stack))
 
     def path(self) -> str:
-        """The module at work, "" between modules."""
+        """The module under way, "" between modules. To be asked at every operation of a forward, so that its backward
+        is known again."""
         if self._stack:
             path = self._stack[-1]
             # The node of the running operation was numbered just before the operation itself started.

@@ -66,6 +66,16 @@ def deepspeed_values(path: str) -> dict[str, Any]:
     return {"effective": effective, "keys": keys}
 
 
+def transformers_values(path: str) -> dict[str, Any]:
+    """DistributedConfig as Transformers would have it, and the keys of the file: those it does not know it drops."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    raw = json.loads(Path(path).read_text())
+    return {"effective": DistributedConfig.from_dict(raw).to_dict(), "keys": list(raw)}
+
+
+READERS = {"accelerate": accelerate_values, "deepspeed": deepspeed_values, "transformers": transformers_values}
+
 _STAGE3 = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
 
 
@@ -74,7 +84,7 @@ def main(arguments: list[str]) -> int:
     framework, path = arguments
     try:
         with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout
-            values = accelerate_values(path) if framework == "accelerate" else deepspeed_values(path)
+            values = READERS[framework](path)
     except ImportError:
         raise
     except Exception as error:  # whatever the framework raises is the answer

@@ -98,6 +98,8 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # a DTensor: its collectives come through once it has unwrapped
+        if self._engine == "transformers-tp":
+            self._path()  # asked at every operation, it knows a forward's modules again in backward
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args)
         return func(*args, **(kwargs or {}))

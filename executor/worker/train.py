@@ -78,11 +78,10 @@ def run(options: argparse.Namespace) -> None:
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
 
-    data_parallel_rank = live.rank // plan.layout.tp  # tensor ranks, the innermost, see the same sequences
-    seed_rank(plan.job.recipe.seed, data_parallel_rank)
+    seed_rank(plan.job.recipe.seed, live.data_parallel_rank)
     reporter = Reporter(plan, folder, rank)
     try:
-        _train(plan, engine, train_windows, meter, reporter, data_parallel_rank)
+        _train(plan, engine, train_windows, meter, reporter, live.data_parallel_rank)
     finally:
         reporter.close()
     measured = meter.result()

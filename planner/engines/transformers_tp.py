@@ -3,32 +3,36 @@
 The plan splits attention and MLP column- then row-wise, the embedding and the head by vocabulary; logits are gathered.
 Each column-parallel linear is a module of its own to DTensor, so queries, keys, values, gate and up each sum their
 input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
-Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights, and the embedding's
-gradient is a slice that keeps the whole table's alive.
+Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights. The embedding's gradient is
+a slice that keeps the whole table's alive until something copies it out.
 Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,fsdp}.py, and traced (docs/lab/trace.md). Not here: how
 FSDP2 gathers (fsdp2.py).
 """
 
 from __future__ import annotations
 
-from planner.arith import Number, is_column, where
+from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     MIXED,
     accelerate_compute,
+    base_weight_bytes,
     optimizer_temporaries,
     parallel_calls,
     parallel_ideal,
     trained_states,
 )
 from planner.engines.ddp import finished_elements
-from planner.inventory import Compute, Moment
+from planner.inventory import Compute, Moment, parameters, unit_weights
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.technique_rules import tensor_rules
 from planner.units import BYTES
+
+NO_PLAN = ("gpt2", "opt", "bloom", "falcon", "gpt_oss")
+"""Families whose configuration class has no `base_model_tp_plan` in Transformers 5.23.0."""
 
 name = "transformers-tp"
 rules: tuple[Rule, ...] = (
@@ -40,6 +44,13 @@ rules: tuple[Rule, ...] = (
         holds=lambda case: case.layout.tp > 1,
         sentence=lambda case: "the plan splits nothing over one rank",
         fix=lambda case: "Use tp=2 or more, or engine fsdp2",
+    ),
+    Rule(
+        name="family without a tensor plan",
+        field="tp",
+        holds=lambda case: case.model.family not in NO_PLAN,
+        sentence=lambda case: f"Transformers has no tensor parallel plan for {case.model.name}, a {case.model.family}",
+        fix=lambda case: "Use tp=1, or engine deepspeed-autotp",
     ),
     *tensor_rules(),
     fsdp2.STAGE,
@@ -87,25 +98,40 @@ def filled(case: Case) -> Held:
     """FSDP2's, where there is any."""
     if is_column(case.layout.dp_shard) or not _sharded(case):
         return resident(case)
-    return fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
+    held = fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
+    return held | {"grads": held["grads"] + _kept_alive(case)} if "grads" in held else held
+
+
+def load(case: Case) -> Held:
+    """Every rank builds the model whole in host memory, cuts its slices of every weight, and shards them only then.
+
+    On CPU all wholes are still there when the last slice is made (`apply_tensor_parallelism` lists them); a GPU takes
+    the wholes one by one and keeps the slices.
+    """
+    element = base_weight_bytes(case)
+    whole, here = parameters(case.model) * element, case.total(adapter=False) * element
+    if case.cluster.gpu.kind == "cpu":
+        return {"params": whole + (whole - here) / maximum(case.layout.tp - 1, 1)}
+    largest = max(weight.elements for weights in unit_weights(case.model).values() for weight in weights)
+    return {"params": here + largest * element}
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
     """Building and the optimizer's step."""
     if _sharded(case):
-        return fsdp2.outside(case)
+        return [("load", load(case)), ("optimizer", fsdp2.step(case))]
     states, stay = trained_states(case), resident(case)
     step = stay | {
         "grads": fsdp2.trained_shards(case, states.grad) + _sliced_away(case) * states.grad,
         "temporaries": optimizer_temporaries(case, states.weight, sharded=False),
     }
-    return [("load", {"params": stay["params"]}), ("optimizer", step)]
+    return [("load", load(case)), ("optimizer", step)]
 
 
 def holder(case: Case) -> Holder:
     """FSDP2's, or weights and the gradients made so far."""
     if _sharded(case):
-        return fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case))
+        return _shards_holder(case)
     element, stay = trained_states(case).grad, resident(case)
     whole = (case.total(trainable=True) + _sliced_away(case)) * element
 
@@ -114,6 +140,26 @@ def holder(case: Case) -> Holder:
         return stay | {"grads": so_far + moment.in_flight * element}
 
     return held
+
+
+def _shards_holder(case: Case) -> Holder:
+    """FSDP2's, and what the embedding's whole gradient of an earlier micro-batch keeps alive."""
+    shards, alive = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case)), _kept_alive(case)
+
+    def held(moment: Moment, later: bool) -> Held:
+        found = shards(moment, later)
+        return found | {"grads": found["grads"] + alive} if later else found
+
+    return held
+
+
+def _kept_alive(case: Case) -> Number:
+    """Bytes beside the slice that is the embedding's gradient, while gradients stay whole between micro-batches: FSDP2
+    copies it out when it reduces it, or to add it up in another format."""
+    layout = case.layout
+    if layout.sync_each_micro_batch or _reduces_in_fp32(case):
+        return 0.0
+    return where(layout.grad_accum > 1, _sliced_away(case) * trained_states(case).grad, 0.0)
 
 
 def collectives(case: Case) -> list[Call]:

@@ -211,12 +211,18 @@ def encode_row(row: Row) -> bytes:
 
 
 def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Add rows to a file, each on disk before the next: a run that is cut short keeps what it measured."""
-    with Path(path).open("ab") as stream:
-        for row in rows:
-            stream.write(encode_row(row))
-            stream.flush()
-            os.fsync(stream.fileno())
+    """Add rows to a file, each on disk before the next: a run that is cut short keeps what it measured (PlannerError
+    where it cannot be written)."""
+    try:
+        with Path(path).open("ab") as stream:
+            for row in rows:
+                stream.write(encode_row(row))
+                stream.flush()
+                os.fsync(stream.fileno())
+    except OSError as error:
+        raise PlannerError(
+            "output", path, f"cannot be written ({error.strerror})", "Name a file that is yours"
+        ) from None
 
 
 def _known(value: dict[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,13 @@ from safetensors.torch import load_file
 
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
+from executor.backends.transformers import TransformersBackend
+from planner.backend import Backend
 from planner.case import Case
 from planner.comm import comm_volume
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction, encode_plan
+from planner.question import usual_runtime
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
 
 PROJECT = Path(__file__).parents[2]
@@ -73,6 +76,8 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
         inter_link=link,
     )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="hf", backend=backend_of(layout).name)
+    if layout.engine == "transformers-tp":  # its kernels are not the plain ones
+        runtime = msgspec.structs.replace(usual_runtime(layout.engine), backend=backend_of(layout).name)
     return predicted(Plan(model=model, cluster=cluster, job=job, layout=layout, runtime=runtime)).sealed()
 
 
@@ -83,9 +88,12 @@ def predicted(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-def backend_of(layout: Layout) -> AccelerateBackend | DeepSpeedBackend:
+BACKENDS: dict[str, Backend] = {"deepspeed": DeepSpeedBackend(), "transformers-tp": TransformersBackend()}
+
+
+def backend_of(layout: Layout) -> Backend:
     """The backend that runs a layout's engine."""
-    return DeepSpeedBackend() if layout.engine == "deepspeed" else AccelerateBackend()
+    return BACKENDS.get(layout.engine, AccelerateBackend())
 
 
 def write_run_folder(plan: Plan, folder: Path) -> None:

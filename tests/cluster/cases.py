@@ -37,12 +37,13 @@ BASE = {
     "zero1": Layout(engine="deepspeed", dp_shard=4, zero_stage=1),
     "zero2": Layout(engine="deepspeed", dp_shard=4, zero_stage=2),
     "zero3": ZERO3,
+    "tp2-fsdp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
     "ddp-copied-buckets": replace(DDP, gradient_as_bucket_view=False),
 }
 
 
 def _accumulating(layout: Layout, accum: int) -> Layout:
-    return replace(layout, micro_batch_size=SEQUENCES // 4 // accum, grad_accum=accum)
+    return replace(layout, micro_batch_size=SEQUENCES // layout.data_parallel // accum, grad_accum=accum)
 
 
 CASES: dict[str, tuple[Layout, Method]] = {

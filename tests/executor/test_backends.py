@@ -12,8 +12,12 @@ from msgspec.structs import replace
 
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
+from executor.backends.transformers import FAMILIES, TransformersBackend
+from planner.backend import Backend
 from planner.engines.buckets import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
+from planner.engines.transformers_tp import NO_PLAN
 from planner.errors import PlannerError
+from planner.formats import FORMATS
 from planner.inventory import parameters
 from planner.plan import Plan
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Moe, Optimizer, Runtime, TrainingJob
@@ -37,6 +41,7 @@ LAYOUTS = {
         zero3_max_live_elements=30,
         zero3_max_reuse_elements=40,
     ),
+    "tp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
 
 
@@ -47,7 +52,9 @@ def plan(layout: Layout, job: TrainingJob | None = None, model: ModelSpec = MODE
     return Plan(model=model, cluster=cluster, job=job or TrainingJob(), layout=layout, runtime=runtime).sealed()
 
 
-def backend(name: str) -> AccelerateBackend | DeepSpeedBackend:
+def backend(name: str) -> Backend:
+    if name.startswith("tp"):
+        return TransformersBackend()
     return DeepSpeedBackend() if name.startswith("zero") else AccelerateBackend()
 
 
@@ -142,6 +149,12 @@ def test_the_environment_is_the_launchers_and_carries_the_mesh(tmp_path: Path, m
             },
             ["stage3_max_live_parameters is 31, the plan says 30", "gradient_clipping is 2, the plan says 1.0"],
         ),
+        (
+            "tp2",
+            {'"tp_size": 2': '"tp_size": 4, "fsdp_cpu_offload": true, "tp_sizes": 2'},
+            ["tp_size is 4, the plan says 2", "fsdp_cpu_offload is set", "tp_sizes is set"],
+        ),
+        ("tp2", {'"tp_size": 2': '"tp_size": 0'}, ["cannot read it"]),
     ],
 )
 def test_an_edited_file_is_found_out(name: str, edits: dict[str, str], said: list[str], tmp_path: Path) -> None:
@@ -183,6 +196,39 @@ def test_what_cannot_be_launched_is_refused_with_a_reason() -> None:
     experts = replace(MODEL, family="mixtral", moe=Moe(experts=8, top_k=2, expert_ffn=704))
     assert "mixture of experts" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=experts)))
     assert "global_batch_size" in str(accelerate.refusal(plan(LAYOUTS["ddp"], TrainingJob(global_batch_size=5))))
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "job", "said"),
+    [
+        ({}, {"family": "gemma2"}, {}, "tp=2: under Transformers' plan llama, mistral, qwen2 or qwen3 are trained"),
+        ({}, {"family": "gemma2"}, {}, "Use engine fsdp2 with tp=1 dp_shard=4."),
+        ({}, {"tied": True}, {}, "tp=2: Transformers ties a split head only while it loads a checkpoint"),
+        ({}, {}, {"method": "lora"}, "method=lora: adapters beside split weights are planned, but not built"),
+        ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "tp=4: it does not divide the 2 key and value heads of small"),
+        ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "Use tp=2."),
+        ({"dp_shard": 1, "dp_replicate": 2}, {}, {}, "Use dp_shard=2 and dp_replicate=1."),
+        ({"offload_optimizer": True}, {}, {}, "offload_optimizer=True: the transformers-tp engine keeps nothing"),
+        ({"tp": 1, "dp_shard": 4}, {}, {}, "tp=1: the plan splits nothing over one rank"),
+        ({"pp": 2, "dp_shard": 1}, {}, {}, "pp=2: the transformers-tp engine does not split pp. Use pp=1."),
+        ({}, {}, {"optimizer": Optimizer(name="lion")}, "optimizer lion is planned but not launchable yet"),
+    ],
+)
+def test_a_tensor_parallel_plan_that_cannot_be_launched_is_told_the_rule_and_the_nearest_that_can(
+    layout: dict[str, int], model: dict[str, object], job: dict[str, object], said: str
+) -> None:
+    made = plan(replace(LAYOUTS["tp2"], **layout), TrainingJob(**job), replace(MODEL, **model))
+
+    assert said in str(TransformersBackend().refusal(made))
+
+
+def test_families_are_those_that_transformers_has_a_tensor_plan_for() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    planless = {family for family in FORMATS if not CONFIG_MAPPING[family].base_model_tp_plan}
+
+    assert planless == set(NO_PLAN)
+    assert planless.isdisjoint(FAMILIES)
 
 
 @pytest.mark.parametrize("recompute", ["attention", "sac:matmul"])

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from executor.probe import write
 from planner import command, presets
 from planner.calibrate import machine
 from planner.calibration import calibration
@@ -253,6 +254,14 @@ def test_a_file_that_is_no_probe_is_refused_in_one_line(tmp_path: Path, raw: obj
 def test_a_probe_without_products_makes_no_presets():
     with pytest.raises(PlannerError, match="no matrix products"):
         machine.preset_files(make_probe(products=()))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_of_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlannerError, match="cannot be made") as refused:
+        write(tmp_path / "file" / "machine", make_probe())
+
+    assert refused.value.exit_code == 2
 
 
 # -- planner calibrate ---------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_a_front_is_thinned_to_its_ends_and_equal_steps_of_memory():
 # -- constraints ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("backend", ["accelerate", "deepspeed", "transformers"])
 def test_a_backend_limits_what_is_recommended(backend: str, capsys: pytest.CaptureFixture[str]):
     found = answered(capsys, *SIXTY_FOUR, "--backend", backend)
 
@@ -290,7 +290,7 @@ def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tp", "4"], "Add --any-runtime to look at"),
+        (["--pp", "4"], "Add --any-runtime to look at"),
         (["--backend", "slurm"], "is not installed"),
         (["--backend", "deepspeed", "--any-runtime"], "contradicts --backend deepspeed"),
         (["--deadline", "3d"], "Add --tokens 300B or --samples 1M"),

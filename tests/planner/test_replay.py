@@ -6,6 +6,7 @@ Not here: how good the predictions are (docs/accuracy.md says so).
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,23 @@ import pytest
 from planner import command
 from planner.calibration import calibration
 from planner.cli import planner
+from planner.errors import PlannerError
 from planner.memory import memory_breakdown
 from planner.truth.cases import CannotPredict, case_of, row_case
 from planner.truth.predict import replay
-from planner.truth.rows import Row, append_rows, encode_row, read_rows
+from planner.truth.rows import (
+    Collective,
+    Hardware,
+    Measured,
+    Row,
+    RowLayout,
+    RowLora,
+    RowModel,
+    Source,
+    append_rows,
+    encode_row,
+    read_rows,
+)
 from planner.truth.score import summary
 from planner.truth.statistics import errors_of, factors_of, spearman
 from planner.units import GIB
@@ -106,6 +120,19 @@ def test_a_line_that_breaks_the_format_is_one_line_of_error(tmp_path, capsys, li
     assert said in err
 
 
+def test_measurements_are_never_written_over(tmp_path, capsys):
+    path = written(tmp_path / "rows.jsonl", ROW)
+    code, _, err = run(capsys, path, "-o", str(tmp_path / "." / "rows.jsonl"), "--force")
+
+    assert (code, read_rows([path])[0].id) == (2, "mine-1")
+    assert "is one of the files that are replayed" in err
+
+
+def test_a_row_that_cannot_be_written_is_one_line_of_error(tmp_path):
+    with pytest.raises(PlannerError, match="cannot be written"):
+        append_rows(tmp_path / "none" / "rows.jsonl", [one()])
+
+
 def test_files_without_a_row_are_one_line_of_error(tmp_path, capsys):
     code, out, err = run(capsys, written(tmp_path / "rows.jsonl"))
 
@@ -119,6 +146,24 @@ def test_a_file_that_is_not_there_is_one_line_of_error(tmp_path, capsys):
     assert code == 2
     assert "cannot be read" in err
     assert err.count("\n") == 1
+
+
+def test_the_format_is_documented_field_by_field():
+    told = (TRUTH / "README.md").read_text()
+    parts = {"model": RowModel, "hardware": Hardware, "lora": RowLora, "layout": RowLayout, "measured": Measured}
+    for name, part in (parts | {"source": Source, "collective": Collective}).items():
+        (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
+        assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
+    assert [field for field in Row.__struct_fields__ if f"`{field}" not in told and field != "file"] == []
+
+
+def test_the_rows_of_the_documentation_are_predicted_every_one(tmp_path, capsys):
+    page = (TRUTH.parents[1] / "docs" / "adding-a-measurement.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    code, out, _ = run(capsys, written(tmp_path / "rows.jsonl", *example.splitlines()))
+
+    assert code == 0
+    assert out.startswith("3 of 3 rows predicted")
 
 
 # -- what a row means ----------------------------------------------------------------------------------------------

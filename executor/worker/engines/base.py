@@ -29,6 +29,15 @@ class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
         """This rank's place in each of its groups."""
         return {axis: ranks.index(self.rank) for axis, ranks in self.groups.items()}
 
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which share of every global batch this rank takes. Ranks that differ on other axes alone take the same."""
+        place = 0
+        for axis in ("dp_replicate", "dp_shard"):
+            ranks = self.groups.get(axis, [self.rank])
+            place = place * len(ranks) + ranks.index(self.rank)
+        return place
+
 
 class Engine(ABC):
     """One framework, started on this rank. `device` is where batches go.

@@ -1,21 +1,25 @@
 """Transformers' own tensor parallelism over FSDP2, as `from_pretrained(distributed_config=...)` sets them up.
 
-Only traced yet: no backend launches it. Not here: the plans, which are the model classes' own, or the fake world that a
-trace runs it in (executor/worker/tracefake.py).
+Not here: the configuration (executor/backends/transformers.py), the plans, which are the model classes' own, or the
+fake world that a trace runs it in (executor/worker/tracefake.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
+from executor.backends.transformers import CONFIG, configuration
 from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients
 from planner.plan import Plan
@@ -31,18 +35,15 @@ class TransformersTpEngine(Engine):
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.utils import initialize_distributed_mesh
 
-        layout, mixed = plan.layout, plan.job.precision == "bf16"
+        layout = plan.layout
         self.sharded = layout.data_parallel > 1
-        self.config = DistributedConfig(
-            tp_size=layout.tp,
-            fsdp_size=layout.dp_shard,
-            dp_replicate_size=layout.dp_replicate,
-            fsdp_mixed_precision=mixed and self.sharded,
-        )
+        # A trace has no run folder.
+        facts = json.loads((Path(folder) / CONFIG).read_text()) if folder else configuration(plan)
+        self.config = DistributedConfig.from_dict(facts)
         _, self.meshes = initialize_distributed_mesh(self.config)
         self.device = torch.device("cpu" if plan.cluster.gpu.kind == "cpu" else "cuda")
         self.loss_divisor = layout.data_parallel
-        self.autocasts = mixed and not self.sharded
+        self.autocasts = plan.job.precision == "bf16" and not self.sharded
 
     @override
     def world(self) -> tuple[int, int]:
@@ -62,6 +63,8 @@ class TransformersTpEngine(Engine):
         made: Any = model
         self.model = made.maybe_distribute_model(made, self.config, self.meshes)
         made.tie_weights()
+        if self.sharded and not self.plan.layout.reshard_after_forward:
+            made.set_reshard_after_forward(False)  # no field of DistributedConfig says it
         if not any(weight.is_meta for weight in made.parameters()):
             made.to(self.device)  # what is not split and not sharded is still where it was built
         for weight in self.model.parameters():
@@ -119,7 +122,12 @@ class TransformersTpEngine(Engine):
 
     @override
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        raise NotImplementedError("no run of this engine is launched yet, so none is saved")
+        whole: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():  # one weight at a time: a gather over both groups
+            gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if dist.get_rank() == 0:
+                whole[name] = gathered.cpu()
+        return whole
 
 
 def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:

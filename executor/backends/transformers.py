@@ -1,0 +1,111 @@
+"""The Transformers backend: tensor parallel plans, alone or with FSDP2, as a `DistributedConfig` in JSON, and back.
+
+The file is what `from_pretrained(distributed_config=...)` takes. Not here: training
+(worker/engines/transformers_tp.py), or what the engine asks of a layout (planner/engines/transformers_tp.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from executor.backends.common import common_refusal, read_back
+from planner.case import Case
+from planner.engines import engine_of
+from planner.errors import PlannerError
+from planner.plan import Plan
+from planner.rules import Rule, accepts, check, one_of
+
+CONFIG = "config/distributed.json"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose tensor parallel plan in Transformers is the one that the planner knows, each trained against one
+process."""
+
+
+def _without(case: Case) -> str:
+    """The nearest layout without tensor parallel groups: their ranks shard instead."""
+    copies = f" dp_replicate={case.layout.dp_replicate}" if case.layout.dp_replicate > 1 else ""
+    return f"Use engine fsdp2 with tp=1{copies} dp_shard={case.layout.dp_shard * case.layout.tp}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="family of another tensor plan",
+        field="tp",
+        holds=lambda case: case.model.family in FAMILIES and case.model.moe is None,
+        sentence=lambda case: (
+            f"under Transformers' plan {one_of(FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
+            + (" with experts" if case.model.moe else "")
+        ),
+        fix=_without,
+    ),
+    Rule(
+        name="tied head under a tensor plan",
+        field="tp",
+        holds=lambda case: not case.model.tied,
+        sentence=lambda case: (
+            f"Transformers ties a split head only while it loads a checkpoint, and {case.model.name} has a tied one"
+        ),
+        fix=_without,
+    ),
+    accepts("method", ("full",), "adapters beside split weights are planned, but not built"),
+)
+"""What is planned for the engine, but not launched."""
+
+
+class TransformersBackend:
+    """Backend of the engine `transformers-tp`."""
+
+    name = "transformers"
+    engine = "transformers-tp"
+
+    def refusal(self, plan: Plan) -> str | None:
+        """Why Transformers cannot run the plan, or None: the first rule it breaks, and the nearest that holds."""
+        layout = plan.layout
+        if layout.engine != self.engine:
+            return f"engine {layout.engine} is not Transformers' own; it runs {self.engine}"
+        try:
+            # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
+            case = Case(plan.model, plan.job, layout, plan.cluster, plan.runtime)
+            check(case, (*RULES, *engine_of(layout.engine).rules))
+        except PlannerError as error:
+            return error.sentence.rstrip(".")  # others end the sentence
+        return common_refusal(plan, splits=("tp",))
+
+    def files(self, plan: Plan) -> dict[str, str]:
+        """distributed.json. JSON has no comments: the plan's hash stands in the key `_generated`."""
+        note = f"from plan {plan.sealed().content_hash}; do not edit"
+        return {CONFIG: json.dumps({"_generated": note} | configuration(plan), indent=2) + "\n"}
+
+    def drift(self, plan: Plan, folder: str) -> list[str]:
+        """What Transformers makes of the file that the plan does not say."""
+        found = read_back("transformers", folder, CONFIG)
+        if "error" in found:
+            return [f"{CONFIG}: Transformers cannot read it: {found['error']}"]
+        expected = configuration(plan)
+        extra = sorted(set(found["keys"]) - set(expected) - {"_generated"})
+        return [f"{CONFIG}: {key} is set, the plan does not set it" for key in extra] + [
+            f"{CONFIG}: {key} is {found['effective'][key]}, the plan says {value}"
+            for key, value in expected.items()
+            if found["effective"][key] != value
+        ]
+
+    def environment(self, plan: Plan, folder: str) -> dict[str, str]:
+        """Nothing: Transformers is configured by its file alone, which must parse."""
+        found = read_back("transformers", folder, CONFIG)
+        if "error" in found:
+            raise PlannerError(
+                CONFIG, None, f"Transformers cannot read it: {found['error']}", "Make the run folder again", exit_code=4
+            )
+        return {}
+
+
+def configuration(plan: Plan) -> dict[str, Any]:
+    """The fields of DistributedConfig that the plan decides; without shards bf16 is autocast's, not FSDP2's."""
+    layout = plan.layout
+    return {
+        "tp_size": layout.tp,
+        "fsdp_size": layout.dp_shard,
+        "dp_replicate_size": layout.dp_replicate,
+        "fsdp_mixed_precision": plan.job.precision == "bf16" and layout.data_parallel > 1,
+    }
