@@ -32,6 +32,8 @@ AXES = ("tp", "pp", "cp", "ep")
 def refuse_empty(question: Question, engines: tuple[str, ...]) -> None:
     """Refuse a question whose space over these engines is empty, or holds no legal layout (PlannerError)."""
     if _any(question, engines):
+        if question.job.global_batch_size is not None:
+            _refuse_batch(question, _without(question, ["global_batch_size"]), engines)
         _refuse_rule(question, engines)
         return
     given = [name for name in ORDER if _value(question, name) is not None]
@@ -48,10 +50,7 @@ def refuse_empty(question: Question, engines: tuple[str, ...]) -> None:
 
 def _blame(trusted: Question, narrower: Question, name: str, kept: list[str], engines: tuple[str, ...]) -> None:
     if name == "global_batch_size":
-        ranks = min(
-            int((block.rows["dp_replicate"] * block.rows["dp_shard"]).min()) for block in _some(trusted, engines)
-        )
-        check_batch(narrower, ranks)
+        _refuse_batch(narrower, trusted, engines)
     value: Any = _value(narrower, name)
     if name in AXES:
         _refuse_axis(trusted, name, value)
@@ -66,6 +65,25 @@ def _blame(trusted: Question, narrower: Question, name: str, kept: list[str], en
     numbers = [one for one in legal if isinstance(one, int) and not isinstance(one, bool)]
     best = nearest(value, numbers) if numbers and isinstance(value, int) else legal[0] if legal else None
     raise PlannerError(name, value, rule, "Leave it out" if best is None else f"Use {name}={best}")
+
+
+def _refuse_batch(question: Question, freed: Question, engines: tuple[str, ...]) -> None:
+    """Refuse a global batch that is no multiple even of the fewest data-parallel ranks that a legal layout has when the
+    batch is `freed`."""
+    fewest = [ranks for block in _some(freed, engines) if (ranks := _fewest_ranks(freed, block)) is not None]
+    if fewest:
+        check_batch(question, min(fewest))
+
+
+def _fewest_ranks(question: Question, block: Block) -> int | None:
+    """The fewest data-parallel ranks of a block's layouts that break no rule; None when all do."""
+    ranks = block.rows["dp_replicate"] * block.rows["dp_shard"]
+    rules = engine_of(block.template.engine).rules
+    for row in ranks.argsort():
+        case = case_of(question, block.layout(int(row)))
+        if all(rule.holds(case) for rule in rules):
+            return int(ranks[row])
+    return None
 
 
 def _refuse_axis(question: Question, name: str, value: int) -> None:
