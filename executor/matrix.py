@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from planner.units import GIB
 BUILT_IN = Path(__file__).with_name("matrix.toml")
 MATRICES = ("small", "full")
 OWN_KEYS = ("on", "matrix", "world", "layout", "gpus", "memory_limit_gib")
+WORDS = ("largest", "beyond")
+"""For a micro-batch that the planner sizes."""
 LAYOUTS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")
 WORLDS, DEVICES = ("real", "fake"), ("cpu", "cuda")
 BEYOND = 1.2
@@ -117,6 +119,12 @@ def _check_table(table: dict[str, Any], where: str) -> None:
         for value in _listed(table.get(key, allowed[0] if key in ("world", "matrix") else None)):
             if value not in allowed:
                 raise PlannerError(f"{where}: {key}", value, f"must be {' or '.join(allowed)}")
+    for value in _listed(table.get("gpus", 1)):
+        if value != "all" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise PlannerError(f"{where}: gpus", value, "must be all, or a whole number from 1")
+    for value in _listed(table.get("memory_limit_gib", 1)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise PlannerError(f"{where}: memory_limit_gib", value, "must be a number above 0")
     if "model" not in table:
         raise PlannerError(f"{where}: model", None, "is missing", "Name one, or a list of them")
 
@@ -218,9 +226,6 @@ def _estimated(options: dict[str, Any], cluster: Cluster, limit_bytes: float | N
     return estimate(asked, strategy_name(layout), layout)
 
 
-WORDS = ("largest", "beyond")
-
-
 def _edge(case: Case, word: str, limit_bytes: float | None) -> int:
     """The largest micro-batch that fits, or the first well beyond: memory grows with the micro-batch."""
     lines = memory_lines(case)
@@ -275,8 +280,3 @@ def _identity(
         digest,
     ]
     return "-".join(str(word) for word in words if word)
-
-
-def refused(found: Iterable[Cell]) -> list[Cell]:
-    """Cells that no software here runs."""
-    return [cell for cell in found if cell.refusal is not None]

@@ -105,7 +105,7 @@ def _line(result: Result) -> tuple[str, ...]:
     peak, step_s = (guess["peak_memory_gib"], guess["step_time_s"]) if guess else (None, None)
     measured, took = (row.measured.peak_memory_gib, row.measured.step_time_s) if row else (None, None)
     errors = [_error(*pair) for pair in ((peak, measured), (step_s, took))]
-    shown = [UNKNOWN if error is None else f"{error:+.1f} %" for error in errors]
+    shown = [_percent(error) for error in errors]
     return (
         result.cell.id,
         _memory(peak),

@@ -91,7 +91,7 @@ def prepare(options: Options, echo: Echo) -> Prepared:
     for path in files_of(options.folder, name):
         if path.exists() and not options.force:
             raise PlannerError("--output", path, "exists", "Name another folder or --name, or use --force")
-    _check_folder(options.folder)
+    rundir.check_can_be_made(options.folder, "--output")
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
         echo(f"nodes share the loopback interface: {reason}")
@@ -118,7 +118,11 @@ def write(folder: Path, probe: Probe) -> tuple[Path, ...]:
     """probe.json and the presets that follow from it: made in full before the first is written."""
     presets = {folder / relative: text for relative, text in preset_files(probe).items()}
     for path in (folder / PROBE, *presets):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f"{path.parent} cannot be made ({error.strerror})"
+            raise PlannerError("--output", folder, rule, "Name a folder that can be created") from None
     for path, text in presets.items():
         rundir.write_whole(path, text.encode())
     write_probe(folder / PROBE, probe)
@@ -198,16 +202,6 @@ def _name(given: str | None) -> str:
     if given is not None and name != given:
         raise PlannerError("--name", given, "must be lower-case letters, digits, dashes and dots", f"Try {name}")
     return name
-
-
-def _check_folder(folder: Path) -> None:
-    nearest = folder.absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise PlannerError("--output", folder, f"{nearest} is not a folder", "Name a folder that can be created")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PlannerError("--output", folder, f"{nearest} is not writable by you", "Name a folder under one that is")
 
 
 def _load() -> float | None:

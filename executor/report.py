@@ -246,24 +246,32 @@ def parse_tolerances(given: Iterable[str]) -> Tolerances:
 
 def as_json(report: Report, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
     """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    whole = {"schema": SCHEMA} | with_errors(report)
+    return encoded(SCHEMA, report, outside, tolerances)
+
+
+def encoded(
+    schema: str, report: msgspec.Struct, outside: tuple[str, ...] | None, tolerances: Tolerances | None
+) -> bytes:
+    """Any report of lines, by the name of its schema."""
+    whole = {"schema": schema} | with_errors(report)
     if outside is not None:
         whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
     return msgspec.json.encode(whole)
 
 
+def table(title: str, *columns: str) -> Table:
+    """An empty table: names on the left, figures on the right."""
+    from rich.table import Table  # rich only where something is drawn
+
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return made
+
+
 def render(report: Report, console: Console) -> None:
     """Print the report for people."""
-    from rich.table import Table  # rich only where something is drawn
-    from rich.text import Text
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
-        )
-        for index, column in enumerate(columns):
-            made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-        return made
+    from rich.text import Text  # rich only where something is drawn
 
     def say(text: str) -> None:
         console.print(Text(text))  # names come from files: never read as markup

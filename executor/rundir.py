@@ -54,13 +54,18 @@ def check_new(folder: Path) -> None:
         raise PlannerError("--run-dir", folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
         raise PlannerError("--run-dir", folder, "exists, and a run never mixes with another", "Name a new folder")
+    check_can_be_made(folder, "--run-dir")
+
+
+def check_can_be_made(folder: Path, option: str) -> None:
+    """Refuse a folder below something that is no folder, or not ours to write; `option` named it."""
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise PlannerError("--run-dir", folder, f"{nearest} is not a folder", "Name a folder that can be created")
+        raise PlannerError(option, folder, f"{nearest} is not a folder", "Name a folder that can be created")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PlannerError("--run-dir", folder, f"{nearest} is not writable by you", "Name a folder under one that is")
+        raise PlannerError(option, folder, f"{nearest} is not writable by you", "Name a folder under one that is")
 
 
 def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:

@@ -7,10 +7,12 @@ fake world, or how a measurement is joined with a prediction (report.py).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from executor import preflight
 from executor import report as reports
 from executor.backends.common import METHODS, OPTIMIZERS, PRECISIONS, RECOMPUTE
 from executor.report import Line, MemoryReport, Tolerances, TrafficReport
+from executor.supervise import received_signals
 from planner.errors import PlannerError
 from planner.formats import FORMATS
 from planner.plan import Collective, PhaseMemory, Plan
@@ -28,6 +31,7 @@ from planner.units import format_bytes, format_seconds, format_volume
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 SCHEMA = "trace/1"
 ENGINES = ("ddp", "fsdp2", "transformers-tp")
@@ -207,24 +211,12 @@ def judge(report: TraceReport, tolerances: Tolerances) -> tuple[str, ...]:
 
 def as_json(report: TraceReport, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
     """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    whole = {"schema": SCHEMA} | reports.with_errors(report)
-    if outside is not None:
-        whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
-    return msgspec.json.encode(whole)
+    return reports.encoded(SCHEMA, report, outside, tolerances)
 
 
 def render(report: TraceReport, console: Console) -> None:
     """Print the report for people."""
-    from rich.table import Table  # rich only where something is drawn
-    from rich.text import Text
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
-        )
-        for index, column in enumerate(columns):
-            made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-        return made
+    from rich.text import Text  # rich only where something is drawn
 
     def row(made: Table, line: Line, form: Callable[[float], str], name: str = "") -> None:
         shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
@@ -240,18 +232,20 @@ def render(report: TraceReport, console: Console) -> None:
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
         f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}"
     )
-    made = table("Memory", "phase/term", "predicted", "traced", "error")
+    made = reports.table("Memory", "phase/term", "predicted", "traced", "error")
     for line in report.memory.lines:
         row(made, line, format_bytes)
     made.add_section()
     row(made, report.memory.peak, format_bytes, reports.peak_name(report.memory))
     console.print(made)
-    made = table("Fullest moments", "phase", "bytes", "operation", "module")
+    made = reports.table("Fullest moments", "phase", "bytes", "operation", "module")
     for moment in report.moments:
         mark = " (peak)" if moment is report.peak else ""
         made.add_row(*map(Text, (moment.phase + mark, format_bytes(moment.total), moment.op, moment.path or "-")))
     console.print(made)
-    made = table("Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error")
+    made = reports.table(
+        "Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error"
+    )
     for line in report.traffic.lines:
         row(made, line, format_volume)
     made.add_section()
@@ -267,12 +261,7 @@ def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
         command = [sys.executable, "-m", "executor.worker.trace", str(plan_file), str(output), "--rank", str(rank)]
         command += flags
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # nothing is computed, and on no device
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=os.environ | environment
-            )
-        except subprocess.TimeoutExpired:
-            raise PlannerError("trace", None, f"did not end in {TIMEOUT_S} s", "Leave out --full") from None
+        done = _watched(command, os.environ | environment)
         if done.returncode or not output.is_file():
             lines = done.stderr.strip().splitlines()
             raise PlannerError(
@@ -282,3 +271,26 @@ def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
                 exit_code=done.returncode if 1 < done.returncode < 8 else 1,
             )
         return msgspec.json.decode(output.read_bytes(), type=Traced)
+
+
+def _watched(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command's end; a signal ends it too, so that no process outlives its trace."""
+    until = time.monotonic() + TIMEOUT_S
+    with (
+        received_signals() as signals,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        ) as process,
+    ):
+        while True:
+            try:
+                told = process.communicate(timeout=0.1)
+                return subprocess.CompletedProcess(command, process.returncode, *told)
+            except subprocess.TimeoutExpired:
+                if signals:
+                    process.kill()
+                    name = signal.Signals(signals[0]).name
+                    raise PlannerError("trace", None, f"stopped by {name}", exit_code=128 + signals[0]) from None
+                if time.monotonic() > until:
+                    process.kill()
+                    raise PlannerError("trace", None, f"did not end in {TIMEOUT_S} s", "Leave out --full") from None

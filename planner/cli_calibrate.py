@@ -36,6 +36,7 @@ def calibrate(
     import msgspec
 
     from planner import calibration as calibrations
+    from planner import presets
     from planner.calibrate import report
     from planner.plan import write_whole
     from planner.views import calibrate as view
@@ -47,7 +48,8 @@ def calibrate(
     may_write(output, force)
     name = Path(output).stem if output else "calibration"
     base = calibrations.calibration(based_on, folders)
-    found = report.calibrate(measurements, base, name)
+    with presets.searched_first(folders):
+        found = report.calibrate(measurements, base, name)
     if output is not None:
         write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
         click.echo(f"wrote {output}", err=True)

@@ -5,6 +5,8 @@ Loaded when it is called. Parses, calls one function, prints. Not here: any figu
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from planner.calibration import DEFAULT
@@ -13,7 +15,9 @@ from planner.cli import JSON_OPTION, may_write
 
 @click.command()
 @click.argument("files", metavar="ROWS...", nargs=-1, required=True)
-@click.option("--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients to predict with.")
+@click.option(
+    "--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients: a name or a file."
+)
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -28,15 +32,27 @@ def replay(
     page: str | None,
     as_json: bool,
 ) -> int:
-    """Measured rows (JSON Lines) against predictions: errors of memory and time, the order of layouts, what fits."""
+    """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
+
+    ROWS are JSON Lines, one run a line: docs/adding-a-measurement.md has an example, tests/truth/README.md the format.
+    """
     from planner import calibration as calibrations
+    from planner import presets
+    from planner.errors import PlannerError
     from planner.truth.predict import replay as replayed
     from planner.truth.rows import read_rows
     from planner.truth.score import summary
     from planner.views import replay as view
 
     may_write(output, force)
-    rows = replayed(read_rows(files), calibrations.calibration(calibration, folders))
+    if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
+        raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
+    coefficients = calibrations.calibration(calibration, folders)
+    read = read_rows(files)
+    if not read:
+        raise PlannerError("rows", ", ".join(files), "hold no row", "Give JSON Lines files, such as measure writes")
+    with presets.searched_first(folders):
+        rows = replayed(read, coefficients)
     found = summary(rows)
     if output is not None:
         import msgspec

@@ -83,7 +83,8 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
         return 0
     except SystemExit as stop:
         # click leaves this way, with code 1, when the pipe breaks inside a command; it then replaces stdout as well.
-        if sys.stdout is not stdout:
+        # rich does so while it handles the broken pipe, and turns the descriptor to /dev/null.
+        if sys.stdout is not stdout or isinstance(stop.__context__, BrokenPipeError):
             return 0
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else INTERNAL
     except Exception as error:

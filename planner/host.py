@@ -17,9 +17,6 @@ from planner.inventory.tape import ACTIVATIONS
 from planner.inventory.tensors import Size
 from planner.parallelism.offload import Transfer, host_update_seconds, offload_seconds, offloaded_layers
 
-HOST_TERMS = ("params", "grads", "optimizer", "activations", "buckets", "temporaries")
-"""What a byte of host memory can be."""
-
 
 def host_terms(case: Case, in_flight: float = 1.0) -> Held:
     """Bytes of one rank in host memory by term, for this stage with `in_flight` micro-batches under way."""

@@ -14,7 +14,7 @@ import msgspec
 
 from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS, SHIPPED_QUANTIZED, Format
-from planner.presets import check_model
+from planner.model_rules import check_model
 from planner.spec import Mla, ModelSpec, Moe
 
 ABSENT_ROPE_THETA = {"mixtral": 1e6, "gemma3_text": 1e6, "gpt_oss": 150000.0}

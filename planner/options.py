@@ -14,6 +14,7 @@ from planner import presets
 from planner.calibration import calibration
 from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
+from planner.model_rules import LARGEST, check_model
 from planner.presets import Folders
 from planner.question import (
     DEFAULT_HEADROOM,
@@ -97,7 +98,7 @@ def _model_of_sizes(given: Given, sizes: dict[str, Any]) -> ModelSpec:
     if missing:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
         raise PlannerError(missing[0], None, "is missing", f"A model by its sizes needs {options} too")
-    read = {key: _or(whole(key, value, 1, presets.LARGEST[key]), 1) for key, value in sizes.items()}
+    read = {key: _or(whole(key, value, 1, LARGEST[key]), 1) for key, value in sizes.items()}
     seq_len = _or(whole("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), DEFAULT_SEQ_LEN)
     spec = ModelSpec(
         name="custom",
@@ -111,7 +112,7 @@ def _model_of_sizes(given: Given, sizes: dict[str, Any]) -> ModelSpec:
         tied=bool(given.get("tied")),
         max_seq_len=max(seq_len, 4096),
     )
-    presets.check_model(spec, "model")
+    check_model(spec, "model")
     return spec
 
 

@@ -17,7 +17,7 @@ from planner.inventory import Weight
 from planner.inventory.forms import is_layer_linear, nf4_element_bytes
 from planner.inventory.names import names_of
 from planner.parallelism.recompute import recomputed_share
-from planner.spec import Kernels, ModelSpec
+from planner.spec import Kernels
 from planner.units import BYTES
 
 PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
@@ -27,7 +27,6 @@ ROTARY_ACCESSES = {"eager": 10, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
 LOSS_BYTES = {"eager-fp32": 28, "native": 16, "megatron": 16, "fused-linear": 4}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
-
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "fused": 2}
@@ -289,16 +288,9 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
         element_bytes_of(case),
         norms,
         turned,
-        _activation_width(model, unit) / layout.tp,
+        (model.ffn if unit == "dense" else model.active_ffn) / layout.tp,
         residual,
     )
-
-
-def _activation_width(model: ModelSpec, unit: str) -> int:
-    """Elements a token that the MLP's activation makes: of the chosen experts and the shared ones in a mixture."""
-    if model.moe is None or unit == "dense":
-        return model.ffn
-    return model.moe.top_k * model.moe.expert_ffn + model.moe.shared_ffn
 
 
 def _end_work(case: Case, unit: str) -> Work:

@@ -1,7 +1,7 @@
 """One rank of a large world in one process: torch's own fake process group, real tensors, real modules.
 
 Every collective returns at once and moves nothing, so memory is that of the rank and values are not. Not here: any
-training, or how one rank is started (executor.launch).
+training, how one rank is started (executor.launch), or a world of fake tensors too (tracefake.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
 
 def start(plan: Plan) -> None:
     """Join a world of the plan's size as rank 0, before any framework looks for a process group."""
+    os.environ |= environment(plan, 0)
+    join(plan, 0)
+
+
+def environment(plan: Plan, rank: int) -> dict[str, str]:
+    """What frameworks read of the rank that this process is."""
+    local = rank % plan.cluster.gpus_per_node
+    return {"RANK": str(rank), "WORLD_SIZE": str(plan.layout.world_size), "LOCAL_RANK": str(local)}
+
+
+def join(plan: Plan, rank: int) -> None:
+    """torch's fake process group, with this process as one rank of the plan's world."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake" as well
 
-    os.environ |= {"RANK": "0", "WORLD_SIZE": str(plan.layout.world_size), "LOCAL_RANK": "0"}
-    dist.init_process_group("fake", rank=0, world_size=plan.layout.world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=plan.layout.world_size, store=FakeStore())
 
 
 def started() -> bool:

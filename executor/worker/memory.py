@@ -1,8 +1,8 @@
 """Which tensors are alive on this rank, moment by moment, and what each of them is for.
 
 Counts storages, so a view is never counted twice, and says for the fullest moment of each phase how many bytes
-belong to which term of `planner.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), collectives
-(traffic.py), or what a caching allocator adds on top.
+belong to which term of `planner.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), which
+module is at work (modules.py), collectives (traffic.py), or what a caching allocator adds on top.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import transport
-from executor.worker.traffic import FsdpUnits
+from executor.worker.modules import Modules
+from executor.worker.traffic import LAYER, FsdpUnits
 from planner.plan import PhaseMemory
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
@@ -128,7 +128,7 @@ class LiveTensors(TorchDispatchMode):
         self._alive: dict[int, Storage] = {}
         self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
         self._scope = Modules()
-        self._units = FsdpUnits()
+        self._units = FsdpUnits(self._note_gathered)
         self._state_tensors: StateTensors | None = None
         self._resize: Any = None
         self.phase = ""
@@ -211,12 +211,18 @@ class LiveTensors(TorchDispatchMode):
                 continue
             storage.was_sent |= sent
             if storage is self._newborn and tensor.dim() >= 2 and tensor.shape[-1] in self.vocab:
-                storage.has_vocab = ".layers." not in f".{self._now[1]}"  # an ffn may be as wide as the vocabulary
+                storage.has_vocab = LAYER.search(self._now[1]) is None  # an ffn may be as wide as the vocabulary
             if func is torch.ops.aten._to_copy.default and inputs and storage.copied_from is None:
                 source = self._storage_of(inputs[0])
                 storage.copied_from = source if source is not storage else None
         if self._recording and self.phase.startswith(("backward", "optimizer")):
             self._note_grads()
+
+    def _note_gathered(self, weight: Tensor) -> None:
+        # Where tensor parallel ranks shard, it is a DTensor: operations see its local tensor, which is no parameter.
+        storage = self._storage_of(_local(weight))
+        if storage is not None:
+            storage.was_parameter = True
 
     def _note_grads(self) -> None:
         # Whole gradients of FSDP2 and ZeRO are `.grad` only for a moment, so look after every operation. A gradient
@@ -396,59 +402,3 @@ def _local(tensor: Tensor) -> Tensor:
     """The part of a DTensor that this rank holds; any other tensor itself."""
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
-
-
-class Modules:
-    """Which module is running: by hooks in forward and recompute, by the autograd node's number in backward."""
-
-    def __init__(self) -> None:
-        self._stack: list[str] = []
-        self._names: dict[int, str] = {}
-        self._nodes: dict[int, str] = {}
-        self._handles: list[Any] = []
-        self._in_backward = False
-
-    def install(self) -> None:
-        """From now on modules are noticed as they are entered and left."""
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-
-    def phase_begins(self, phase: str) -> None:
-        """A forward or backward begins, outside every module."""
-        self._in_backward = phase.startswith("backward")
-        self._stack = []
-        if phase.startswith("forward"):
-            self._nodes = {}
-
-    @property
-    def in_recompute(self) -> bool:
-        """Forward work while backward runs: gradients are on, or off inside a module's custom function."""
-        return self._in_backward and (torch.is_grad_enabled() or bool(self._stack))
-
-    def path(self) -> str:
-        """The module under way, "" between modules. To be asked at every operation of a forward, so that its backward
-        is known again."""
-        if self._stack:
-            path = self._stack[-1]
-            # The node of the running operation was numbered just before the operation itself started.
-            self._nodes[torch._C._autograd._get_sequence_nr() - 1] = path
-            return path
-        node = torch._C._current_autograd_node() if self._in_backward else None
-        return self._nodes.get(node._sequence_nr(), "") if node is not None else ""
-
-    def _enter(self, module: nn.Module, _: Any) -> None:
-        if not self._stack and id(module) not in self._names:
-            for name, child in module.named_modules():
-                self._names[id(child)] = name.removeprefix("module.")
-        self._stack.append(self._names.get(id(module), type(module).__name__))
-
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self._stack:
-            self._stack.pop()

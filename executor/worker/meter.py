@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from executor.worker.memory import LiveTensors, Modules, Row, StateTensors
+from executor.worker.memory import LiveTensors, Row, StateTensors
+from executor.worker.modules import Modules
 from executor.worker.traffic import Call, Traffic, collectives
 from planner.plan import PhaseMemory, Plan
 from planner.record import Measured

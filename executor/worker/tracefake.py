@@ -1,4 +1,4 @@
-"""A world of one process: fake tensors and a fake process group, in which the real modules and engines run.
+"""One rank on fake tensors in a fake process group (fake_world.py), in which the real modules and engines run.
 
 Nothing is computed and nothing is sent, but every tensor has its size, every storage its life and every collective
 its call. What real numbers would decide (is a mask needed, is the norm finite) is answered here, as an ordinary step
@@ -16,14 +16,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup  # private: wrapped while tracing
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore  # importing it registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import cpu
-from executor.worker.engines.base import local_of
+from executor.worker.fake_world import environment, join
 from executor.worker.memory import LiveTensors
 from planner.plan import Plan
 
@@ -33,24 +31,6 @@ class FakeLiveTensors(LiveTensors):
 
     storage_type = "meta"
     transports_hold = False
-
-    def __enter__(self) -> FakeLiveTensors:
-        self._to_unsharded = FSDPParamGroup._to_unsharded
-
-        def to_unsharded(group: Any) -> None:
-            self._to_unsharded(group)
-            for weight in group.fsdp_params:  # of tensor parallel ranks these are DTensors, no parameters of their own
-                storage = self._storage_of(local_of(weight._unsharded_param.detach()))
-                if storage is not None:
-                    storage.was_parameter = True
-
-        FSDPParamGroup._to_unsharded = to_unsharded  # type: ignore[method-assign]
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        FSDPParamGroup._to_unsharded = self._to_unsharded  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _Propagation.depth:  # DTensor asks for a result's global shape: a question, not work
@@ -102,13 +82,12 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
     tensors runs in `fake_tensors`."""
     from accelerate import PartialState
 
-    environment = _environment(plan, rank)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, environment))
+        stack.enter_context(mock.patch.dict(os.environ, _environment(plan, rank)))
         stack.enter_context(mock.patch.object(PartialState, "_prepare_backend", PartialState._prepare_backend))
         if plan.layout.engine != "transformers-tp":  # which needs no persuasion
             cpu.prepare(plan.layout)
-        dist.init_process_group("fake", rank=rank, world_size=plan.layout.world_size, store=FakeStore())
+        join(plan, rank)
         stack.callback(dist.destroy_process_group)
         stack.callback(_clear_sharding_prop_cache)  # it names groups of this world
         stack.callback(_forget_accelerate)
@@ -154,13 +133,9 @@ def fake_tensors(plan: Plan) -> Iterator[None]:
 def _environment(plan: Plan, rank: int) -> dict[str, str]:
     from executor.backends.accelerate import AccelerateBackend
 
-    local = rank % plan.cluster.gpus_per_node
-    ranks = {"RANK": rank, "WORLD_SIZE": plan.layout.world_size, "LOCAL_RANK": local}
-    ranks |= {"LOCAL_WORLD_SIZE": min(plan.cluster.gpus_per_node, plan.layout.world_size)}
+    node = {"LOCAL_WORLD_SIZE": str(min(plan.cluster.gpus_per_node, plan.layout.world_size))}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return (
-        {name: str(value) for name, value in ranks.items()} | address | AccelerateBackend().expected_environment(plan)
-    )
+    return environment(plan, rank) | node | address | AccelerateBackend().expected_environment(plan)
 
 
 def _forget_accelerate() -> None:

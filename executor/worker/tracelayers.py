@@ -9,7 +9,6 @@ difference. Not here: making the traces (trace.py).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +17,8 @@ import numpy as np
 
 from executor.trace import Kept, Moment
 from executor.worker.memory import TERMS, Change, Storage
+from executor.worker.traffic import LAYER
 from planner.plan import Collective
-
-LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
-"""How families number their layers in module paths."""
 
 
 class Phase(msgspec.Struct, frozen=True):

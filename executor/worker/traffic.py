@@ -63,6 +63,8 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
     "all_to_all_single": ("all_to_all", False),
 }
 
+LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
+"""How families number their layers in module paths."""
 _DEEPSPEED_UNIT = {"all_gather": "params", "all_reduce": "bucket", "reduce_scatter": "bucket", "reduce": "bucket"}
 
 
@@ -128,7 +130,7 @@ class Traffic(TorchDispatchMode):
             return _DEEPSPEED_UNIT.get(op, "other")
         if self._engine == "transformers-tp" and phase in ("forward", "backward"):
             path = self._path()
-            return "layer" if ".layers." in path else "embed" if "embed_tokens" in path else "tail"
+            return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
         return "other"
 
 
@@ -173,14 +175,18 @@ def collectives(calls: list[Call], layout: Layout) -> tuple[tuple[Collective, ..
 
 
 class FsdpUnits:
-    """While installed, knows which FSDP2 unit is gathering weights or reducing gradients."""
+    """While installed, knows which FSDP2 unit is gathering weights or reducing gradients.
 
-    def __init__(self) -> None:
+    `gathered` is told every whole weight that a unit has waited for.
+    """
+
+    def __init__(self, gathered: Callable[[Tensor], None] | None = None) -> None:
+        self._gathered = gathered
         self._stack: list[str] = []
         self._originals: dict[str, Any] = {}
 
     def current(self) -> str:
-        """layer, embed, tail or root; "" outside FSDP2's own work."""
+        """layer, embed or tail; "" outside FSDP2's own work."""
         return self._stack[-1] if self._stack else ""
 
     def install(self) -> None:
@@ -198,7 +204,12 @@ class FsdpUnits:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             self._stack.append(fsdp_unit(group.modules, group._module_fqn))
             try:
-                return original(group, *args, **kwargs)
+                result = original(group, *args, **kwargs)
+                if self._gathered is not None and original.__name__ == "wait_for_unshard":
+                    for weight in group.fsdp_params:
+                        if (whole := getattr(weight, "_unsharded_param", None)) is not None:
+                            self._gathered(whole)
+                return result
             finally:
                 self._stack.pop()
 
@@ -206,9 +217,11 @@ class FsdpUnits:
 
 
 def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
-    """What an FSDP2 unit is by the name and kind of its modules: layer, embed, tail or root."""
-    if fqn is None or fqn == "":
-        return "root"
-    if re.search(r"\blayers\.\d+$", fqn):
+    """What an FSDP2 unit is by the name and kind of its modules: layer, embed or tail.
+
+    The root is tail too: all that it has of its own is GPT-2's table of positions, which it gathers beside the tail.
+    """
+    found = LAYER.search(fqn or "")
+    if found is not None and found.end() == len(fqn or ""):
         return "layer"
     return "embed" if len(modules) == 1 and isinstance(modules[0], nn.Embedding) else "tail"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from planner import presets
 from planner.calibrate import links, machine
 from planner.calibration import Calibration, LinkEntry
 from planner.truth.probe import read_probe
@@ -35,13 +34,15 @@ def link_fits(rows: Sequence[Row]) -> tuple[tuple[LinkEntry, ...], dict[str, int
 def with_probes(base: Calibration, probes: Sequence[Path]) -> Calibration:
     """The calibration with what probes measured on top, one after the other."""
     for path in probes:
-        probe = read_probe(path)
-        best = machine.reached(probe)
-        known = machine.known_gpu(probe)
-        if known is not None:
-            spec = presets.gpu(known)
-            memory = spec.memory_bytes_per_s or best.memory_bytes_per_s
-            best = best._replace(flops_per_s=best.flops_per_s | spec.flops_per_s, memory_bytes_per_s=memory)
-        made = machine.calibration_of(probe, known or probe.name, best)
-        base = msgspec.structs.replace(made, name=f"{PROBED}{probe.name}", based_on=base.name, base=base)
+        made = machine.calibration_of(read_probe(path))
+        base = msgspec.structs.replace(made, name=f"{PROBED}{made.name}", based_on=base.name, base=base)
     return base
+
+
+def without_probes(made: Calibration) -> Calibration:
+    """With the entries of probes under it in the calibration itself: they have no file of their own to be based on."""
+    while made.base is not None and made.base.name.startswith(PROBED):
+        under = made.base
+        merged = {group: getattr(under, group) + getattr(made, group) for group in ("compute", "overlap", "links")}
+        made = msgspec.structs.replace(made, based_on=under.based_on, base=under.base, **merged)
+    return made

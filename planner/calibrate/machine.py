@@ -16,12 +16,14 @@ from planner import presets
 from planner.calibration import Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
 from planner.collectives import NEIGHBOURLY, WIRE
 from planner.comm import leaving_bytes
+from planner.devices import gpu_preset
 from planner.errors import PlannerError
 from planner.linktime import ROUNDS
 from planner.presets import Folders
 from planner.truth.probe import Exchange, Probe, Product
 from planner.units import GB, GIB, MICRO, TERA
 
+Tables = dict[str, dict[str, float]]
 INSIDE, BETWEEN = "inside", "between"
 CLEAR = 10
 """A call this many times longer than an operation's own cost says something about its data."""
@@ -52,7 +54,8 @@ class Rates(NamedTuple):
 def fit_line(points: Iterable[tuple[float, float, float]]) -> Curve:
     """The two costs, neither below zero, that bring cost * x + fixed * z nearest to y, each point by its ratio.
 
-    Points are (x, z, y), all but z above zero. Raises ValueError without any.
+    For rates that nothing is known of yet: links.py fits shares of known rates, over several tiers at once. Points are
+    (x, z, y), all but z above zero. Raises ValueError without any.
     """
     rows = [(x / y, z / y) for x, z, y in points]
     if not rows:
@@ -166,9 +169,7 @@ def _curves(probe: Probe, place: str) -> list[tuple[str, Curve]]:
 
 def overlap_entries(probe: Probe, gpu: str) -> list[OverlapEntry]:
     """The part of an all-reduce that products hide, when as much of each is started together."""
-    hidden = [
-        (one.compute_s + one.comm_s - one.both_s) / min(one.compute_s, one.comm_s) for one in probe.overlaps
-    ]  # fmt: skip
+    hidden = [(one.compute_s + one.comm_s - one.both_s) / min(one.compute_s, one.comm_s) for one in probe.overlaps]
     if not hidden:
         return []
     share = min(max(statistics.median(hidden), 0.0), 1.0)
@@ -177,10 +178,22 @@ def overlap_entries(probe: Probe, gpu: str) -> list[OverlapEntry]:
     ]
 
 
-def calibration_of(probe: Probe, gpu: str, rates: Rates) -> Calibration:
+def compared_with(probe: Probe, folders: Folders = ()) -> tuple[str | None, Rates]:
+    """(the preset of the probed GPU, or None; the rates that shares are of): where the GPU is known its datasheet's,
+    as MFU wants it, else the best that the probe reached."""
+    best, known = reached(probe), known_gpu(probe, folders)
+    if known is None:
+        return None, best
+    spec = presets.gpu(known, folders=folders)
+    memory = spec.memory_bytes_per_s or best.memory_bytes_per_s
+    return known, best._replace(flops_per_s=best.flops_per_s | spec.flops_per_s, memory_bytes_per_s=memory)
+
+
+def calibration_of(probe: Probe, folders: Folders = ()) -> Calibration:
     """Everything a probe says about how a machine's real work stays below its rates. Runtimes, memory and bands are
     not in it: a probe runs no model."""
-    names = link_names(probe)
+    known, rates = compared_with(probe, folders)
+    gpu, names = known or probe.name, link_names(probe)
     return Calibration(
         name=probe.name,
         compute=(compute_entry(probe, gpu, rates),),
@@ -195,39 +208,24 @@ def calibration_of(probe: Probe, gpu: str, rates: Rates) -> Calibration:
 def preset_files(probe: Probe, folders: Folders = ()) -> dict[str, str]:
     """Path below a folder of presets -> text: a calibration, a cluster, its node, and its GPU if we have none of it.
 
-    Where the GPU is known, its datasheet's rates stay what shares are of, as MFU wants it. Raises PlannerError for a
-    probe without products or sweeps.
+    Raises PlannerError for a probe without products or sweeps.
     """
-    best = reached(probe)
-    known = known_gpu(probe, folders)
-    if known is not None:
-        spec = presets.gpu(known, folders=folders)
-        memory = spec.memory_bytes_per_s or best.memory_bytes_per_s
-        best = best._replace(flops_per_s=best.flops_per_s | spec.flops_per_s, memory_bytes_per_s=memory)
+    known, best = compared_with(probe, folders)
     gpu = known or probe.name
     files = {
         f"clusters/{probe.name}.toml": _cluster_toml(probe),
         f"nodes/{probe.name}.toml": _node_toml(probe, gpu, best),
-        f"calibrations/{probe.name}.toml": f"# {_said(probe)}.\n\n" + as_toml(calibration_of(probe, gpu, best)),
+        f"calibrations/{probe.name}.toml": f"# {_said(probe)}.\n\n" + as_toml(calibration_of(probe, folders)),
     }
     return files if known else files | {f"gpus/{probe.name}.toml": _gpu_toml(probe, best)}
 
 
 def known_gpu(probe: Probe, folders: Folders = ()) -> str | None:
-    """The preset of the GPU that was probed, by name and memory; None where none or several could be it."""
-    device, said = probe.device, probe.device.name.lower()
+    """The preset of the GPU that was probed; None of a CPU, and where no preset is it."""
+    device = probe.device
     if device.kind == "cpu" or device.memory_bytes is None:
         return None
-    found = []
-    for name in presets.names("gpus", folders=folders):
-        spec = presets.gpu(name, folders=folders)
-        words = name.split("-")
-        model = "".join(words[:2]) if words[0] == "rtx" else words[0]
-        same = spec.kind == device.kind and model in said.replace(" ", "")
-        near = spec.memory_bytes is not None and abs(spec.memory_bytes / device.memory_bytes - 1) < 0.03
-        if same and near and all((word in words) == (word in said) for word in ("pcie", "nvl")):
-            found.append(name)
-    return found[0] if len(found) == 1 else None
+    return gpu_preset(device.name, device.memory_bytes, device.kind, folders)
 
 
 def link_names(probe: Probe) -> dict[str, str]:
@@ -291,9 +289,6 @@ def _preset(probe: Probe, facts: dict[str, object], sources: dict[str, str], tab
     for name, table in ((tables or {}) | {"sources": sources}).items():
         lines += ["", f"[{name}]", *_pairs(table)]
     return "\n".join(lines) + "\n"
-
-
-Tables = dict[str, dict[str, float]]
 
 
 def _pairs(table: dict[str, object] | dict[str, float] | dict[str, str]) -> list[str]:

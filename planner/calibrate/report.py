@@ -6,7 +6,6 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from planner.calibrate import fit, holdout
 from planner.calibrate.allocator import LEAST, badness
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Group
-from planner.calibrate.ground import PROBED, link_fits, with_probes
+from planner.calibrate.ground import link_fits, with_probes, without_probes
 from planner.calibrate.holdout import Residual
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import Calibration, LinkEntry, as_toml
 from planner.errors import PlannerError
 from planner.truth.rows import read_rows
+from planner.truth.statistics import Errors, errors_of
 
 SCHEMA = "calibrate/1"
 CLEARLY = 0.05
@@ -34,15 +34,6 @@ LONGER_TAIL = 1.25
 """How much larger the ninth decile of the error may get for a better median."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
 """What a group of coefficients is judged by."""
-
-
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `n` measurements: median and ninth decile of |predicted/measured - 1|, and the median of it signed."""
-
-    n: int
-    median: float
-    p90: float
-    bias: float
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +61,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     unused: dict[str, int]
     kept: tuple[str, ...]
+    probes: int = 0
 
 
 def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Calibrated:
@@ -87,7 +79,8 @@ def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Cali
         why = max(unused, key=lambda reason: unused[reason], default="there are none")
         fix = "tests/truth/README.md has the format of rows"
         raise PlannerError("measurements", len(rows), f"nothing can be used: {why}", fix)
-    return of_samples(samples, ground, name, links, unused=unused, collectives=collectives)
+    found = of_samples(samples, ground, name, links, unused=unused, collectives=collectives)
+    return msgspec.structs.replace(found, calibration=without_probes(found.calibration), probes=len(probes))
 
 
 def of_samples(
@@ -218,17 +211,6 @@ def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
     return lines
 
 
-def errors_of(found: Sequence[float]) -> Errors:
-    """Statistics of errors predicted/measured - 1."""
-    sizes = sorted(abs(error) for error in found)
-    return Errors(
-        n=len(sizes),
-        median=statistics.median(sizes),
-        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
-        bias=statistics.median(found),
-    )
-
-
 # -- files in, files out -------------------------------------------------------------------------------------------
 
 
@@ -251,27 +233,19 @@ def sorted_out(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path], lis
 
 
 def file_text(found: Calibrated, made_by: str) -> str:
-    """The calibration's file: what `planner.calibration` reads back, probes' entries included."""
+    """The calibration's file: what `planner.calibration` reads back."""
     head = f"# {made_by}\n# planner/calibration.py says what each key means. Units: bytes, seconds, shares.\n\n"
-    return head + as_toml(_flat(found.calibration))
-
-
-def _flat(made: Calibration) -> Calibration:
-    """With the entries of probes under it in the file itself: they have no file of their own to be based on."""
-    while made.base is not None and made.base.name.startswith(PROBED):
-        under = made.base
-        merged = {group: getattr(under, group) + getattr(made, group) for group in ("compute", "overlap", "links")}
-        made = msgspec.structs.replace(made, based_on=under.based_on, base=under.base, **merged)
-    return made
+    return head + as_toml(found.calibration)
 
 
 def answer_dict(found: Calibrated) -> dict[str, Any]:
     """The answer of --json."""
     return {
         "schema": SCHEMA,
-        "calibration": msgspec.to_builtins(msgspec.structs.replace(_flat(found.calibration), base=None)),
+        "calibration": msgspec.to_builtins(msgspec.structs.replace(found.calibration, base=None)),
         "measurements": found.samples,
         "collectives": found.collectives,
+        "probes": found.probes,
         "unused": found.unused,
         "kept_defaults": list(found.kept),
         "errors": msgspec.to_builtins(found.lines),

@@ -123,7 +123,7 @@ FALCON_NORMS = {1: ("input_layernorm",), 2: ("ln_attn", "ln_mlp")}
 
 
 def names_of(family: str, layer_norms: int = 2) -> Names:
-    """The names of a family; a family that is not in the table is our own mistake (presets.check_model asks first)."""
+    """The names of a family; a family that is not in the table is our own mistake (check_model asks first)."""
     names = FAMILIES[family]
     if family != "falcon":
         return names

@@ -13,7 +13,6 @@ from planner.formula import formula
 from planner.parallelism.base import IdealCollective
 
 RING = "Ring Attention, Liu et al. 2023: ranks - 1 blocks of keys and values pass each rank"
-ULYSSES = "DeepSpeed Ulysses, Jacobs et al. 2023, section 3.2"
 
 
 @formula(unit="bytes", source=RING)

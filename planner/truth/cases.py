@@ -8,7 +8,7 @@ row, which the score counts, or the reason why the row cannot be predicted. Not 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -19,11 +19,12 @@ from planner.errors import PlannerError
 from planner.inventory import default_lora, lora_targets
 from planner.rules import check
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
+from planner.spec.job import OptimizerName
 from planner.truth import sources
 from planner.truth.machines import cluster_of
 from planner.truth.models import model_of, stated_seq_len
 from planner.truth.notes import CannotPredict as CannotPredict  # others ask for it here
-from planner.truth.notes import Notes
+from planner.truth.notes import Notes, unknown
 from planner.truth.rows import Row
 from planner.truth.sources import RowRuntime
 
@@ -41,7 +42,15 @@ def case_of(row: Row) -> Case:
 
 
 def row_case(row: Row) -> RowCase:
-    """The row's case with its assumptions (CannotPredict with the reason)."""
+    """The row's case with its assumptions (CannotPredict with the reason, also where a preset or a size is refused)."""
+    try:
+        return _row_case(row)
+    except PlannerError as error:
+        # A row's mistake is the row's: the others are still predicted.
+        raise CannotPredict(error.sentence.removesuffix(".")) from None
+
+
+def _row_case(row: Row) -> RowCase:
     if row.method == "collective":
         raise CannotPredict("a collective's bandwidth, not a training step")
     if row.method not in ("full", "pretrain", "lora", "qlora"):
@@ -54,6 +63,9 @@ def row_case(row: Row) -> RowCase:
     for pattern, why in _quirk(row).refuse:
         if re.search(pattern, _said(row)):
             raise CannotPredict(why)
+    kind = row.measured.memory_kind
+    if row.measured.peak_memory_gib is not None and kind not in sources.MEMORY_KINDS and _quirk(row).memory is None:
+        notes.add(f"memory kind {kind or 'not stated'}: held against reserved")
     stage, shards = _sharding(row, notes)
     runtime = _runtime(row, runtime_facts, stage)
     model = model_of(row, notes)
@@ -91,7 +103,7 @@ def _row_runtime(row: Row) -> RowRuntime | None:
         return sources.RUNTIMES[row.runtime]
     if row.runtime in presets.names("runtimes"):
         return None
-    raise CannotPredict(f"runtime {row.runtime} is unknown here")
+    raise unknown("runtime", row.runtime, (*sources.RUNTIMES, *presets.names("runtimes")))
 
 
 def _quirk(row: Row) -> sources.Quirk:
@@ -205,14 +217,16 @@ def _optimizer(row: Row, notes: Notes) -> Optimizer:
     if stated is None:
         notes.add("optimizer not stated: adamw")
         return Optimizer()
-    if (name := sources.OPTIMIZERS.get(stated.lower())) is None:
+    words = stated.lower()
+    name = sources.OPTIMIZERS.get(words, words if words in get_args(OptimizerName) else None)
+    if name is None:
         raise CannotPredict(f"optimizer {stated} is not modelled")
     return Optimizer(name=name)  # type: ignore[arg-type]  # one of the table's
 
 
 # -- how it was split ----------------------------------------------------------------------------------------------
 
-STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3, "hsdp": 3}
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "hsdp": 3}
 
 
 def _sharding(row: Row, notes: Notes) -> tuple[str, int | None]:
@@ -243,9 +257,9 @@ def _layout(row: Row, model: ModelSpec, runtime: Runtime, stage: str, shards: in
     for pattern, guesses in _quirk(row).layout:
         filled |= guesses if re.search(pattern, _said(row)) else {}
     tp, pp, cp = (getattr(stated, axis) or 1 for axis in ("tp", "pp", "cp"))
-    if stated.tp is None or stated.pp is None:
-        raise CannotPredict("tensor or pipeline parallelism not stated")
     gpus = row.hardware.gpus or 1
+    if stated.dp != gpus and (stated.tp is None or stated.pp is None):  # with as many replicas as GPUs both are 1
+        raise CannotPredict("tensor or pipeline parallelism not stated")
     dp = stated.dp or gpus // (tp * pp * cp)
     if dp * tp * pp * cp != gpus:
         raise CannotPredict(f"dp x tp x pp x cp = {dp * tp * pp * cp} is not the {gpus} GPUs")
@@ -269,6 +283,9 @@ def _layout(row: Row, model: ModelSpec, runtime: Runtime, stage: str, shards: in
             raise CannotPredict(f"offload {stated.offload} is not modelled")
         values |= sources.OFFLOADS[stated.offload]
     values |= stated.switches
+    for name, value in stated.switches.items():
+        if isinstance(value, int) and value < 0:
+            raise CannotPredict(f"layout.switches: {name} is below zero")
     try:
         return msgspec.convert(values, Layout)
     except msgspec.ValidationError as error:

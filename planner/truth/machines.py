@@ -12,9 +12,10 @@ from functools import lru_cache
 import msgspec
 
 from planner import presets
+from planner.errors import PlannerError
 from planner.spec import Cluster, Gpu, Link, Nics
 from planner.truth import sources
-from planner.truth.notes import CannotPredict, Notes
+from planner.truth.notes import CannotPredict, Notes, unknown
 from planner.truth.rows import Row
 from planner.units import GB, GIB
 
@@ -42,7 +43,12 @@ def cluster_of(row: Row, notes: Notes) -> Cluster:
         notes.add("network not stated: the GPU's usual one")
     if several and network is not None:
         notes.add(network.guess)
-    found = _cluster_preset(name, hardware.gpu, hardware.gpus, per_node)
+    try:
+        found = _cluster_preset(name, hardware.gpu, hardware.gpus, per_node)
+    except PlannerError as error:
+        if error.value != name:
+            raise
+        raise unknown("cluster", str(name), presets.names("clusters")) from None
     if found.gpu.memory_bytes is None:
         notes.add("GPU not known here: no time, no capacity")
     if several and network is not None and network.cluster is None:

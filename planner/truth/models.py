@@ -14,7 +14,7 @@ import msgspec
 from planner import presets
 from planner.spec import ModelSpec, Moe
 from planner.truth import sources
-from planner.truth.notes import CannotPredict, Notes
+from planner.truth.notes import CannotPredict, Notes, unknown
 from planner.truth.rows import Row
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")
@@ -40,7 +40,7 @@ def _base_model(name: str, family: str | None) -> tuple[ModelSpec, bool, bool]:
     for preset in presets.names("models") if family is not None else ():
         if (spec := presets.model(preset)).family == family:
             return spec, False, False
-    raise CannotPredict(f"model {name} is unknown here")
+    raise unknown("model", name, (*presets.names("models"), *presets.aliases("models")))
 
 
 _MODELS: dict[tuple[Any, ...], tuple[ModelSpec, tuple[str, ...]]] = {}

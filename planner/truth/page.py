@@ -13,9 +13,10 @@ from planner.truth.tables import Table, tables
 
 HEAD = """# Accuracy
 
-Predictions held against {predicted} of {rows} measurements that other people published (tests/truth), with the
-calibration `{calibration}`. `make docs` writes this page, `make accuracy` prints it for what the code says now, and a
-test compares the two. Your own rows are replayed the same way: `planner replay rows.jsonl`.
+Predictions held against {predicted} of {rows} measurements (tests/truth), with the calibration `{calibration}`.
+All but those of `own_*` were published by other people.
+`make docs` writes this page, `make accuracy` prints it for what the code says now, and a test compares the two.
+Your own rows are replayed the same way: `planner replay rows.jsonl`.
 """
 
 PARTS = ("fitted.md", "causes.md")

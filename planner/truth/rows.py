@@ -18,6 +18,7 @@ from planner.errors import PlannerError
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,10 +123,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     terms_gib: dict[str, float] | None = None
     tokens_per_s_per_gpu: Positive | None = None
     tflops_per_gpu: Positive | None = None
-    mfu: NotNegative | None = None
-    hfu: NotNegative | None = None
+    mfu: Fraction | None = None
+    hfu: Fraction | None = None
     step_time_s: Positive | None = None
-    step_times_s: tuple[float, ...] | None = None
+    step_times_s: tuple[Positive, ...] | None = None
     wall_time_s: Positive | None = None
     train_minutes: Positive | None = None
     busbw_gbps: Positive | None = None
@@ -175,6 +176,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(Row)
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FIELDS = frozenset(Row.__struct_fields__)
 UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -208,12 +211,18 @@ def encode_row(row: Row) -> bytes:
 
 
 def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Add rows to a file, each on disk before the next: a run that is cut short keeps what it measured."""
-    with Path(path).open("ab") as stream:
-        for row in rows:
-            stream.write(encode_row(row))
-            stream.flush()
-            os.fsync(stream.fileno())
+    """Add rows to a file, each on disk before the next: a run that is cut short keeps what it measured (PlannerError
+    where it cannot be written)."""
+    try:
+        with Path(path).open("ab") as stream:
+            for row in rows:
+                stream.write(encode_row(row))
+                stream.flush()
+                os.fsync(stream.fileno())
+    except OSError as error:
+        raise PlannerError(
+            "output", path, f"cannot be written ({error.strerror})", "Name a file that is yours"
+        ) from None
 
 
 def _known(value: dict[str, Any]) -> dict[str, Any]:
@@ -234,11 +243,25 @@ def _lines(path: Path) -> list[bytes]:
 
 def _row(line: bytes, place: str) -> Row:
     try:
-        return _DECODER.decode(line)
+        row = _DECODER.decode(line)
+        _no_slips(line, place)
+        return row
     except msgspec.ValidationError as error:
         raise _refusal(line, place, str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
+
+
+def _no_slips(line: bytes, place: str) -> None:
+    """Refuse a key of the source's own that is nearly one of ours: what it holds would count for nothing."""
+    others = _KEYS.decode(line).keys() - _FIELDS
+    if not others:
+        return
+    from difflib import get_close_matches  # only for sources with keys of their own
+
+    for key in sorted(others):
+        if near := get_close_matches(key, _FIELDS, n=1, cutoff=0.8):
+            raise PlannerError(f"{place}: {key}", None, "is not a field of a row", f"Did you mean {near[0]}?")
 
 
 def _refusal(line: bytes, place: str, told: str) -> PlannerError:

@@ -1,7 +1,7 @@
 """How far predictions are from measured rows, by source, model and kind of figure: plain statistics, nothing fitted.
 
-An error is predicted / measured - 1; a factor is the larger of a ratio and its inverse. Not here: predictions
-(predict.py), or how the tables look (views/replay.py, page.py).
+Not here: the statistics themselves (statistics.py), predictions (predict.py), or how the tables look
+(views/replay.py, page.py).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from statistics import median
 from typing import TypeVar
 
 import msgspec
 
 from planner.truth.predict import Replayed, terms_of
+from planner.truth.statistics import Errors, Factors, errors_of, factors_of, spearman
 
 WORST = 3
 """Rows shown of each source and kind."""
@@ -24,27 +24,6 @@ REFUSED = "refused by a rule"
 
 T = TypeVar("T")
 K = TypeVar("K")
-
-
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """Of e = predicted / measured - 1: the median and the 90th percentile of |e|, and the median of e."""
-
-    n: int
-    median: float
-    p90: float
-    bias: float
-
-
-class Factors(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ratios predicted / measured: median and 90th percentile of max(r, 1/r), the median of r (`bias`), and the
-    first two again after all predictions are divided by that one number."""
-
-    n: int
-    median: float
-    p90: float
-    bias: float
-    scaled_median: float
-    scaled_p90: float
 
 
 class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,57 +115,6 @@ def summary(replayed: Sequence[Replayed]) -> Summary:
         skipped=_counted(by_source, lambda one: (one.skipped,) if one.skipped else ()),
         assumptions=_counted(by_source, lambda one: one.assumptions),
     )
-
-
-# -- statistics ----------------------------------------------------------------------------------------------------
-
-
-def errors_of(errors: Sequence[float]) -> Errors:
-    """Of one error or more."""
-    sizes = [abs(error) for error in errors]
-    return Errors(n=len(errors), median=median(sizes), p90=percentile(sizes, 0.9), bias=median(errors))
-
-
-def factors_of(ratios: Sequence[float]) -> Factors:
-    """Of one ratio or more, each above 0."""
-    middle = median(ratios)
-    plain, scaled = ([max(one, 1 / one) for one in some] for some in (ratios, [one / middle for one in ratios]))
-    return Factors(
-        n=len(ratios),
-        median=median(plain),
-        p90=percentile(plain, 0.9),
-        bias=middle,
-        scaled_median=median(scaled),
-        scaled_p90=percentile(scaled, 0.9),
-    )
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of them do not exceed (nearest rank)."""
-    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, equal values sharing their mean rank; None where one side never varies."""
-    first, second = _rank_of(one), _rank_of(other)
-    mean = (len(one) + 1) / 2
-    shared = sum((a - mean) * (b - mean) for a, b in zip(first, second, strict=True))
-    spread = math.sqrt(sum((a - mean) ** 2 for a in first) * sum((b - mean) ** 2 for b in second))
-    return shared / spread if spread else None
-
-
-def _rank_of(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop < len(order) and values[order[stop]] == values[order[start]]:
-            stop += 1
-        for place in order[start:stop]:
-            ranks[place] = (start + stop + 1) / 2
-        start = stop
-    return ranks
 
 
 # -- memory and time -----------------------------------------------------------------------------------------------

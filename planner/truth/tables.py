@@ -136,9 +136,9 @@ def _fit(found: Summary) -> Table:
     ]
     return Table(
         "What fits",
-        "How runs ended, against what was predicted: device memory against the card's, without headroom. Refused: a "
-        "rule of the engine forbids the layout. Sources in which nothing failed are listed where a run was predicted "
-        "not to fit.",
+        "How runs ended, against what was predicted: device memory against the card's, with the headroom that planner "
+        "estimate keeps. Refused: a rule of the engine forbids the layout. Sources in which nothing failed are listed "
+        "where a run was predicted not to fit.",
         ("source", "run", "fits", "does not fit", "refused", "not predicted"),
         tuple(rows),
         2,
@@ -175,8 +175,8 @@ def _worst_memory(found: Summary) -> Table:
     ]  # fmt: skip
     return Table(
         "Largest errors of memory",
-        "GiB; terms are those of live tensors at the predicted peak.",
-        ("source", "row", "layout", "phase", "terms", "predicted", "measured", "error"),
+        "Terms are those of live tensors at the predicted peak.",
+        ("source", "row", "layout", "phase", "terms, GiB", "predicted, GiB", "measured, GiB", "error"),
         tuple(rows),
         5,
     )

@@ -5,9 +5,10 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
-from planner.calibrate.report import Calibrated, Errors, Line
+from planner.calibrate.report import Calibrated, Line
 from planner.calibration import Calibration
 from planner.render import table
+from planner.truth.statistics import Errors
 
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
 
@@ -25,7 +26,8 @@ def calibrate_text(found: Calibrated) -> str:
     """Errors by group, then what kept its default and what was not used."""
     made = found.calibration
     used = f"{found.samples} measurements of training steps, {found.collectives} of collectives"
-    parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} fitted entries of {used}"]
+    used += f", {found.probes} probes" if found.probes else ""
+    parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} entries of {used}"]
     if found.lines:
         about = "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, its source."
         parts += ["", about, "", table(HEAD, [_row(one) for one in found.lines], 3)]
@@ -33,7 +35,7 @@ def calibrate_text(found: Calibrated) -> str:
         parts += ["", "Kept as they were:", *(f"  {line}" for line in found.kept)]
     if found.unused:
         parts += ["", "Not used:"]
-        parts += [f"  {count:5d}  {reason}" for reason, count in _by_count(found.unused)]
+        parts += [f"  {count:5d}  {reason}" for count, reason in _by_count(found.unused)]
     return "\n".join(parts)
 
 

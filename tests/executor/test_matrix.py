@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from executor.machine import Machine, gpu_preset, this_machine
+from executor.machine import Machine, this_machine
 from executor.matrix import BEYOND, Cell, cells
+from planner.devices import gpu_preset
 from planner.errors import PlannerError
 from planner.units import GIB
 
 HEAD = '[[cells]]\non = "cpu"\n'
+PLAIN = HEAD + 'model = "tiny-llama"\nlayout = "ddp"\n'
 
 
 @lru_cache(maxsize=32)
@@ -125,6 +127,8 @@ def test_a_mistake_in_a_matrix_names_the_table_and_the_key(tmp_path: Path):
     )
     assert "cells[1]: layout=fsdp3" in refusal(tmp_path, HEAD + 'model = "tiny-llama"\nlayout = "fsdp3"\n').sentence
     assert "model: is missing" in refusal(tmp_path, HEAD + 'layout = "ddp"\n').sentence
+    assert "cells[1]: gpus=two: must be" in refusal(tmp_path, PLAIN + 'gpus = "two"\n').sentence
+    assert "memory_limit_gib=-1: must be" in refusal(tmp_path, PLAIN + "memory_limit_gib = -1\n").sentence
     assert "holds no [[cells]]" in refusal(tmp_path, "a = 1\n").sentence
     assert "is not TOML" in refusal(tmp_path, "[[cells]\n").sentence
     with pytest.raises(PlannerError, match="cannot be read"):

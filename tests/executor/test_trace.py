@@ -5,9 +5,14 @@ Not here: traces against real runs of the same layout (tests/cluster/test_trace.
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 
 import msgspec
+import psutil
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -167,3 +172,20 @@ def test_the_command_traces_in_a_process_of_its_own_and_prints_json(tmp_path) ->
     assert found["schema"] == "trace/1"
     assert found["traced_layers"] == [2, 4]
     assert {moment["phase"] for moment in found["moments"]} == {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.parametrize("received", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_trace_and_its_process(tmp_path, received: signal.Signals) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode_plan(tiny_plan(2, engine="ddp", dp_replicate=2)))
+    code = "import sys; from executor.cli import main; sys.argv = ['executor', 'trace', sys.argv[1]]; main()"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.PIPE, text=True) as command:
+        parent = psutil.Process(command.pid)
+        while not (children := parent.children()):
+            assert command.poll() is None
+            time.sleep(0.01)
+        command.send_signal(received)
+        err = command.communicate()[1]
+
+    assert (command.returncode, err) == (128 + received, f"error: trace: stopped by {received.name}.\n")
+    assert not any(child.is_running() for child in children)

@@ -268,6 +268,17 @@ def test_the_command_writes_a_calibration_that_estimate_uses(tmp_path: Path, cap
     assert used["runtimes"]["megatron-core"]["compute"]["matmul_share"] == speed["matmul_share"]
 
 
+def test_rows_that_cannot_be_used_are_counted_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [json.loads(row) for row in ROWS.read_text().splitlines()[:3]]
+    rows[1]["runtime"] = rows[2]["runtime"] = "nonsense"
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = run(capsys, str(path))
+
+    assert (code, err) == (0, "")
+    assert "      2  runtime nonsense is unknown here" in out
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

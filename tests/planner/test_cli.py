@@ -344,3 +344,18 @@ def test_planning_imports_nothing_heavy(statement: str):
 
 def test_the_check_for_heavy_imports_can_fail():
     assert heavy_modules("import numpy") == ["numpy"]
+
+
+@pytest.mark.parametrize("writer", ["click.echo", "rich.console.Console().print"])
+def test_a_reader_that_has_seen_enough_is_no_failure(writer: str):
+    """`planner ... | head -1`, whichever library prints."""
+    code = (
+        "import sys, click, rich.console\nfrom planner.command import exit_code\n"
+        f"@click.command()\ndef told():\n    for line in range(100_000):\n        {writer}('line ' + str(line))\n"
+        "sys.exit(exit_code(told, []))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert (command.stderr.read(), command.wait()) == (b"", 0)

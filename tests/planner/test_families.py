@@ -28,6 +28,7 @@ from planner.inventory import (
     whole_model,
 )
 from planner.inventory.block import execution_order
+from planner.model_rules import check_model
 from planner.spec import Mla, ModelSpec, Moe
 
 BATCH, SEQ = 3, 40
@@ -105,7 +106,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def small(name: str) -> ModelSpec:
     spec = ModelSpec(**{**PLAIN, "family": name.split()[0], **SMALL[name]})
-    presets.check_model(spec, name)
+    check_model(spec, name)
     return spec
 
 
@@ -287,7 +288,7 @@ def test_facts_that_the_modules_do_not_have_are_refused(family: str, change: dic
     spec = ModelSpec(**{**PLAIN, "family": family, **change})
 
     with pytest.raises(PlannerError, match=said) as refusal:
-        presets.check_model(spec, "mine")
+        check_model(spec, "mine")
     assert "\n" not in refusal.value.sentence
 
 

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from executor.probe import write
 from planner import command, presets
 from planner.calibrate import machine
 from planner.calibration import calibration
+from planner.case import Case
 from planner.cli import planner
 from planner.collectives import WIRE
 from planner.comm import leaving_bytes
 from planner.errors import PlannerError
+from planner.estimate import make_plan
 from planner.linktime import collective_seconds
-from planner.steptime import attention_seconds, matmul_seconds, memory_seconds
+from planner.plan import encode_plan
+from planner.record import RunRecord
+from planner.spec import Layout, TrainingJob
+from planner.steptime import attention_seconds, matmul_seconds, memory_seconds, step_time
 from planner.truth.probe import (
     Attention,
     Device,
@@ -247,3 +254,81 @@ def test_a_file_that_is_no_probe_is_refused_in_one_line(tmp_path: Path, raw: obj
 def test_a_probe_without_products_makes_no_presets():
     with pytest.raises(PlannerError, match="no matrix products"):
         machine.preset_files(make_probe(products=()))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_of_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlannerError, match="cannot be made") as refused:
+        write(tmp_path / "file" / "machine", make_probe())
+
+    assert refused.value.exit_code == 2
+
+
+# -- planner calibrate ---------------------------------------------------------------------------------------------
+
+
+def calibrated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    code = command.exit_code(planner, ["calibrate", *map(str, arguments), "--json"], name="planner")
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    return json.loads(told.out)
+
+
+def run_folder(folder: Path, case: Case, step_s: float) -> Path:
+    """A run of a case that took so long."""
+    folder.mkdir()
+    (folder / "plan.json").write_bytes(encode_plan(make_plan(case, calibration("uncalibrated"))))
+    record = RunRecord(
+        plan_hash="", status="succeeded", exit_code=0, started="", seconds=1.0, backend="accelerate",
+        launcher="local", world_size=2, nodes=1, step_s=step_s,
+    )  # fmt: skip
+    (folder / "run.json").write_bytes(msgspec.json.encode(record))
+    return folder
+
+
+def test_a_probe_alone_calibrates_as_the_presets_made_of_it(folder: Path, capsys: pytest.CaptureFixture[str]):
+    write_probe(folder / "probe.json", make_probe(nodes=2))
+    answer = calibrated(capsys, folder / "probe.json", "-o", folder / "mine.toml")
+
+    assert (answer["probes"], answer["measurements"], answer["calibration"]["based_on"]) == (1, 0, "uncalibrated")
+    mine, own = calibration(str(folder / "mine.toml")), calibration("made-up", (str(folder),))
+    for group in ("compute", "overlap", "links"):
+        assert getattr(mine, group) == getattr(own, group)
+
+
+def test_runs_on_a_probed_machine_are_judged_over_what_the_probe_says(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_probe(folder / "probe.json", make_probe(nodes=2))
+    known = calibration("made-up", (str(folder),))
+    cluster = presets.cluster("made-up", gpus=2, folders=[folder])
+    runs = []
+    for micro in (1, 4):
+        layout = Layout(engine="ddp", dp_replicate=2, micro_batch_size=micro)
+        job = TrainingJob(seq_len=64, precision="fp32")
+        case = Case(presets.model("tiny-llama"), job, layout, cluster, presets.runtime("accelerate-ddp"))
+        runs.append(run_folder(tmp_path / f"run-{micro}", case, float(step_time(case, known).step_s)))
+
+    with_probe = calibrated(capsys, folder / "probe.json", *runs, "-o", folder / "mine.toml")
+    without = calibrated(capsys, *runs)
+
+    assert with_probe["measurements"] == 2 and "2 measurements of 8 needed" in with_probe["kept_defaults"][0]
+    assert with_probe["errors"][0]["before"]["median"] < 1e-4 < 0.1 < without["errors"][0]["before"]["median"]
+    again = step_time(case, calibration(str(folder / "mine.toml"))).step_s
+    assert again == pytest.approx(step_time(case, known).step_s, rel=1e-4)
+
+
+def test_a_probed_gpu_is_found_among_presets_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "gpus").mkdir()
+    (tmp_path / "gpus" / "q9000-40gb.toml").write_text(
+        'kind = "cuda"\nmemory_gib = 40\nmemory_gb_per_s = 400\n[dense_tflops]\nfp32 = 1\nbf16 = 3\n'
+        '[sources]\n"*" = "made up"\n'
+    )
+    device = Device(name="NVIDIA Q9000", kind="cuda", memory_bytes=39.5 * 2**30)
+    write_probe(tmp_path / "probe.json", make_probe(transport="nccl", device=device))
+
+    (own,) = calibrated(capsys, tmp_path / "probe.json", "--presets", tmp_path)["calibration"]["compute"]
+    (unknown,) = calibrated(capsys, tmp_path / "probe.json")["calibration"]["compute"]
+
+    assert (own["gpu"], unknown["gpu"]) == ("q9000-40gb", "made-up")
+    assert own["memory_share"] == pytest.approx(CHAINED / 400e9, rel=1e-3)

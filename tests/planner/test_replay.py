@@ -6,6 +6,7 @@ Not here: how good the predictions are (docs/accuracy.md says so).
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,25 @@ import pytest
 from planner import command
 from planner.calibration import calibration
 from planner.cli import planner
+from planner.errors import PlannerError
 from planner.memory import memory_breakdown
 from planner.truth.cases import CannotPredict, case_of, row_case
 from planner.truth.predict import replay
-from planner.truth.rows import Row, append_rows, encode_row, read_rows
-from planner.truth.score import errors_of, factors_of, spearman, summary
+from planner.truth.rows import (
+    Collective,
+    Hardware,
+    Measured,
+    Row,
+    RowLayout,
+    RowLora,
+    RowModel,
+    Source,
+    append_rows,
+    encode_row,
+    read_rows,
+)
+from planner.truth.score import summary
+from planner.truth.statistics import errors_of, factors_of, spearman
 from planner.units import GIB
 
 TRUTH = Path(__file__).resolve().parents[1] / "truth"
@@ -94,6 +109,8 @@ def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
         ),
         (json.dumps(ROW), ":2: id=mine-1: was given in"),
         ("[1]", ":2: expected `object`"),
+        (json.dumps(ROW | {"id": "b", "layuot": {}}), ":2: layuot: is not a field of a row. Did you mean layout?"),
+        (json.dumps(changed(ROW, id="b", measured__mfu=38)), ":2: measured.mfu=38: expected `float` <= 1.0"),
     ],
 )
 def test_a_line_that_breaks_the_format_is_one_line_of_error(tmp_path, capsys, line, said):
@@ -103,12 +120,50 @@ def test_a_line_that_breaks_the_format_is_one_line_of_error(tmp_path, capsys, li
     assert said in err
 
 
+def test_measurements_are_never_written_over(tmp_path, capsys):
+    path = written(tmp_path / "rows.jsonl", ROW)
+    code, _, err = run(capsys, path, "-o", str(tmp_path / "." / "rows.jsonl"), "--force")
+
+    assert (code, read_rows([path])[0].id) == (2, "mine-1")
+    assert "is one of the files that are replayed" in err
+
+
+def test_a_row_that_cannot_be_written_is_one_line_of_error(tmp_path):
+    with pytest.raises(PlannerError, match="cannot be written"):
+        append_rows(tmp_path / "none" / "rows.jsonl", [one()])
+
+
+def test_files_without_a_row_are_one_line_of_error(tmp_path, capsys):
+    code, out, err = run(capsys, written(tmp_path / "rows.jsonl"))
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "hold no row" in err
+
+
 def test_a_file_that_is_not_there_is_one_line_of_error(tmp_path, capsys):
     code, _, err = run(capsys, str(tmp_path / "none.jsonl"))
 
     assert code == 2
     assert "cannot be read" in err
     assert err.count("\n") == 1
+
+
+def test_the_format_is_documented_field_by_field():
+    told = (TRUTH / "README.md").read_text()
+    parts = {"model": RowModel, "hardware": Hardware, "lora": RowLora, "layout": RowLayout, "measured": Measured}
+    for name, part in (parts | {"source": Source, "collective": Collective}).items():
+        (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
+        assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
+    assert [field for field in Row.__struct_fields__ if f"`{field}" not in told and field != "file"] == []
+
+
+def test_the_rows_of_the_documentation_are_predicted_every_one(tmp_path, capsys):
+    page = (TRUTH.parents[1] / "docs" / "adding-a-measurement.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    code, out, _ = run(capsys, written(tmp_path / "rows.jsonl", *example.splitlines()))
+
+    assert code == 0
+    assert out.startswith("3 of 3 rows predicted")
 
 
 # -- what a row means ----------------------------------------------------------------------------------------------
@@ -136,7 +191,12 @@ def test_every_published_row_is_a_case_or_has_a_reason():
         ({"runtime": None}, "runtime not stated"),
         ({"layout__seq": None}, "sequence length not stated"),
         ({"layout__micro_batch": None}, "micro-batch not stated"),
-        ({"layout__tp": None}, "tensor or pipeline parallelism not stated"),
+        ({"layout__tp": None, "layout__dp": 4}, "tensor or pipeline parallelism not stated"),
+        ({"layout__tp": None, "layout__dp": None}, "tensor or pipeline parallelism not stated"),
+        ({"runtime": "acelerate-fsdp2"}, "runtime acelerate-fsdp2 is unknown here: did you mean accelerate-fsdp2?"),
+        ({"hardware__cluster": "dgx-h10"}, "cluster dgx-h10 is unknown here: did you mean dgx-h100?"),
+        ({"hardware__gpus": 10**8, "layout__dp": 10**8}, "gpus=100000000: must be a whole number from 1 to 1000000"),
+        ({"layout__switches": {"dp_shard": -1}}, "layout.switches: dp_shard is below zero"),
         ({"layout__dp": 4}, "dp x tp x pp x cp = 4 is not the 8 GPUs"),
         ({"layout__zero_or_fsdp": None}, "sharding not stated"),
         ({"layout__precision": "int3"}, "precision int3 is not modelled"),
@@ -166,6 +226,46 @@ def test_a_row_without_a_case_says_why(changes, reason):
 def test_what_is_not_stated_is_an_assumption_of_the_row(field, assumption):
     assert row_case(one()).assumptions == ()
     assert row_case(one(**{field: None})).assumptions == (assumption,)
+
+
+def test_as_many_replicas_as_gpus_say_that_nothing_else_is_split():
+    assert row_case(one(layout__tp=None, layout__pp=None)) == row_case(one())
+
+
+@pytest.mark.parametrize(("word", "name"), [("sgd", "sgd"), ("Lion", "lion"), ("adam", "adamw")])
+def test_the_planners_own_optimizers_are_words_of_a_row(word, name):
+    row = one(layout__optimizer=word, runtime="accelerate-ddp", layout__zero_or_fsdp="ddp")
+
+    assert case_of(row).job.optimizer.name == name
+
+
+def test_a_word_for_memory_that_nobody_knows_is_counted():
+    assert row_case(one(measured__memory_kind="alocated")).assumptions == (
+        "memory kind alocated: held against reserved",
+    )
+
+
+def test_a_row_may_name_presets_of_ones_own(tmp_path, capsys):
+    (tmp_path / "models").mkdir()
+    text = (TRUTH.parents[1] / "presets" / "models" / "llama-2-7b.toml").read_text()
+    (tmp_path / "models" / "my-7b.toml").write_text(text)
+    rows = written(tmp_path / "rows.jsonl", changed(ROW, model__name="my-7b"))
+
+    assert run(capsys, rows)[1].startswith("0 of 1 rows predicted")
+    assert run(capsys, rows, "--presets", str(tmp_path))[1].startswith("1 of 1 rows predicted")
+    assert run(capsys, rows, "--presets", str(tmp_path / "none"))[::2] == (
+        2,
+        f"error: presets={tmp_path / 'none'}: is not a folder. Name a folder laid out like presets/.\n",
+    )
+
+
+def test_a_row_with_a_mistake_leaves_the_others_predicted(tmp_path, capsys):
+    rows = [ROW, changed(ROW, id="b", hardware__cluster="nowhere"), changed(ROW, id="c", layout__offload="tape")]
+    code, out, _ = run(capsys, written(tmp_path / "rows.jsonl", *rows))
+
+    assert code == 0
+    assert out.startswith("1 of 3 rows predicted")
+    assert "cluster nowhere is unknown here" in out
 
 
 def test_a_model_of_no_known_name_has_the_blocks_of_its_family():
