@@ -174,6 +174,9 @@ class LiveTensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, nn.Parameter) and (storage := self._storage_of(_local(leaf))) is not None:
+                    storage.was_parameter = True  # its local tensor will not say so
             return NotImplemented  # a DTensor: let it unwrap, then see its local tensors
         self._settle_recompute()
         kwargs = kwargs or {}

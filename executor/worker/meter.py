@@ -19,6 +19,11 @@ from planner.plan import PhaseMemory, Plan
 from planner.record import Measured
 
 
+def logits_widths(plan: Plan) -> tuple[int, int]:
+    """Last dimensions that logits have: the vocabulary, and a tensor rank's part of it."""
+    return plan.model.vocab, -(-plan.model.vocab // plan.layout.tp)
+
+
 class Meter:
     """Measures one rank. Storages are followed from `load` to the end of `memory_step`, slowly; then not at all.
 
@@ -41,7 +46,7 @@ class Meter:
         self._memory_step, self._traffic_step = memory_step, traffic_step
         self._step = -1
         self._phase = "step"
-        self._live: LiveTensors | None = live or LiveTensors(self._device.type, plan.model.vocab)
+        self._live: LiveTensors | None = live or LiveTensors(self._device.type, *logits_widths(plan))
         self._entered = False
         self._modules = Modules()
         self._memory: tuple[PhaseMemory, ...] = ()

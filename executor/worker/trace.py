@@ -21,7 +21,7 @@ from executor.trace import Kept, Traced
 from executor.worker.data import Batch
 from executor.worker.engines import start_engine
 from executor.worker.mesh import write_json
-from executor.worker.meter import Meter
+from executor.worker.meter import Meter, logits_widths
 from executor.worker.model import build_model, build_optimizer
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
 from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
@@ -83,7 +83,7 @@ def fake_run(plan: Plan, rank: int) -> Run:
         engine = start_engine(plan, "")
         on_plain_cpu(engine)
         with fake_tensors(plan):
-            live = FakeLiveTensors(engine.device.type, plan.model.vocab, -(-plan.model.vocab // layout.tp))
+            live = FakeLiveTensors(engine.device.type, *logits_widths(plan))
             meter = Meter(plan, rank, 0, 0, engine.device, WARM_STEPS, WARM_STEPS, live)
 
             with meter.load():
