@@ -71,7 +71,7 @@ accuracy: install
 
 # What was measured on one machine of ours says nothing of others': own_*.jsonl stays out.
 calibration: install
-	$(BIN)/planner calibrate $(filter-out tests/truth/own_%,$(wildcard tests/truth/*.jsonl)) --page "make calibration" \
+	$(BIN)/planner calibrate --based-on uncalibrated $(filter-out tests/truth/own_%,$(wildcard tests/truth/*.jsonl)) --page "make calibration" \
 		-o presets/calibrations/published.toml --force > docs/accuracy/fitted.new
 	mv docs/accuracy/fitted.new docs/accuracy/fitted.md
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from planner.calibration import UNCALIBRATED
+from planner.calibration import DEFAULT
 from planner.cli import JSON_OPTION, may_write
 
 
@@ -18,7 +18,7 @@ from planner.cli import JSON_OPTION, may_write
 @click.argument("measurements", metavar="MEASUREMENTS...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="FILE", help="Write the calibration: planner estimate --calibration FILE.toml.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--based-on", metavar="NAME", default=UNCALIBRATED, show_default=True, help="Where nothing is fitted.")
+@click.option("--based-on", metavar="NAME", default=DEFAULT, show_default=True, help="Where nothing is fitted.")
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @click.option("--page", metavar="COMMAND", hidden=True, help="Print docs/accuracy/fitted.md; COMMAND stands in it.")
 @JSON_OPTION

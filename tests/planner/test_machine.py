@@ -290,7 +290,7 @@ def test_a_probe_alone_calibrates_as_the_presets_made_of_it(folder: Path, capsys
     write_probe(folder / "probe.json", make_probe(nodes=2))
     answer = calibrated(capsys, folder / "probe.json", "-o", folder / "mine.toml")
 
-    assert (answer["probes"], answer["measurements"], answer["calibration"]["based_on"]) == (1, 0, "uncalibrated")
+    assert (answer["probes"], answer["measurements"], answer["calibration"]["based_on"]) == (1, 0, "published")
     mine, own = calibration(str(folder / "mine.toml")), calibration("made-up", (str(folder),))
     for group in ("compute", "overlap", "links"):
         assert getattr(mine, group) == getattr(own, group)
