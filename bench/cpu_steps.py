@@ -1,6 +1,6 @@
 """Probe this machine, plan five small runs with what was found, run them, and hold step times against predictions.
 
-    python bench/cpu_steps.py FOLDER [--repeats 3] [--steps 14]
+    python bench/cpu_steps.py [FOLDER] [--repeats 3] [--steps 14]
 
 Two ranks of one thread each. FOLDER keeps the probe (it is used again when it is there), the plans and the runs.
 Reported, not enforced: a machine that others use is slower than it was when it was probed, so the load is shown.
@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from executor.rundir import read_record
@@ -38,12 +39,13 @@ WITHIN = 0.25
 def main() -> int:
     """Everything, with a table at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="a new one under the system's temporary folder")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each plan, in turns")
     parser.add_argument("--steps", type=int, default=14, help="optimizer steps a run; the first five are not timed")
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=CASES)
     options = parser.parse_args()
-    machine = options.folder / "machine"
+    folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="cpu-steps-"))
+    machine = folder / "machine"
     if not (machine / "probe.json").is_file():
         command("executor.cli", "probe", "-o", machine, "--name", NAME, "--ranks", "2", "--kind", "cpu")
     load = read_probe(machine / "probe.json").host.load
@@ -51,8 +53,8 @@ def main() -> int:
     loads: list[float] = []
     for again in range(options.repeats):
         for name in options.only:
-            plan = planned(options.folder, machine, name, options.steps)
-            run = options.folder / "runs" / f"{name}-{again}"
+            plan = planned(folder, machine, name, options.steps)
+            run = folder / "runs" / f"{name}-{again}"
             if read_record(run) is None:
                 loads.append(os.getloadavg()[0])
                 command("executor.cli", "run", plan, "--yes", "--run-dir", run, "--json")
@@ -66,7 +68,7 @@ def main() -> int:
     print(f"{'run':10s} {'predicted':>10s} {'measured':>10s} {'ratio':>6s}  {'runs':24s} terms of the prediction")
     ratios = []
     for name in options.only:
-        found = prediction(read_plan(options.folder / "plans" / f"{name}.json"), machine)
+        found = prediction(read_plan(folder / "plans" / f"{name}.json"), machine)
         assert found.step_s is not None
         took_s = statistics.median(measured[name])
         ratios.append(float(found.step_s) / took_s)
