@@ -26,8 +26,6 @@ from planner.plan import PhaseMemory, Plan, encode_plan
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
 from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, large_terms, plan_of, traced
 
-QUICK = ("opt-125m-ddp-fp32", "llama-3-8b-tp-bf16")
-"""Pairs for every run of the tests; the others take a minute together."""
 EXTRAPOLATED_PERCENT = 0.1
 
 
@@ -50,9 +48,7 @@ def tiny_plan(layers: int, **layout: object) -> Plan:
     ).sealed()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.cluster) for name in PAIRS]
-)
+@pytest.mark.parametrize("name", PAIRS)
 def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
     report = traced(PAIRS[name])
 
@@ -68,12 +64,9 @@ def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param({"engine": "ddp", "dp_replicate": 4, "grad_accum": 2}, marks=pytest.mark.cluster),
+        {"engine": "ddp", "dp_replicate": 4, "grad_accum": 2},
         {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
-        pytest.param(
-            {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
-            marks=pytest.mark.cluster,
-        ),
+        {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
     ],
     ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept"],
 )
