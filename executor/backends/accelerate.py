@@ -6,8 +6,7 @@ drift apart unseen. Not here: training (worker/engines/accelerate.py).
 
 from __future__ import annotations
 
-from executor.backends.common import HEADER, common_refusal, read_back
-from planner.errors import PlannerError
+from executor.backends.common import HEADER, common_refusal, read_back, readable
 from planner.formats import FORMATS
 from planner.plan import Plan
 
@@ -72,11 +71,7 @@ class AccelerateBackend:
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """What Accelerate's launcher would export for this file."""
-        found = read_back("accelerate", folder, CONFIG)
-        if "error" in found:
-            raise PlannerError(
-                CONFIG, None, f"Accelerate cannot read it: {found['error']}", "Make the run folder again", exit_code=4
-            )
+        found = readable("accelerate", "Accelerate", folder, CONFIG)
         return dict(sorted(found["environment"].items()))
 
     def expected_environment(self, plan: Plan) -> dict[str, str]:

@@ -66,6 +66,16 @@ def _job_refusal(job: TrainingJob) -> str | None:
     return None
 
 
+def readable(framework: str, title: str, folder: str, config: str) -> dict[str, Any]:
+    """`read_back` of a file that must parse (PlannerError); `title` is how people write the framework."""
+    found = read_back(framework, folder, config)
+    if "error" in found:
+        raise PlannerError(
+            config, None, f"{title} cannot read it: {found['error']}", "Make the run folder again", exit_code=4
+        )
+    return found
+
+
 def read_back(framework: str, folder: str, config: str) -> dict[str, Any]:
     """The effective values of a configuration file, as its framework's own code reads it."""
     path = Path(folder) / config

@@ -6,12 +6,11 @@ here: training (worker/engines/deepspeed.py).
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from executor.backends.common import common_refusal, read_back
+from executor.backends import jsonfile
+from executor.backends.common import common_refusal, readable
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.errors import PlannerError
 from planner.inventory import parameters
 from planner.plan import Plan
 
@@ -35,27 +34,16 @@ class DeepSpeedBackend:
         return common_refusal(plan)
 
     def files(self, plan: Plan) -> dict[str, str]:
-        """deepspeed.json. JSON has no comments: the plan's hash stands in the key `_generated`."""
-        note = f"from plan {plan.sealed().content_hash}; do not edit"
-        return {CONFIG: json.dumps({"_generated": note} | configuration(plan), indent=2) + "\n"}
+        """deepspeed.json, with the plan's hash."""
+        return {CONFIG: jsonfile.text(plan, configuration(plan))}
 
     def drift(self, plan: Plan, folder: str) -> list[str]:
         """What DeepSpeed's parser makes of the file that the plan does not say."""
-        found = read_back("deepspeed", folder, CONFIG)
-        if "error" in found:
-            return [f"{CONFIG}: DeepSpeed cannot read it: {found['error']}"]
-        expected = configuration(plan)
-        extra = sorted(set(found["keys"]) - set(_keys(expected)) - {"_generated"})
-        differences = [f"{CONFIG}: {key} is set, the plan does not set it" for key in extra]
-        return differences + _differences(expected, found["effective"], "")
+        return jsonfile.drift(self.name, "DeepSpeed", folder, CONFIG, configuration(plan))
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """Nothing: DeepSpeed is configured by its file alone, which must parse."""
-        found = read_back("deepspeed", folder, CONFIG)
-        if "error" in found:
-            raise PlannerError(
-                CONFIG, None, f"DeepSpeed cannot read it: {found['error']}", "Make the run folder again", exit_code=4
-            )
+        readable(self.name, "DeepSpeed", folder, CONFIG)
         return {}
 
 
@@ -92,20 +80,3 @@ def configuration(plan: Plan) -> dict[str, Any]:
         "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
         "steps_per_print": 10**9,
     }
-
-
-def _keys(section: dict[str, Any], prefix: str = "") -> list[str]:
-    nested = [
-        name for key, value in section.items() if isinstance(value, dict) for name in _keys(value, f"{prefix}{key}.")
-    ]
-    return [prefix + key for key in section] + nested
-
-
-def _differences(expected: dict[str, Any], effective: dict[str, Any], prefix: str) -> list[str]:
-    found: list[str] = []
-    for key, value in expected.items():
-        if isinstance(value, dict):
-            found += _differences(value, effective.get(key, {}), f"{prefix}{key}.")
-        elif effective.get(key) != value:
-            found.append(f"{CONFIG}: {prefix}{key} is {effective.get(key, 'unset')}, the plan says {value}")
-    return found

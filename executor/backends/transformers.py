@@ -6,10 +6,10 @@ The file is what `from_pretrained(distributed_config=...)` takes. Not here: trai
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from executor.backends.common import common_refusal, read_back
+from executor.backends import jsonfile
+from executor.backends.common import common_refusal, readable
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError
@@ -73,30 +73,16 @@ class TransformersBackend:
         return common_refusal(plan, splits=("tp",))
 
     def files(self, plan: Plan) -> dict[str, str]:
-        """distributed.json. JSON has no comments: the plan's hash stands in the key `_generated`."""
-        note = f"from plan {plan.sealed().content_hash}; do not edit"
-        return {CONFIG: json.dumps({"_generated": note} | configuration(plan), indent=2) + "\n"}
+        """distributed.json, with the plan's hash."""
+        return {CONFIG: jsonfile.text(plan, configuration(plan))}
 
     def drift(self, plan: Plan, folder: str) -> list[str]:
         """What Transformers makes of the file that the plan does not say."""
-        found = read_back("transformers", folder, CONFIG)
-        if "error" in found:
-            return [f"{CONFIG}: Transformers cannot read it: {found['error']}"]
-        expected = configuration(plan)
-        extra = sorted(set(found["keys"]) - set(expected) - {"_generated"})
-        return [f"{CONFIG}: {key} is set, the plan does not set it" for key in extra] + [
-            f"{CONFIG}: {key} is {found['effective'][key]}, the plan says {value}"
-            for key, value in expected.items()
-            if found["effective"][key] != value
-        ]
+        return jsonfile.drift(self.name, "Transformers", folder, CONFIG, configuration(plan))
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """Nothing: Transformers is configured by its file alone, which must parse."""
-        found = read_back("transformers", folder, CONFIG)
-        if "error" in found:
-            raise PlannerError(
-                CONFIG, None, f"Transformers cannot read it: {found['error']}", "Make the run folder again", exit_code=4
-            )
+        readable(self.name, "Transformers", folder, CONFIG)
         return {}
 
 
