@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from executor import launch, rundir, tracekernels
+from executor import launch, rundir
 from executor import report as reports
-from executor import trace as traces
 from executor.launchers.local import inherited, is_secret
 from executor.supervise import RUN_ID_VARIABLE, processes_of
 from planner import __version__, command
@@ -38,7 +37,11 @@ EXAMPLES = """
  executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
 """
 
-LATER = {"measure": "executor.cli_measure:measure", "probe": "executor.cli_probe:probe"}
+LATER = {
+    "measure": "executor.cli_measure:measure",
+    "probe": "executor.cli_probe:probe",
+    "trace": "executor.cli_trace:trace",
+}
 """Commands that are imported when they are called."""
 
 
@@ -154,33 +157,8 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
     if as_json:
         click.echo(reports.as_json(built, outside, tolerances))
     else:
-        reports.render(built, _console(stderr=False))
-    return _verdict(outside)
-
-
-@executor.command()
-@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-@click.option("--rank", type=int, default=0, show_default=True, help="Whose step; rank 0 holds as much as any.")
-@click.option("--full", is_flag=True, help="Run every layer; otherwise 2 and 4, and the others follow from them.")
-@click.option("--kernels", is_flag=True, help="Also print what a block keeps, as a preset of presets/kernels.")
-@CHECK
-@TOLERANCE
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def trace(
-    plan_file: Path, rank: int, full: bool, kernels: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool
-) -> int:
-    """Trace one rank's step of PLAN on fake tensors: no GPU, no other rank."""
-    tolerances = reports.parse_tolerances(tolerance)
-    plan = read_plan(plan_file)
-    built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)
-    outside = traces.judge(built, tolerances) if judge else None
-    if as_json:
-        click.echo(traces.as_json(built, outside, tolerances))
-    else:
-        traces.render(built, _console(stderr=False))
-        if kernels:
-            click.echo(tracekernels.as_preset(plan, built.kept))
-    return _verdict(outside)
+        reports.render(built, console(stderr=False))
+    return verdict(outside)
 
 
 @executor.command()
@@ -214,7 +192,8 @@ def _tell(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _console(stderr: bool) -> Console:
+def console(stderr: bool) -> Console:
+    """Where text is drawn."""
     from rich.console import Console  # rich only where something is drawn
 
     return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
@@ -275,16 +254,17 @@ def _finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Toler
             whole["report"] = msgspec.Raw(reports.as_json(built, outside, tolerances))
         click.echo(msgspec.json.encode(whole))
     elif built and not record.exit_code:
-        reports.render(built, _console(stderr=True))
+        reports.render(built, console(stderr=True))
     elif ready.options.script and not record.exit_code:
         _tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
     if not record.exit_code:
         again = f"executor report {shlex.quote(os.path.relpath(folder))}"
         _tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
-    return record.exit_code or _verdict(outside)
+    return record.exit_code or verdict(outside)
 
 
-def _verdict(outside: tuple[str, ...] | None) -> int:
+def verdict(outside: tuple[str, ...] | None) -> int:
+    """The exit code of --check; what lies outside the band is told."""
     if outside:
         _tell(f"error: outside the predicted band: {'; '.join(outside)}.")
         return OUTSIDE_BAND
