@@ -205,8 +205,12 @@ def case_of(question: Question, layout: Layout) -> Case:
 
 def limit_bytes(question: Question) -> float:
     """Device memory that may be used; unknown memory holds everything (and the answer says so)."""
-    capacity = question.cluster.gpu.memory_bytes
-    return float("inf") if capacity is None else capacity * (1 - question.headroom)
+    return usable_bytes(question.cluster.gpu.memory_bytes, question.headroom)
+
+
+def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> float:
+    """What a device of this capacity has when `headroom`, a share of it, is kept free; infinite where it is unknown."""
+    return float("inf") if capacity is None else capacity * (1 - headroom)
 
 
 def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from planner.calibration import Calibration
 from planner.case import Case
 from planner.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.plan import PhaseMemory
-from planner.question import DEFAULT_HEADROOM
+from planner.question import usable_bytes
 from planner.spec import Layout
 from planner.steptime import scalar, step_time, throughput
 from planner.truth.cases import CannotPredict, RowCase, memory_kind, row_case
@@ -109,7 +109,7 @@ def _figures(row: Row, case: Case, calibration: Calibration, walks: Walks) -> Fi
         memory_kind=kind,
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
-        fits=None if gpu.memory_bytes is None else device <= gpu.memory_bytes * (1 - DEFAULT_HEADROOM),
+        fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
     )
 
 
