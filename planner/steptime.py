@@ -271,8 +271,9 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
         return unknown
     compute, both = {}, {}
     for unit, waiting in _waiting(case, known).items():
-        compute[unit] = _passes(work[unit], device)
-        both[unit] = _passes(work[unit], device, waiting)
+        loads = _loads(work[unit], device)
+        compute[unit] = _passes(loads, device)
+        both[unit] = _passes(loads, device, waiting)
     own = _on_stage(first, both)
     beside = _on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
@@ -346,16 +347,31 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     return case.layout.grad_accum * model / pp, case.layout.grad_accum * (model + again) / pp
 
 
-def _passes(one: Work, device: _Device, waiting: _Passes | None = None) -> _Passes:
+class _Seconds(NamedTuple):
+    """What the device works on one occurrence of a unit in one pass, and what the host takes to start it."""
+
+    busy_s: Number
+    start_s: Number
+
+
+def _loads(one: Work, device: _Device) -> tuple[_Seconds, _Seconds]:
+    """Forward, and backward with what it computes again."""
+    forward, backward = (
+        _Seconds(_working_s(load, device), starting_seconds(load.operations, device.known.operation_s))
+        for load in (one.forward, one.backward.and_again(one.again))
+    )
+    return forward, backward
+
+
+def _passes(loads: tuple[_Seconds, _Seconds], device: _Device, waiting: _Passes | None = None) -> _Passes:
     """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
 
     A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
     """
     found: list[Number] = []
-    for place, load in enumerate((one.forward, one.backward.and_again(one.again))):
-        busy_s = _working_s(load, device) + (waiting[place] if waiting else 0.0)
-        start_s = starting_seconds(load.operations, device.known.operation_s)
-        found.append(busy_s + start_s if device.waits else maximum(busy_s, start_s))
+    for place, (busy_s, start_s) in enumerate(loads):
+        taken_s = busy_s + (waiting[place] if waiting else 0.0)
+        found.append(taken_s + start_s if device.waits else maximum(taken_s, start_s))
     return _Passes(*found)
 
 
