@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agents import Finished, make_plan, run
+from agents import Finished, make_plan, run_warm
 from cases import CASES, SEQUENCES, Reference, SplitRun, job
 
 from planner.spec import Layout
@@ -21,7 +21,7 @@ def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
         if name not in made:
             layout, method = CASES[name]
             plan = make_plan(layout, job(method), nodes=2, per_node=2)
-            made[name] = _checked(run(plan, _folder(tmp_path_factory, name), "--save-weights"))
+            made[name] = _checked(run_warm(plan, _folder(tmp_path_factory, name), "--save-weights"))
         return made[name]
 
     return get
@@ -36,7 +36,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         if (method, seed) not in made:
             plan = make_plan(Layout(engine="ddp", micro_batch_size=SEQUENCES), job(method, seed), nodes=1, per_node=1)
             folder = _folder(tmp_path_factory, f"one-{method}-{seed}")
-            made[method, seed] = _checked(run(plan, folder, "--no-meter", "--save-weights"))
+            made[method, seed] = _checked(run_warm(plan, folder, "--no-meter", "--save-weights"))
         return made[method, seed]
 
     return get
