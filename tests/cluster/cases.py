@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agents import TINY, Finished
+from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
@@ -85,4 +85,10 @@ CASES |= {
     "fsdp2-kept-accum1": Case(replace(_accumulating(FSDP2, 1), reshard_after_forward=False)),
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
     "zero3-default-limits-accum1": Case(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
+}
+
+# Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
+CASES |= {
+    "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
+    "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
 }

@@ -194,7 +194,9 @@ def test_what_cannot_be_launched_is_refused_with_a_reason() -> None:
     assert "query" in str(accelerate.refusal(plan(LAYOUTS["ddp"], bad_lora)))
     assert "family" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=replace(MODEL, family="mamba"))))
     experts = replace(MODEL, family="mixtral", moe=Moe(experts=8, top_k=2, expert_ffn=704))
-    assert "mixture of experts" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=experts)))
+    assert accelerate.refusal(plan(LAYOUTS["ddp"], model=experts)) is None
+    untried = replace(experts, family="deepseek_v3")
+    assert "mixtures of experts" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=untried)))
     assert "global_batch_size" in str(accelerate.refusal(plan(LAYOUTS["ddp"], TrainingJob(global_batch_size=5))))
 
 
