@@ -9,12 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from executor.backends import jsonfile
-from executor.backends.common import DENSE, TRAINER, readable
+from executor.backends.common import TRAINER, readable
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.inventory import parameters
 from planner.plan import Plan
+from planner.rules import Rule
 
 CONFIG = "config/deepspeed.json"
+
+DENSE = Rule(
+    name="experts under DeepSpeed",
+    field="model",
+    holds=lambda case: case.model.moe is None,
+    sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
+    fix=lambda case: "Use engine fsdp2",
+)
 
 
 class DeepSpeedBackend:

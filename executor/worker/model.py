@@ -36,6 +36,8 @@ def build_model(plan: Plan) -> nn.Module:
     else:
         model = AutoModelForCausalLM.from_config(transformers_config(plan.model, job.seq_len), dtype=dtype)
     model.config.use_cache = False
+    if plan.model.moe is not None:
+        model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
     if job.method == "lora":
         _add_adapters(model, job)
     if plan.layout.recompute == "full":

@@ -28,7 +28,7 @@ from planner.comm import comm_volume
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction, encode_plan
 from planner.question import usual_runtime
-from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
+from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Moe, Runtime, TrainingJob
 
 PROJECT = Path(__file__).parents[2]
 TIMEOUT_S = 240
@@ -36,6 +36,9 @@ TIMEOUT_S = 240
 TINY = ModelSpec(
     name="test-llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512, max_seq_len=128
 )
+EXPERTS = Moe(experts=4, top_k=2, expert_ffn=96)
+TINY_MIXTRAL = msgspec.structs.replace(TINY, name="test-mixtral", family="mixtral", ffn=96, moe=EXPERTS)
+TINY_QWEN3_MOE = msgspec.structs.replace(TINY, name="test-qwen3-moe", family="qwen3_moe", qk_norm=True, moe=EXPERTS)
 
 
 @dataclass(frozen=True)

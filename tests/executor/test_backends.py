@@ -207,7 +207,7 @@ def refusal(backend: Backend, made: Plan) -> str:
         ("zero2", replace(LAYOUTS["zero2"], dp_replicate=2, dp_shard=2), {}, {}, "Use dp_replicate=1"),
         ("ddp", LAYOUTS["ddp"], {"method": "lora", "lora": Lora(targets=("q_proj", "query"))}, {}, "query are not"),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
-        ("ddp", LAYOUTS["ddp"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
+        ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
         ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
     ],
