@@ -1,5 +1,5 @@
-"""The layouts that every claim about a run is made on: each trained once a test session, by four CPU processes as two
-nodes, and looked at by several tests.
+"""The layouts that every claim about a run is made on: each trained once a test session, by CPU processes as two nodes,
+and looked at by several tests.
 
 Not here: starting the processes (agents.py) or any claim.
 """
@@ -7,17 +7,28 @@ Not here: starting the processes (agents.py) or any claim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from agents import Finished
+import pytest
+from agents import TINY, Finished
 from msgspec.structs import replace
 
-from planner.spec import Layout, Lora, Optimizer, Recipe, TrainingJob
+from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
 from planner.spec.job import Method
+
+
+class Trial(NamedTuple):
+    """What is trained: a layout, and what its reference of one process has in common with it."""
+
+    layout: Layout
+    method: Method = "full"
+    model: ModelSpec = TINY
+
 
 SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
 Reference = Callable[..., Finished]
-"""(method, seed) -> the same training by one process."""
+"""(method, seed, model) -> the same training by one process."""
 
 STEPS, SEQUENCES, SEQ_LEN = 20, 16, 128
 MAX_GRAD_NORM = 0.5
@@ -46,23 +57,26 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
     return replace(layout, micro_batch_size=SEQUENCES // layout.data_parallel // accum, grad_accum=accum)
 
 
-CASES: dict[str, tuple[Layout, Method]] = {
-    f"{name}-accum{accum}": (_accumulating(layout, accum), "full") for name, layout in BASE.items() for accum in (1, 2)
+CASES: dict[str, Trial] = {
+    f"{name}-accum{accum}": Trial(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
 }
 CASES |= {
-    f"{name}-lora-accum{accum}": (_accumulating(BASE[name], accum), "lora")
+    f"{name}-lora-accum{accum}": Trial(_accumulating(BASE[name], accum), "lora")
     for name in ("ddp", "fsdp2")
     for accum in (1, 2)
 }
 CASES |= {
-    "fsdp2-sync-recompute-accum2": (
-        replace(_accumulating(FSDP2, 2), sync_each_micro_batch=True, recompute="full"),
-        "full",
+    "fsdp2-sync-recompute-accum2": Trial(
+        replace(_accumulating(FSDP2, 2), sync_each_micro_batch=True, recompute="full")
     ),
-    "fsdp2-kept-accum1": (replace(_accumulating(FSDP2, 1), reshard_after_forward=False), "full"),
+    "fsdp2-kept-accum1": Trial(replace(_accumulating(FSDP2, 1), reshard_after_forward=False)),
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
-    "zero3-default-limits-accum1": (_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1), "full"),
+    "zero3-default-limits-accum1": Trial(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
 }
+
+_FIRST = {trial.layout.engine: name for name, trial in reversed(CASES.items())}
+EACH = [pytest.param(name, marks=pytest.mark.smoke) if name in _FIRST.values() else name for name in CASES]
+"""The cases by name, to parametrize over; the first of each engine is in `make test` too."""
 
 
 def job(method: Method, seed: int = 1234) -> TrainingJob:

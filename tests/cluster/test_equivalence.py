@@ -1,7 +1,7 @@
 """The key claim: however a plan splits the work, it trains the model one process trains on the same global batches.
 
-Every case is a real run of four CPU processes under two torchrun agents, compared by its metrics and its saved
-weights. Not here: memory and traffic of the same runs (test_prediction.py).
+Every case is a real run of four or eight CPU processes as two nodes, compared by its metrics and its saved weights.
+Not here: memory and traffic of the same runs (test_prediction.py).
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 import torch
 from agents import Finished
-from cases import CASES, MAX_GRAD_NORM, STEPS, Reference, SplitRun
+from cases import CASES, EACH, MAX_GRAD_NORM, STEPS, Reference, SplitRun
 
 LARGEST_WEIGHT_ERROR = 1e-5  # relative L2 over all weights
 LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_four_processes_on_two_nodes_train_what_one_process_trains(
+@pytest.mark.parametrize("name", EACH)
+def test_processes_on_two_nodes_train_what_one_process_trains(
     name: str, reference: Reference, split_run: SplitRun
 ) -> None:
-    split = split_run(name)
+    trial, split = CASES[name], split_run(name)
 
-    assert {split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(4)} == {4}
-    loss, norm, weights = deviations(reference(CASES[name][1]), split)
+    world = trial.layout.world_size
+    assert [split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(world)] == [world] * world
+    loss, norm, weights = deviations(reference(trial.method, model=trial.model), split)
     print(f"\n{name}: loss {loss:.1e}, gradient norm {norm:.1e}, weights {weights:.1e}")
     assert loss <= LARGEST_METRIC_ERROR
     assert norm <= LARGEST_METRIC_ERROR
