@@ -1,5 +1,5 @@
-"""The layouts that every claim about a run is made on: each trained once a test session, by four CPU processes as two
-nodes, and looked at by several tests.
+"""The layouts that every claim about a run is made on: each trained once a test session, by CPU processes as two nodes,
+and looked at by several tests.
 
 Not here: starting the processes (agents.py) or any claim.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
 from msgspec.structs import replace
 
@@ -92,3 +93,7 @@ CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
 }
+
+_FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}
+EACH = [pytest.param(name, marks=pytest.mark.smoke) if name in _FIRST.values() else name for name in CASES]
+"""The cases by name, to parametrize over; the first of each engine is in `make test` too."""
