@@ -15,6 +15,7 @@ from planner.inventory import parameters
 from planner.plan import Plan
 
 CONFIG = "config/deepspeed.json"
+ENGINES = ("deepspeed", "deepspeed-autotp")
 
 
 class DeepSpeedBackend:
@@ -25,13 +26,13 @@ class DeepSpeedBackend:
     def refusal(self, plan: Plan) -> str | None:
         """Why DeepSpeed cannot run the plan, or None."""
         layout = plan.layout
-        if layout.engine != "deepspeed":
+        if layout.engine not in ENGINES:
             return f"engine {layout.engine} is not DeepSpeed's"
         if layout.zero_stage == 0:
             return "zero_stage 0 under DeepSpeed shards nothing; use engine ddp, or zero_stage 1 to 3"
         if layout.dp_replicate != 1:
             return "ZeRO shards over all data-parallel ranks: dp_replicate must be 1 (engine fsdp2 has HSDP)"
-        return common_refusal(plan)
+        return common_refusal(plan, splits=("tp",) if layout.engine == "deepspeed-autotp" else ())
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -66,7 +67,11 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
         }
     pure = job.precision == "pure-bf16"
-    return {
+    split = {
+        # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
+        "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
+    }
+    return (split if layout.tp > 1 else {}) | {
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.grad_accum,
         "gradient_clipping": job.recipe.max_grad_norm,
