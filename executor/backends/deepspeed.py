@@ -10,8 +10,8 @@ from typing import Any
 
 from executor.backends import jsonfile
 from executor.backends.common import common_refusal, readable
+from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.inventory import parameters
 from planner.plan import Plan
 
 CONFIG = "config/deepspeed.json"
@@ -51,7 +51,8 @@ class DeepSpeedBackend:
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
-    elements = parameters(plan.model, job.adapters, trainable=True)
+    # Of this rank's part: a bucket for the whole model would be as many times too large as there are tensor ranks.
+    elements = int(Case(plan.model, job, layout, plan.cluster, plan.runtime).total(trainable=True))
     zero: dict[str, Any] = {
         "stage": layout.zero_stage,
         "contiguous_gradients": True,

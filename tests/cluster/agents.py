@@ -89,7 +89,11 @@ def predicted(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-BACKENDS: dict[str, Backend] = {"deepspeed": DeepSpeedBackend(), "deepspeed-autotp": DeepSpeedBackend(), "transformers-tp": TransformersBackend()}
+BACKENDS: dict[str, Backend] = {
+    "deepspeed": DeepSpeedBackend(),
+    "deepspeed-autotp": DeepSpeedBackend(),
+    "transformers-tp": TransformersBackend(),
+}
 
 
 def backend_of(layout: Layout) -> Backend:

@@ -19,7 +19,9 @@ Not here: ZeRO (deepspeed.py), or what is refused (executor/backends/deepspeed.p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,8 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
         config = str(Path(self.folder) / "config" / "deepspeed.json")
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
         self.model = self.engine
+        if self.plan.layout.zero_stage == 3:
+            release_weights(model)
 
     @override
     def full_state_dict(self) -> dict[str, torch.Tensor]:
@@ -64,6 +68,41 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
                 if dist.get_rank() == 0:
                     whole[name] = joined.cpu().clone()
         return whole
+
+
+def release_weights(model: nn.Module) -> None:
+    """Make stage 3's release of a split weight real.
+
+    The split linears multiply by a view of the gathered weight, which autograd keeps until backward: every layer's
+    weights would be whole at once. ZeRO's own product keeps the Parameter, whose data is gathered again.
+    """
+    from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer
+
+    for module in model.modules():
+        if isinstance(module, LinearLayer):
+            module.forward = partial(_by_columns, module)
+        elif isinstance(module, LinearAllreduce):
+            module.forward = partial(_by_rows, module)
+
+
+def _by_columns(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    from deepspeed.module_inject.layers import ColumnParallel, GatherFromTensorParallelRegion
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    y = LinearFunctionForZeroStage3.apply(ColumnParallel.apply(layer.mp_group, x), layer.weight, layer.bias)
+    whole = (
+        GatherFromTensorParallelRegion.apply(layer.mp_group, y, layer._partition_sizes) if layer.gather_output else y
+    )
+    return cast(torch.Tensor, whole)
+
+
+def _by_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    from deepspeed.module_inject.layers import RowParallel
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    y = LinearFunctionForZeroStage3.apply(x, layer.weight, None)
+    summed = RowParallel.apply(layer.mp_group, y, False)
+    return cast(torch.Tensor, summed if layer.bias is None else summed + layer.bias)
 
 
 def joined_weight(weight: torch.Tensor, tensor_ranks: dist.ProcessGroup) -> torch.Tensor:
