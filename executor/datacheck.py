@@ -1,13 +1,14 @@
 """What can be said of a run's data, tokenizer and checkpoint before anything is launched: no torch, no tokens read.
 
 `executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here:
-reading the data (worker/data.py).
+reading the data (worker/data.py), or what a checkpoint must be (checkpoint.py).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from executor.checkpoint import check_checkpoint
 from planner.errors import PlannerError
 from planner.plan import Plan
 
@@ -37,13 +38,7 @@ def check_inputs(plan: Plan) -> None:
         raise PlannerError(
             "recipe.tokenizer", recipe.tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
         )
-    if recipe.checkpoint and not (Path(recipe.checkpoint) / "config.json").is_file():
-        raise PlannerError(
-            "recipe.checkpoint",
-            recipe.checkpoint,
-            "is not a model folder (it has no config.json)",
-            "Give a local Transformers folder",
-        )
+    check_checkpoint(plan)
 
 
 def check_data(plan: Plan, data: str | None, field: str) -> None:

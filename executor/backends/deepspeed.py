@@ -9,30 +9,36 @@ from __future__ import annotations
 from typing import Any
 
 from executor.backends import jsonfile
-from executor.backends.common import common_refusal, readable
+from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.plan import Plan
+from planner.rules import Rule
 
 CONFIG = "config/deepspeed.json"
-ENGINES = ("deepspeed", "deepspeed-autotp")
+
+SHARDED = Rule(
+    name="DeepSpeed without ZeRO",
+    field="zero_stage",
+    holds=lambda case: case.layout.zero_stage >= 1,
+    sentence=lambda case: "stage 0 is planned, but the trainer reads its optimizer from ZeRO's",
+    fix=lambda case: "Use zero_stage=1",
+)
+DENSE = Rule(
+    name="experts under DeepSpeed",
+    field="model",
+    holds=lambda case: case.model.moe is None,
+    sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
+    fix=lambda case: "Use engine fsdp2",
+)
 
 
 class DeepSpeedBackend:
-    """Backend of the engine `deepspeed`."""
+    """Backend of ZeRO, alone and with AutoTP."""
 
     name = "deepspeed"
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Why DeepSpeed cannot run the plan, or None."""
-        layout = plan.layout
-        if layout.engine not in ENGINES:
-            return f"engine {layout.engine} is not DeepSpeed's"
-        if layout.zero_stage == 0:
-            return "zero_stage 0 under DeepSpeed shards nothing; use engine ddp, or zero_stage 1 to 3"
-        if layout.dp_replicate != 1:
-            return "ZeRO shards over all data-parallel ranks: dp_replicate must be 1 (engine fsdp2 has HSDP)"
-        return common_refusal(plan, splits=("tp",) if layout.engine == "deepspeed-autotp" else ())
+    engines = ("deepspeed", "deepspeed-autotp")
+    rules = (SHARDED, *TRAINER, DENSE)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
