@@ -61,8 +61,6 @@ def _job_refusal(job: TrainingJob) -> str | None:
     ):
         if value not in known:
             return f"{what} {value} is planned but not launchable yet: the trainer has {', '.join(known)}"
-    if job.mean_seq_len is not None:
-        return "documents of their own length are planned but not launchable yet: the trainer fills every sequence"
     return None
 
 

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
