@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, limits
+from executor.worker import cpu, fake_world, limits, weights
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
-from executor.worker.model import build_model, build_optimizer, ordinary_names
+from executor.worker.model import build_model, build_optimizer
 from executor.worker.progress import Reporter, StepMetrics
 from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     if measured is not None:
         write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
     if options.save_weights:
-        _save_weights(plan, engine, folder, rank)
+        weights.save(plan, engine, options.folder, rank)
     if rank == 0:
         write_json(Path(folder) / "result.json", reporter.result(time.perf_counter() - begin))
     dist.barrier()
@@ -170,18 +170,6 @@ def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -
     return float(total[0] / total[1]), int(total[1])
 
 
-def _save_weights(plan: Plan, engine: Engine, folder: str, rank: int) -> None:
-    state = engine.full_state_dict()
-    if rank == 0:
-        from safetensors.torch import save_file
-
-        target = Path(folder) / "weights"
-        target.mkdir(parents=True, exist_ok=True)
-        partial = target / "model.safetensors.partial"
-        save_file(ordinary_names(state, plan.model.tied), partial, metadata={"format": "pt"})
-        partial.replace(target / "model.safetensors")
-
-
 def _choose_device(plan: Plan) -> None:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if plan.cluster.gpu.kind == "cpu":
@@ -230,7 +218,7 @@ def _fail(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="executor.worker.train", description="Train one rank of a run folder's plan.")
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
+    parser.add_argument("--save-weights", action="store_true", help="write weights/, a Transformers folder, at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
     parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")

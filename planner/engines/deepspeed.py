@@ -26,7 +26,7 @@ from planner.engines.common import (
 )
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.engines.zero3_fetch import Limits, fetches
+from planner.engines.zero3_fetch import Fetches, Limits, fetches
 from planner.inventory import Compute, Moment
 from planner.inventory.forms import PACKED, nf4_scale_bytes
 from planner.parallelism import zero
@@ -332,8 +332,13 @@ def holder(case: Case) -> Holder:
 def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], int], float]:
     """(whether anything is kept or fetched beyond the module at work, elements whole by unit, persistent bytes)."""
     limits = limits_of(case)
-    plan = fetches(case.walked_model, case.lora, limits, layer_form(case))
+    plan = _fetched(case)
     return limits.prefetch + limits.max_reuse > 0, plan.live, sum(plan.persistent) * states(case).weight
+
+
+def _fetched(case: Case) -> Fetches:
+    tp, parts = int(case.layout.tp), case.runtime.parts
+    return fetches(case.walked_model, case.lora, limits_of(case), layer_form(case), tp, parts)
 
 
 def secondary_bytes(case: Case) -> Number:
@@ -525,7 +530,7 @@ def limits_of(case: Case) -> Limits:
 def _collectives_stage3(case: Case) -> list[Call]:
     each, layout = states(case), case.layout
     rounds, ranks = layout.grad_accum, layout.dp_shard
-    plan = fetches(case.walked_model, case.lora, limits_of(case), layer_form(case))
+    plan = _fetched(case)
     counts = Counter((phase, sizes) for phase, sizes in plan.gathers if sum(sizes) * each.weight >= CONTROL_BYTES)
     calls: list[Call] = []
     for phase in ("forward", "backward"):

@@ -1,7 +1,8 @@
-"""DeepSpeed's AutoTP in training, under ZeRO 0 to 2: linears are replaced by split ones, norms stay whole.
+"""DeepSpeed's AutoTP in training, under ZeRO 0 to 3: linears are replaced by split ones, norms stay whole.
 
-No sequence parallelism. Every column-parallel linear sums its input's gradient itself, the embedding stays whole, the
-head is split and its logits gathered. ZeRO works on this rank's part of the weights among the data-parallel ranks.
+No sequence parallelism. Every column-parallel linear sums its input's gradient itself, the embedding stays whole, a
+head of its own is split and its logits gathered, a tied one stays whole with the embedding (as the executor asks).
+ZeRO works on this rank's part of the weights among the data-parallel ranks.
 Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO (deepspeed.py).
 """
 
@@ -11,7 +12,7 @@ from planner.case import Case
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
-from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS, stages_up_to
+from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.inventory import Compute
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -20,7 +21,7 @@ from planner.technique_rules import tensor_rules
 name = "deepspeed-autotp"
 rules: tuple[Rule, ...] = (
     *splits_only("tp"),
-    *reads_only("zero_stage", *BUCKETS),
+    *reads_only("zero_stage", *BUCKETS, *deepspeed.LIMITS),
     Rule(
         name="without tensor parallelism it is ZeRO",
         field="tp",
@@ -29,7 +30,6 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use tp=2 or more, or engine deepspeed",
     ),
     *tensor_rules(),
-    stages_up_to(2, "AutoTP is predicted under ZeRO 0 to 2 only"),
     NO_REPLICAS,
     *COMMON,
     *JOB,

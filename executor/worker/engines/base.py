@@ -6,12 +6,13 @@ Not here: the loop (train.py), or what any framework does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
@@ -82,9 +83,16 @@ class Engine(ABC):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         """Tensors alive on this rank as params, grads, optimizer, buckets: local shards, for the meter."""
 
-    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight by name, whole on rank 0, one after the other; every rank must walk it to its end.
+
+        Yielded as they are gathered: the whole model may not fit on one device.
+        """
+        yield from self.full_state_dict().items()
+
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole weights on rank 0 (elsewhere empty or partial); every rank must call it."""
+        """All of `weights` at once, for an engine that has no other way."""
+        raise NotImplementedError
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""
@@ -141,3 +149,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a DTensor that this rank holds; any other tensor itself."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor gathered from all ranks that hold it; any other tensor itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    shard: Any = tensor.to(tensor.device_mesh.device_type)  # an offloaded one goes back to where ranks talk
+    whole: torch.Tensor = shard.full_tensor()
+    return whole
