@@ -43,6 +43,14 @@ def _targets_unknown(case: Case) -> list[str]:
     return [name for name in (case.job.lora.targets if case.job.lora else ()) if name not in legal]
 
 
+def _blends_documents(case: Case) -> str:
+    """What of a model's attention stands in its own mask, so that the trainer's would lose it."""
+    if case.model.positions == "alibi":
+        return "ALiBi"
+    window = case.model.sliding_window
+    return f"a sliding window of {window} tokens" if window is not None and window < case.job.seq_len else ""
+
+
 TRAINER: tuple[Rule, ...] = (
     Rule(
         name="family not built",
@@ -66,11 +74,11 @@ TRAINER: tuple[Rule, ...] = (
         fix=lambda case: f"Known: {', '.join(lora_targets(case.model))}",
     ),
     Rule(
-        name="documents of their own length",
-        field="mean_seq_len",
-        holds=lambda case: case.job.mean_seq_len is None,
-        sentence=lambda case: "it is planned, but not launchable yet: the trainer fills every sequence",
-        fix=lambda case: "Leave it out",
+        name="packed documents are not kept apart",
+        field="packing",
+        holds=lambda case: case.job.packing != "packed" or not _blends_documents(case),
+        sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which a mask of documents replaces",
+        fix=lambda case: "Use packing=padded",
     ),
     Rule(
         name="recomputation not built",

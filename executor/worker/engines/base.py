@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executor.worker.data import IGNORED, Batch
+from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
 
 
@@ -99,8 +99,7 @@ class Engine(ABC):
         with torch.no_grad():
             return self._loss(self.model, batch, 1.0)
 
-    @staticmethod
-    def _loss(model: Any, batch: Batch, items: float) -> torch.Tensor:
+    def _loss(self, model: Any, batch: Batch, items: float) -> torch.Tensor:
         # `shift_labels` holds the next tokens already, so that every position is a target; Transformers reads it in
         # its loss, but computes one only if `labels` is given. The logits die here: nobody else holds the output.
         loss: torch.Tensor = model(
@@ -109,8 +108,21 @@ class Engine(ABC):
             shift_labels=batch.targets,
             num_items_in_batch=items,
             use_cache=False,
+            **self._apart(batch),
         ).loss
         return loss
+
+    def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """What keeps the documents of packed rows apart: their positions, and a mask made of them, as Transformers
+        takes one that is whole already (masking_utils, _preprocess_mask_arguments). Padding needs none: it comes last,
+        where a causal model's other tokens do not see it."""
+        if batch.positions is None:
+            return {}
+        dtype = torch.float32 if self.plan.job.precision == "fp32" else torch.bfloat16
+        return {
+            "position_ids": batch.positions,
+            "attention_mask": block_diagonal_mask(batch.positions, dtype),
+        }
 
 
 def target_tokens(batch: Batch) -> int:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
