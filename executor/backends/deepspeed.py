@@ -10,8 +10,9 @@ from typing import Any
 
 from executor.backends import jsonfile
 from executor.backends.common import common_refusal, readable
+from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.inventory import parameters
+from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
 
 CONFIG = "config/deepspeed.json"
@@ -25,13 +26,13 @@ class DeepSpeedBackend:
     def refusal(self, plan: Plan) -> str | None:
         """Why DeepSpeed cannot run the plan, or None."""
         layout = plan.layout
-        if layout.engine != "deepspeed":
+        if layout.engine not in ("deepspeed", "deepspeed-pipeline"):
             return f"engine {layout.engine} is not DeepSpeed's"
         if layout.zero_stage == 0:
             return "zero_stage 0 under DeepSpeed shards nothing; use engine ddp, or zero_stage 1 to 3"
         if layout.dp_replicate != 1:
             return "ZeRO shards over all data-parallel ranks: dp_replicate must be 1 (engine fsdp2 has HSDP)"
-        return common_refusal(plan)
+        return common_refusal(plan, ("pp", "tp") if layout.engine == "deepspeed-pipeline" else ())
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -50,7 +51,7 @@ class DeepSpeedBackend:
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
-    elements = parameters(plan.model, job.adapters, trainable=True)
+    elements = configured_elements(Case(plan.model, job, layout, plan.cluster, plan.runtime))
     zero: dict[str, Any] = {
         "stage": layout.zero_stage,
         "contiguous_gradients": True,

@@ -113,7 +113,7 @@ def _train(
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
         tokens = layout.global_batch_size * plan.job.seq_len
-        loss = float(loss_sum) / (tokens * layout.tp)
+        loss = float(loss_sum) / (tokens * layout.tp * layout.pp)  # ranks of one model report the same sum
         metrics = StepMetrics(step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds)
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
@@ -127,18 +127,8 @@ def _train(
 
 def _optimizer_step(plan: Plan, engine: Engine, batches: Any, meter: Any, rate: float) -> tuple[torch.Tensor, float]:
     """(this rank's summed loss, global gradient norm) of one optimizer step."""
-    layout = plan.layout
-    step_tokens = layout.global_batch_size * plan.job.seq_len
-    loss_sum = torch.zeros((), device=engine.device)
-    for index, batch in enumerate(batches):
-        last, suffix = index == layout.grad_accum - 1, ".next" if index else ""
-        placed = batch.to(engine.device)
-        with meter.phase("forward" + suffix):
-            loss = engine.forward(placed, step_tokens, last=last)
-        with meter.phase("backward" + suffix):
-            engine.backward(loss, last=last)
-        loss_sum += loss.detach() * (step_tokens / engine.loss_divisor)
-        del loss, placed
+    step_tokens = plan.layout.global_batch_size * plan.job.seq_len
+    loss_sum = engine.run(batches, step_tokens, meter)
     with meter.phase("optimizer"):
         norm = engine.step(rate)
     return loss_sum, norm
@@ -155,7 +145,7 @@ def _validate(engine: Engine, windows: Windows, plan: Plan, data_parallel_rank: 
         )
     dist.all_reduce(total)
     engine.model.train()
-    return float(total[0] / total[1]), int(total[1])
+    return float(total[0] / total[1]), int(total[1]) // (plan.layout.tp * plan.layout.pp)
 
 
 def _save_weights(plan: Plan, engine: Engine, folder: str, rank: int) -> None:

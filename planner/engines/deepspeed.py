@@ -153,7 +153,17 @@ def held_grad_bytes(case: Case) -> float:
 
 def bucket_elements(case: Case) -> Number:
     """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
-    return reduce_bucket_elements(case.layout, case.total(trainable=True))
+    return reduce_bucket_elements(case.layout, configured_elements(case))
+
+
+def configured_elements(case: Case) -> Number:
+    """Trained elements that buckets are sized to: a rank's, of the fullest pipeline stage (one file configures all)."""
+    if not case.pipelined:
+        return case.total(trainable=True)
+    most: Number = 0
+    for stage in case.stages():
+        most = maximum(most, case.at(stage).total(trainable=True))
+    return most
 
 
 def partition_elements(case: Case) -> Number:
@@ -496,7 +506,7 @@ def _collectives_stage12(case: Case) -> list[Call]:
     rounds = layout.grad_accum if layout.zero_stage == 2 else layout.grad_accum * 0 + 1
     buckets = bucket_count(case, layout.zero_stage == 1)
     whole = partition_elements(case) * partitions(case)
-    gathers = maximum(1, whole // allgather_bucket_elements(layout, trained))
+    gathers = maximum(1, whole // allgather_bucket_elements(layout, configured_elements(case)))
     reduced = Call(
         "all_reduce",
         "dp_shard",

@@ -72,6 +72,9 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
     return replace(layout, micro_batch_size=SEQUENCES // layout.data_parallel // accum, grad_accum=accum)
 
 
+PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
+FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4)
+
 CASES: dict[str, Case] = {
     f"{name}-accum{accum}": Case(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
 }
@@ -85,4 +88,9 @@ CASES |= {
     "fsdp2-kept-accum1": Case(replace(_accumulating(FSDP2, 1), reshard_after_forward=False)),
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
     "zero3-default-limits-accum1": Case(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
+}
+
+CASES |= {
+    "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
+    "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
 }

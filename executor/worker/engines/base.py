@@ -6,7 +6,7 @@ Not here: the loop (train.py), or what any framework does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -65,6 +65,21 @@ class Engine(ABC):
     @abstractmethod
     def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         """Shard or replicate the model and build the optimizer over it."""
+
+    def run(self, batches: Iterable[Batch], step_tokens: int, meter: Any) -> torch.Tensor:
+        """Forward and backward of one step's micro-batches in the meter's phases: one after the other, unless the
+        framework has a schedule of its own. Returns the summed loss of this rank's batches."""
+        loss_sum = torch.zeros((), device=self.device)
+        for index, batch in enumerate(batches):
+            last, suffix = index == self.plan.layout.grad_accum - 1, ".next" if index else ""
+            placed = batch.to(self.device)
+            with meter.phase("forward" + suffix):
+                loss = self.forward(placed, step_tokens, last=last)
+            with meter.phase("backward" + suffix):
+                self.backward(loss, last=last)
+            loss_sum += loss.detach() * (step_tokens / self.loss_divisor)
+            del loss, placed
+        return loss_sum
 
     @abstractmethod
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
