@@ -1,5 +1,5 @@
-"""The layouts that every claim about a run is made on: each trained once a test session, by four CPU processes as two
-nodes, and looked at by several tests.
+"""The layouts that every claim about a run is made on: each trained once a test session, by CPU processes as two nodes,
+and looked at by several tests.
 
 Not here: starting the processes (agents.py) or any claim.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agents import TINY, Finished
+import pytest
+from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
@@ -89,8 +90,27 @@ CASES |= {
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
     "zero3-default-limits-accum1": Case(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
 }
+# DeepSpeed's AutoTP under each stage of ZeRO.
+TP2_ZERO = {stage: Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stage=stage) for stage in (1, 2)} | {
+    3: replace(ZERO3, engine="deepspeed-autotp", tp=2, dp_shard=2)
+}
+CASES |= {
+    f"tp2-zero{stage}-accum{accum}": Case(_accumulating(TP2_ZERO[stage], accum))
+    for stage, accum in ((1, 1), (2, 2), (3, 2))
+}
 
+# Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
+CASES |= {
+    "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
+    "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
+}
+
+# Pipelines, whose micro-batches are those of the accumulation.
 CASES |= {
     "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
     "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
 }
+
+_FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}
+EACH = [pytest.param(name, marks=pytest.mark.smoke) if name in _FIRST.values() else name for name in CASES]
+"""The cases by name, to parametrize over; the first of each engine is in `make test` too."""
