@@ -105,6 +105,7 @@ CASES |= {
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
 }
 
+# Pipelines, whose micro-batches are those of the accumulation.
 CASES |= {
     "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
     "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
