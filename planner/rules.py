@@ -262,13 +262,6 @@ JOB: tuple[Rule, ...] = (
         sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
         fix=lambda case: "Use precision=bf16, or method full",
     ),
-    Rule(
-        name="4-bit weights compute in 16 bits",
-        field="precision",
-        holds=lambda case: case.job.base_quantization is None or case.job.precision in ("bf16", "fp16", "pure-bf16"),
-        sentence=lambda case: "QLoRA unpacks 4-bit weights to 16 bits for every product",
-        fix=lambda case: "Use precision=bf16",
-    ),
 )
 """What a job asks of any engine that runs Transformers' modules."""
 

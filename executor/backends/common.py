@@ -18,7 +18,7 @@ from planner.spec import TrainingJob
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
-OPTIMIZERS, PRECISIONS, METHODS = ("adamw", "sgd"), ("fp32", "bf16", "pure-bf16"), ("full", "lora")
+OPTIMIZERS, PRECISIONS, METHODS = ("adamw", "sgd"), ("fp32", "bf16", "pure-bf16"), ("full", "lora", "qlora")
 RECOMPUTE = ("none", "full")
 """What executor/worker builds."""
 

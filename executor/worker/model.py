@@ -1,23 +1,23 @@
 """The model and its optimizer, before any framework touches them: on CPU, from one seed or a local checkpoint.
 
-Not here: wrapping and sharding (engines/).
+Not here: adapters (adapters.py), 4-bit weights (quantized.py), wrapping and sharding (engines/).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from executor.worker.adapters import add_adapters
+from executor.worker.quantized import quantize_layers
 from executor.worker.seeds import seed_weights
 from planner.errors import PlannerError
 from planner.huggingface import config_dict, spec_of
 from planner.plan import Plan
 from planner.spec import ModelSpec, TrainingJob
-from planner.spec.job import Lora
 
 
 def build_model(plan: Plan) -> nn.Module:
@@ -36,8 +36,10 @@ def build_model(plan: Plan) -> nn.Module:
     else:
         model = AutoModelForCausalLM.from_config(transformers_config(plan.model, job.seq_len), dtype=dtype)
     model.config.use_cache = False
-    if job.method == "lora":
-        _add_adapters(model, job)
+    if job.base_quantization is not None:
+        quantize_layers(model, job.base_quantization, dtype)
+    if job.adapters is not None:
+        add_adapters(model, job, dtype)
     if plan.layout.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     trained: nn.Module = model.train()
@@ -80,22 +82,6 @@ def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
     return AutoConfig.for_model(**facts)
 
 
-def _add_adapters(model: nn.Module, job: TrainingJob) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    lora = job.adapters or Lora()
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none"
-    )
-    # Injected, not wrapped: the model keeps its class, so every engine finds its layers and its head as without LoRA.
-    inject_adapter_in_model(config, model)
-    # peft upcasts in get_peft_model only, and injection skips it.
-    dtype = torch.float32 if lora.upcast_adapters else weight_dtype(job)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.to(dtype)
-
-
 def build_optimizer(model: nn.Module, job: TrainingJob) -> torch.optim.Optimizer:
     """One group with every trainable weight: weight decay does not spare norms, so all engines shard one list."""
     chosen = job.optimizer
@@ -105,14 +91,3 @@ def build_optimizer(model: nn.Module, job: TrainingJob) -> torch.optim.Optimizer
     return torch.optim.AdamW(
         weights, lr=chosen.lr, betas=(chosen.beta1, chosen.beta2), eps=chosen.eps, weight_decay=chosen.weight_decay
     )
-
-
-def ordinary_names(state: Mapping[str, torch.Tensor], tied: bool) -> dict[str, torch.Tensor]:
-    """Weights under the names Transformers gives them; adapters as `<module>.lora_A.weight`; a tied head once."""
-    named = {
-        name.replace(".base_layer.", ".").replace(".default.", "."): tensor.detach().cpu().contiguous()
-        for name, tensor in state.items()
-    }
-    if tied:
-        named.pop("lm_head.weight", None)
-    return named

@@ -22,12 +22,14 @@ import torch.distributed as dist
 
 from executor.datacheck import check_inputs
 from executor.worker import cpu, fake_world, limits
+from executor.worker.adapters import save_adapters, split_adapters
 from executor.worker.data import Order, Windows, micro_batches, open_windows, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
-from executor.worker.model import build_model, build_optimizer, ordinary_names
+from executor.worker.model import build_model, build_optimizer
 from executor.worker.progress import Reporter, StepMetrics
+from executor.worker.quantized import unpacked
 from executor.worker.schedule import learning_rate
 from executor.worker.seeds import seed_rank
 from executor.worker.unmetered import Unmetered
@@ -163,11 +165,16 @@ def _save_weights(plan: Plan, engine: Engine, folder: str, rank: int) -> None:
     if rank == 0:
         from safetensors.torch import save_file
 
+        base, adapters = split_adapters(unpacked(engine.model, state))
+        if plan.model.tied:
+            base.pop("lm_head.weight", None)
         target = Path(folder) / "weights"
         target.mkdir(parents=True, exist_ok=True)
         partial = target / "model.safetensors.partial"
-        save_file(ordinary_names(state, plan.model.tied), partial, metadata={"format": "pt"})
+        save_file(base, partial, metadata={"format": "pt"})
         partial.replace(target / "model.safetensors")
+        if adapters:
+            save_adapters(Path(folder) / "adapter", plan.job, adapters)
 
 
 def _choose_device(plan: Plan) -> None:
@@ -218,7 +225,7 @@ def _fail(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="executor.worker.train", description="Train one rank of a run folder's plan.")
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
+    parser.add_argument("--save-weights", action="store_true", help="write weights/ (and adapter/) at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
     parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")

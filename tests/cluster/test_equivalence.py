@@ -54,8 +54,6 @@ def deviations(expected: Finished, actual: Finished) -> tuple[float, float, floa
         worst.append(float(np.max(np.abs(other - one) / np.abs(one))))
     weights, others = expected.weights, actual.weights
     assert weights.keys() == others.keys()
-    adapters = {key: weight for key, weight in weights.items() if "lora_" in key}
-    weights = adapters or weights
     whole = torch.cat([weight.flatten().double() for weight in weights.values()])
     difference = torch.cat([(others[key].double() - weight.double()).flatten() for key, weight in weights.items()])
     return worst[0], worst[1], float(difference.norm() / whole.norm())

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.quantized import scales
 from planner.plan import Plan
 
 
@@ -90,7 +91,7 @@ class DeepSpeedEngine(Engine):
             grads += _flat(getattr(zero, holder, None))
         buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
         return {
-            "params": sharded or [weight.detach() for weight in weights],
+            "params": [*(sharded or [weight.detach() for weight in weights]), *scales(self.engine.module)],
             "grads": _flat(grads),
             # In fp32 the master copy of ZeRO-3 is the shard itself; the meter counts a storage once, as params.
             "optimizer": [*(master.detach() for master in masters), *_flat(states)],

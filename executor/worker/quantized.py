@@ -1,0 +1,105 @@
+"""QLoRA's base: the layers' linear modules as bitsandbytes' 4-bit ones, and their weights whole again.
+
+Not here: adapters (adapters.py), or which bytes the planner counts for them (planner/inventory/forms.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.formats import FORMATS
+from planner.spec import Quantization
+
+STORAGE = {"uint8": torch.uint8, "bf16": torch.bfloat16}
+
+
+def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype) -> None:
+    """Put bitsandbytes' 4-bit NormalFloat linears in the place of the layers' own, which compute in `dtype`.
+
+    Embedding, norms and head stay as they are. One weight after the other, so that never two models are there.
+    """
+    import bitsandbytes
+    from transformers.pytorch_utils import Conv1D
+
+    for parent, name, plain in [*_linears(model)]:
+        weight = plain.weight.data
+        if isinstance(plain, Conv1D):  # GPT-2 holds (in, out)
+            weight = weight.T.contiguous()
+        with torch.device("meta"):
+            packed = bitsandbytes.nn.Linear4bit(
+                weight.shape[1],
+                weight.shape[0],
+                bias=plain.bias is not None,
+                compute_dtype=dtype,
+                compress_statistics=quantization.double,
+                quant_type="nf4",
+                quant_storage=STORAGE[quantization.storage],
+            )
+        packed.source_cls = type(plain)
+        packed.bias = plain.bias
+        packed.weight = bitsandbytes.nn.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=quantization.double,
+            quant_type="nf4",
+            quant_storage=STORAGE[quantization.storage],
+            module=packed,
+        ).to(weight.device)
+        setattr(parent, name, packed)
+    model.is_loaded_in_4bit = True  # what peft asks before it puts its own linear around bitsandbytes'
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """(parent, name in it, module) of every linear module of every layer."""
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in _layers(model):
+        for module in layer.modules():
+            for name, child in module.named_children():
+                if isinstance(child, (nn.Linear, Conv1D)):
+                    yield module, name, child
+
+
+def _layers(model: Any) -> Iterator[nn.Module]:
+    kind = FORMATS[model.config.model_type].layer
+    return (module for module in model.modules() if type(module).__name__ == kind)
+
+
+def unpacked(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A whole state dict of the model with its 4-bit weights as numbers: those that every product was made with.
+
+    The scales are found on the modules: sharded weights have none beside them.
+    """
+    linears = {
+        name.removeprefix("module."): module
+        for name, module in model.named_modules()
+        if getattr(module, "quant_state", None) is not None
+    }
+    if not linears:
+        return state
+    from bitsandbytes.functional import dequantize_4bit
+    from transformers.pytorch_utils import Conv1D
+
+    plain = {name: tensor for name, tensor in state.items() if name.rpartition(".weight.")[0] not in linears}
+    for name, module in linears.items():
+        if (codes := plain.get(f"{name}.weight")) is not None:
+            weight = dequantize_4bit(codes.view(-1, 1), module.quant_state)
+            plain[f"{name}.weight"] = weight.T.contiguous() if module.source_cls is Conv1D else weight
+    return plain
+
+
+def scales(model: nn.Module) -> list[torch.Tensor]:
+    """What bitsandbytes keeps beside the codes of 4-bit weights: scales, their scales, and the tables of both. No
+    parameters, so no framework shards, casts or sends them."""
+    held: list[torch.Tensor] = []
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        if state is not None:
+            held += [state.absmax, state.code]
+            if state.nested:
+                held += [state.offset, state.state2.absmax, state.state2.code]
+    return held
