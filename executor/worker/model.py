@@ -37,7 +37,8 @@ def build_model(plan: Plan) -> nn.Module:
         model = AutoModelForCausalLM.from_config(transformers_config(plan.model, job.seq_len), dtype=dtype)
     model.config.use_cache = False
     if job.base_quantization is not None:
-        quantize_layers(model, job.base_quantization, dtype)
+        device = torch.device("cpu" if plan.cluster.gpu.kind == "cpu" else "cuda")
+        quantize_layers(model, job.base_quantization, dtype, device)
     if job.adapters is not None:
         add_adapters(model, job, dtype)
     if plan.layout.recompute == "full":

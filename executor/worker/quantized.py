@@ -17,10 +17,11 @@ from planner.spec import Quantization
 STORAGE = {"uint8": torch.uint8, "bf16": torch.bfloat16}
 
 
-def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype) -> None:
+def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
     """Put bitsandbytes' 4-bit NormalFloat linears in the place of the layers' own, which compute in `dtype`.
 
-    Embedding, norms and head stay as they are. One weight after the other, so that never two models are there.
+    Embedding, norms and head stay as they are. One weight after the other, so that never two models are there; codes
+    and scales are made on `device` and stay there, since what shards a weight does not know of its scales.
     """
     import bitsandbytes
     from transformers.pytorch_utils import Conv1D
@@ -39,7 +40,10 @@ def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype) 
                 quant_type="nf4",
                 quant_storage=STORAGE[quantization.storage],
             )
-        packed.source_cls = type(plain)
+        packed.source_cls = type(plain)  # as Transformers notes it
+        # Without gradients it would repack the weights in place for a kernel of some CPUs that multiplies in bf16 and
+        # has no backward (modules.py of 0.50.2), so a validation would end the training.
+        packed.support_avx512bf16_for_cpu = False
         packed.bias = plain.bias
         packed.weight = bitsandbytes.nn.Params4bit(
             weight,
@@ -48,7 +52,7 @@ def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype) 
             quant_type="nf4",
             quant_storage=STORAGE[quantization.storage],
             module=packed,
-        ).to(weight.device)
+        ).to(device)
         setattr(parent, name, packed)
     model.is_loaded_in_4bit = True  # what peft asks before it puts its own linear around bitsandbytes'
 

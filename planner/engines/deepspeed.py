@@ -28,7 +28,7 @@ from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.engines.zero3_fetch import Limits, fetches
 from planner.inventory import Compute, Moment
-from planner.inventory.forms import PACKED, nf4_scale_bytes
+from planner.inventory.forms import PACKED, nf4_state_bytes
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, whole_bytes
@@ -249,12 +249,16 @@ def shard_elements(case: Case, *, trainable: bool | None = None) -> Number:
 
 
 def scale_bytes(case: Case) -> Number:
-    """Scales of 4-bit weights: no weights, so stage 3 leaves them whole on every rank."""
+    """Scales and tables of 4-bit weights: no weights, so stage 3 leaves them whole on every rank."""
     quantization = case.job.base_quantization
     if quantization is None:
         return 0.0
-    four_bit = sum(case.repeats(u) * w.elements for u in UNITS for w in case.units()[u] if packed(case, w))
-    return nf4_scale_bytes(four_bit, quantization.double)
+    return sum(
+        case.repeats(unit) * nf4_state_bytes(weight.elements, quantization.double)
+        for unit in UNITS
+        for weight in case.units()[unit]
+        if packed(case, weight)
+    ) + 0.0  # fmt: skip
 
 
 def _resident_stage3(case: Case) -> Held:

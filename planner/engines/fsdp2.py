@@ -101,7 +101,7 @@ def compute(case: Case) -> Compute:
     return accelerate_compute(case, casts_weights=True)
 
 
-def gathered_bytes_of(case: Case, weight: Weight) -> float:
+def gathered_bytes_of(case: Case, weight: Weight) -> Number:
     """Bytes an element of a gathered weight takes; 4-bit weights are gathered as they are."""
     if packed(case, weight):
         return CODE_BYTES

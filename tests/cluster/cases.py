@@ -60,6 +60,12 @@ CASES |= {
         "full",
     ),
     "fsdp2-kept-accum1": (replace(_accumulating(FSDP2, 1), reshard_after_forward=False), "full"),
+    # Adapters beside a frozen base that every framework shards, or keeps, in its own way.
+    "hsdp-2x2-lora-accum2": (_accumulating(BASE["hsdp-2x2"], 2), "lora"),
+    "zero2-lora-accum1": (_accumulating(BASE["zero2"], 1), "lora"),
+    "zero3-lora-accum1": (_accumulating(ZERO3, 1), "lora"),
+    "ddp-qlora-accum1": (_accumulating(DDP, 1), "qlora"),
+    "fsdp2-qlora-accum2": (_accumulating(FSDP2, 2), "qlora"),
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
     "zero3-default-limits-accum1": (_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1), "full"),
 }
@@ -69,9 +75,9 @@ def job(method: Method, seed: int = 1234) -> TrainingJob:
     """fp32, clipping active, a rate that moves the loss and does not make it swing (which magnifies rounding)."""
     return TrainingJob(
         method=method,
-        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method == "lora" else None,
+        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method != "full" else None,
         precision="fp32",
         seq_len=SEQ_LEN,
-        optimizer=Optimizer(lr=5e-3 if method == "lora" else 4e-3),
+        optimizer=Optimizer(lr=4e-3 if method == "full" else 5e-3),
         recipe=Recipe(steps=STEPS, warmup_steps=2, max_grad_norm=MAX_GRAD_NORM, seed=seed),
     )

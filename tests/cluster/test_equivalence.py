@@ -30,7 +30,7 @@ def test_four_processes_on_two_nodes_train_what_one_process_trains(
     assert weights <= LARGEST_WEIGHT_ERROR
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_the_reference_learns_and_is_clipped(method: str, reference: Reference) -> None:
     losses, norms = reference(method).column("loss"), reference(method).column("grad_norm")
 
