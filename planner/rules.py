@@ -51,6 +51,8 @@ def _value(case: Case, field: str) -> Any:
     """What was asked for: a number or switch of the layout, or a choice of the job."""
     if field == "optimizer":
         return case.job.optimizer.name
+    if field == "lora_targets":
+        return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
     if field == "quant_storage":
         return None if case.job.base_quantization is None else case.job.base_quantization.storage
     return getattr(case.layout, field, getattr(case.job, field, None))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from executor.backends import jsonfile
-from executor.backends.common import common_refusal, readable
+from executor.backends.common import DENSE, TRAINER, readable
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.inventory import parameters
 from planner.plan import Plan
@@ -21,17 +21,8 @@ class DeepSpeedBackend:
     """Backend of the engine `deepspeed`."""
 
     name = "deepspeed"
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Why DeepSpeed cannot run the plan, or None."""
-        layout = plan.layout
-        if layout.engine != "deepspeed":
-            return f"engine {layout.engine} is not DeepSpeed's"
-        if layout.zero_stage == 0:
-            return "zero_stage 0 under DeepSpeed shards nothing; use engine ddp, or zero_stage 1 to 3"
-        if layout.dp_replicate != 1:
-            return "ZeRO shards over all data-parallel ranks: dp_replicate must be 1 (engine fsdp2 has HSDP)"
-        return common_refusal(plan)
+    engines = ("deepspeed",)
+    rules = (*TRAINER, DENSE)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""

@@ -26,7 +26,8 @@ def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype, 
     import bitsandbytes
     from transformers.pytorch_utils import Conv1D
 
-    for parent, name, plain in [*_linears(model)]:
+    for parent, name in [*_linears(model)]:
+        plain = getattr(parent, name)
         weight = plain.weight.data
         if isinstance(plain, Conv1D):  # GPT-2 holds (in, out)
             weight = weight.T.contiguous()
@@ -54,18 +55,19 @@ def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype, 
             module=packed,
         ).to(device)
         setattr(parent, name, packed)
+        del plain, weight
     model.is_loaded_in_4bit = True  # what peft asks before it puts its own linear around bitsandbytes'
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """(parent, name in it, module) of every linear module of every layer."""
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """(parent, name in it) of every linear module of every layer."""
     from transformers.pytorch_utils import Conv1D
 
     for layer in _layers(model):
         for module in layer.modules():
             for name, child in module.named_children():
                 if isinstance(child, (nn.Linear, Conv1D)):
-                    yield module, name, child
+                    yield module, name
 
 
 def _layers(model: Any) -> Iterator[nn.Module]:

@@ -93,6 +93,13 @@ def stored_weight_bytes(case: Case, weight: Weight) -> Number:
     return adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
 
 
+def unpacked_model_bytes(case: Case) -> Number:
+    """Bytes on a device that is host memory while a model is built that is packed into 4 bits afterwards; else 0."""
+    if case.job.base_quantization is None or case.cluster.gpu.kind != "cpu":
+        return 0.0
+    return case.total(adapter=False) * base_weight_bytes(case)
+
+
 def packed(case: Case, weight: Weight) -> bool:
     """Whether the weight is held in 4 bits."""
     return case.job.base_quantization is not None and is_layer_linear(weight)

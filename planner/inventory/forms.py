@@ -37,6 +37,11 @@ def nf4_scale_bytes(elements: Number, double: bool) -> Number:
     return elements / BLOCK + elements * BYTES["fp32"] / (BLOCK * OUTER_BLOCK)
 
 
+def storage_bytes(quantization: Quantization) -> float:
+    """Bytes of one element of the tensor that codes are packed in."""
+    return float(BYTES["bf16"]) if quantization.storage == "bf16" else 1.0
+
+
 def nf4_state_bytes(elements: Number, double: bool) -> Number:
     """What one weight has beside its codes: scales and tables. No framework shards them: they are no weights."""
     return nf4_scale_bytes(elements, double) + TABLE_BYTES + (SCALE_TABLE_BYTES if double else 0)

@@ -48,6 +48,7 @@ def adapted_linear(
     adapter_bytes: float,
     base_copied: bool,
     keeps_input: bool,
+    keeps_codes: bool,
     autocast: bool,
     bias: Weight | None = None,
 ) -> Tensor:
@@ -59,7 +60,14 @@ def adapted_linear(
     packed = weight.form in NF4
     a, b = adapter_weights(weight, lora)
     base = linear(
-        tape, x, weight, element_bytes=element_bytes, copies_weight=base_copied, keeps_input=keeps_input, bias=bias
+        tape,
+        x,
+        weight,
+        element_bytes=element_bytes,
+        copies_weight=base_copied,
+        keeps_input=keeps_input,
+        keeps_codes=keeps_codes,
+        bias=bias,
     )
     if packed:
         result = base

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.inventory.forms import NF4, PACKED, unpacked_scale_bytes
+from planner.inventory.forms import CODE_BYTES, NF4, unpacked_scale_bytes
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 
@@ -29,6 +29,7 @@ def linear(
     element_bytes: float,
     copies_weight: bool = False,
     keeps_input: bool = False,
+    keeps_codes: bool = False,
     term: str = TEMPORARIES,
     bias: Weight | None = None,
     share: float = 1.0,
@@ -40,7 +41,8 @@ def linear(
     8-bit product weight, input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8,
     dynamic scaling).
     An input of another format is cast anew for every call; under autocast the 16-bit copy of a weight that is held
-    in fp32 (`copies_weight`) lives with the graph. x has `share` of the tokens.
+    in fp32 (`copies_weight`) lives with the graph, and so do gathered 4-bit codes where nobody frees their storage
+    (`keeps_codes`). x has `share` of the tokens.
     """
     out_features, in_features = weight.features
     more = bias.elements if bias is not None else 0
@@ -48,7 +50,7 @@ def linear(
     inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
     if copies_weight:
         copies = (tape.new(Size(fixed=(weight.elements + more) * element_bytes), term=GATHERED),)
-    tape.weight = fetched_elements(weight)
+    tape.weight = in_use = fetched_elements(weight, element_bytes)
     forms = _forms(tape, weight, inner.size, element_bytes)
     output = tape.new(
         Size(per_token=out_features * element_bytes * share), needs_grad=x.needs_grad or weight.trainable, term=term
@@ -73,15 +75,19 @@ def linear(
     # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
     kept_input = (kept,) if weight.trainable or (keeps_input and weight.form not in NF4) else ()
     kept_copy = copies if inner.needs_grad else ()
+    if keeps_codes and inner.needs_grad and weight.form in NF4:
+        tape.weight = 0  # what was gathered for the product is what is kept
+        kept_copy = copies = (tape.new(Size(fixed=weight.elements * CODE_BYTES), term=GATHERED),)
+        tape.weight = in_use
     tape.record(output, kept_input + kept_copy, backward)
     tape.weight = 0
     tape.drop(inner, *copies)
     return output
 
 
-def fetched_elements(weight: Weight) -> int:
-    """Elements a sharded engine sees of the weight: a 4-bit one is packed into 16-bit elements."""
-    return round(weight.elements * PACKED) if weight.form in NF4 else weight.elements
+def fetched_elements(weight: Weight, element_bytes: float) -> int:
+    """Elements of that many bytes that a sharded engine gathers of the weight: of a 4-bit one its codes."""
+    return round(weight.elements * CODE_BYTES / element_bytes) if weight.form in NF4 else weight.elements
 
 
 def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float) -> list[Storage]:
