@@ -30,6 +30,7 @@ from planner.backend import Backend, LaunchSpec, NodeCommand
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
+from planner.inventory import parameters
 from planner.launchable import OWN, find_backend
 from planner.nearest import changes_text, nearest_launchable
 from planner.plan import Plan
@@ -114,6 +115,9 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     else:
         datacheck.check_inputs(plan)
     rundir.check_new(options.run_dir)
+    if options.save_weights:
+        need = 4 * parameters(plan.model)  # fp32; what is trained in bf16 needs half
+        preflight.check_disk(options.run_dir, need, "--run-dir", "Name one elsewhere, or add --no-save-weights")
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
         echo(f"nodes share the loopback interface: {reason}")

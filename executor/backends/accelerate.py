@@ -6,7 +6,7 @@ drift apart unseen. Not here: training (worker/engines/accelerate.py).
 
 from __future__ import annotations
 
-from executor.backends.common import DENSE, HEADER, TRAINER, read_back, readable
+from executor.backends.common import HEADER, TRAINER, read_back, readable
 from planner.formats import FORMATS
 from planner.plan import Plan
 
@@ -18,7 +18,7 @@ class AccelerateBackend:
 
     name = "accelerate"
     engines = ("ddp", "fsdp2")
-    rules = (*TRAINER, DENSE)
+    rules = TRAINER
 
     def files(self, plan: Plan) -> dict[str, str]:
         """accelerate.yaml, usable with `accelerate launch --config_file` too."""

@@ -18,7 +18,13 @@ from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
+MISSING = 3
+"""Exit code by which the reading process says that the framework lacks a name."""
 RECOMPUTE = ("none", "full")
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
+"""Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
+5.23 has it (`output_router_logits`): it is the mean of a micro-batch's own load, so a split batch would have another
+loss than the whole one."""
 
 
 def not_built(field: str, why: str) -> Rule:
@@ -37,6 +43,14 @@ def _targets_unknown(case: Case) -> list[str]:
     return [name for name in (case.job.adapters.targets if case.job.adapters else ()) if name not in legal]
 
 
+def _blends_documents(case: Case) -> str:
+    """What of a model's attention stands in its own mask, so that the trainer's would lose it."""
+    if case.model.positions == "alibi":
+        return "ALiBi"
+    window = case.model.sliding_window
+    return f"a sliding window of {window} tokens" if window is not None and window < case.job.seq_len else ""
+
+
 TRAINER: tuple[Rule, ...] = (
     Rule(
         name="family not built",
@@ -44,6 +58,13 @@ TRAINER: tuple[Rule, ...] = (
         holds=lambda case: case.model.family in FORMATS,
         sentence=lambda case: f"the trainer builds no {case.model.family}",
         fix=lambda case: f"Known: {', '.join(FORMATS)}",
+    ),
+    Rule(
+        name="experts of another family",
+        field="family",
+        holds=lambda case: case.model.moe is None or case.model.family in EXPERT_FAMILIES,
+        sentence=lambda case: f"of mixtures of experts {one_of(EXPERT_FAMILIES)} are trained, not {case.model.name}",
+        fix=lambda case: "Use one of these, or a dense model",
     ),
     Rule(
         name="adapters for modules that do not exist",
@@ -55,11 +76,11 @@ TRAINER: tuple[Rule, ...] = (
         fix=lambda case: did_you_mean(_targets_unknown(case)[0], lora_targets(case.model)),
     ),
     Rule(
-        name="documents of their own length",
-        field="mean_seq_len",
-        holds=lambda case: case.job.mean_seq_len is None,
-        sentence=lambda case: "it is planned, but not launchable yet: the trainer fills every sequence",
-        fix=lambda case: "Leave it out",
+        name="packed documents are not kept apart",
+        field="packing",
+        holds=lambda case: case.job.packing != "packed" or not _blends_documents(case),
+        sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which a mask of documents replaces",
+        fix=lambda case: "Use packing=padded",
     ),
     Rule(
         name="recomputation not built",
@@ -85,14 +106,6 @@ TRAINER: tuple[Rule, ...] = (
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )
 """What executor/worker builds, under any engine."""
-
-DENSE = Rule(
-    name="experts not built",
-    field="model",
-    holds=lambda case: case.model.moe is None,
-    sentence=lambda case: f"the trainer is not tested with a mixture of experts, which {case.model.name} is",
-    fix=lambda case: "Use a dense model",
-)
 
 
 def readable(framework: str, title: str, folder: str, config: str) -> dict[str, Any]:
@@ -131,6 +144,9 @@ def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[s
             raise PlannerError(
                 framework, None, f"cannot be imported ({reason})", "Install meshwright[run]", exit_code=4
             )
+        if done.returncode == MISSING:
+            rule = f"installed without what the trainer imports: {reason}"
+            raise PlannerError(framework, None, rule, "Install the version of constraints.txt", exit_code=3)
         return {"error": reason}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

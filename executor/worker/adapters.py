@@ -41,22 +41,18 @@ def _config(lora: Lora, **more: Any) -> Any:
     )
 
 
-def split_adapters(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(the base's weights, the adapters') of a whole state dict: the base under the names that Transformers gives it,
-    adapters under those that peft saves them by."""
-    base: dict[str, torch.Tensor] = {}
-    adapters: dict[str, torch.Tensor] = {}
-    for name, tensor in state.items():
-        held = tensor.detach().cpu().contiguous()
-        if ".lora_" in name:
-            adapters["base_model.model." + name.replace(".default.", ".")] = held
-        else:
-            base[name.replace(".base_layer.", ".")] = held
-    return base, adapters
+def ordinary_name(name: str) -> str:
+    """What Transformers calls a weight that carries an adapter; an adapter is `<module>.lora_A.weight`."""
+    return name.replace(".base_layer.", ".").replace(".default.", ".")
 
 
-def save_adapters(folder: Path, job: TrainingJob, adapters: dict[str, torch.Tensor]) -> None:
-    """The folder that `peft.PeftModel.from_pretrained(base, folder)` loads."""
+def is_adapter(name: str) -> bool:
+    """Whether a weight's name is an adapter's."""
+    return ".lora_" in name
+
+
+def save_adapters(folder: Path, job: TrainingJob, adapters: Mapping[str, torch.Tensor]) -> None:
+    """The folder that `peft.PeftModel.from_pretrained(base, folder)` loads, of adapters by their ordinary names."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +60,7 @@ def save_adapters(folder: Path, job: TrainingJob, adapters: dict[str, torch.Tens
     config = _config(job.adapters or Lora(), task_type="CAUSAL_LM", base_model_name_or_path=base, inference_mode=True)
     config.save_pretrained(str(folder))
     partial = folder / f"{WEIGHTS}.partial"
-    save_file(adapters, partial, metadata={"format": "pt"})
+    save_file({f"base_model.model.{name}": held for name, held in adapters.items()}, partial, metadata={"format": "pt"})
     partial.replace(folder / WEIGHTS)
 
 

@@ -5,7 +5,7 @@ Not here: adapters (adapters.py), or which bytes the planner counts for them (pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -75,27 +75,34 @@ def _layers(model: Any) -> Iterator[nn.Module]:
     return (module for module in model.modules() if type(module).__name__ == kind)
 
 
-def unpacked(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A whole state dict of the model with its 4-bit weights as numbers: those that every product was made with.
+def unpacked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's weights by name, one after the other, with 4-bit ones as numbers: those that its products were made of.
 
-    The scales are found on the modules: sharded weights have none beside them.
+    The scales are the modules' own: a sharded weight has none beside it. Where a weight is not whole (any rank but
+    the first) it is passed on as it is.
     """
     linears = {
         name.removeprefix("module."): module
         for name, module in model.named_modules()
         if getattr(module, "quant_state", None) is not None
     }
-    if not linears:
-        return state
+    for name, weight in weights:
+        if name.rpartition(".weight.")[0] in linears:
+            continue  # its scales, under names of bitsandbytes' own
+        module, _, kind = name.rpartition(".")
+        packed = linears.get(module) if kind == "weight" else None
+        yield name, weight if packed is None else _numbers(packed, weight)
+
+
+def _numbers(linear: Any, codes: torch.Tensor) -> torch.Tensor:
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
-    plain = {name: tensor for name, tensor in state.items() if name.rpartition(".weight.")[0] not in linears}
-    for name, module in linears.items():
-        if (codes := plain.get(f"{name}.weight")) is not None:
-            weight = dequantize_4bit(codes.view(-1, 1), module.quant_state)
-            plain[f"{name}.weight"] = weight.T.contiguous() if module.source_cls is Conv1D else weight
-    return plain
+    state = linear.quant_state
+    if 2 * codes.nbytes < state.shape.numel():
+        return codes
+    weight: torch.Tensor = dequantize_4bit(codes.view(-1, 1).to(state.absmax.device), state)
+    return weight.T.contiguous() if linear.source_cls is Conv1D else weight
 
 
 def scales(model: nn.Module) -> list[torch.Tensor]:
@@ -109,3 +116,13 @@ def scales(model: nn.Module) -> list[torch.Tensor]:
             if state.nested:
                 held += [state.offset, state.state2.absmax, state.state2.code]
     return held
+
+
+def python_kernel(func: Any) -> Callable[..., Any] | None:
+    """The function that bitsandbytes runs on a CPU for its 4-bit product, as far as `func` is that product."""
+    if func.namespace != "bitsandbytes" or func._opname != "gemm_4bit":
+        return None
+    from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl  # registered for every device but CUDA's
+
+    kernel: Callable[..., Any] = _gemm_4bit_default_impl
+    return kernel

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import lru_cache
 
 from planner import optimizers
-from planner.arith import Number, by_value, ceil_div, is_column, maximum
+from planner.arith import Number, by_value, ceil_div, is_column, maximum, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
@@ -27,7 +27,7 @@ from planner.engines.common import (
 )
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.engines.zero3_fetch import Codes, Fetches, Limits, fetches
+from planner.engines.zero3_fetch import Codes, Fetches, Gather, Limits, fetches
 from planner.inventory import Compute, Moment
 from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.parallelism import zero
@@ -341,15 +341,20 @@ def holder(case: Case) -> Holder:
 def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], float], float]:
     """(whether anything is kept or fetched beyond the module at work, elements whole by unit, persistent bytes)."""
     limits = limits_of(case)
-    plan, each = _fetches(case), states(case)
+    plan, each = _fetched(case, int(case.layout.tp)), states(case)
     persistent = sum(size * _bytes(code, each) for size, code in plan.persistent)
     return limits.prefetch + limits.max_reuse > 0, plan.live, persistent
 
 
-def _fetches(case: Case) -> Fetches:
+def _fetched(case: Case, tp: int) -> Fetches:
     quantization, element = case.job.base_quantization, states(case).weight
     codes = None if quantization is None else Codes(layer_form(case), storage_bytes(quantization), element)
-    return fetches(case.walked_model, case.lora, limits_of(case), codes)
+    return fetches(case.walked_model, case.lora, limits_of(case), codes, tp, case.runtime.parts)
+
+
+def _bytes(code: float | None, each: StateBytes) -> float:
+    """Bytes of an element that is gathered: of a 4-bit weight's codes, or of any other weight."""
+    return each.weight if code is None else code
 
 
 def secondary_bytes(case: Case) -> Number:
@@ -541,18 +546,11 @@ def limits_of(case: Case) -> Limits:
 def _collectives_stage3(case: Case) -> list[Call]:
     each, layout = states(case), case.layout
     rounds, ranks = layout.grad_accum, layout.dp_shard
-    plan = _fetches(case)
-    counts = Counter(call for call in plan.gathers if sum(call.sizes) * _bytes(call.code, each) >= CONTROL_BYTES)
+    gathered = _gathered(case)
     calls: list[Call] = []
     for phase in ("forward", "backward"):
-        count = 0
-        payload: Number = 0.0
-        for call, times in counts.items():
-            if call.phase == phase:
-                count += times
-                padded = sum(_padded(size, ranks) for size in call.sizes)
-                payload = payload + times * padded * _bytes(call.code, each)
-        for axis, passes in _gathered_over(case, phase) if count else ():
+        count, payload = gathered[phase]
+        for axis, passes in _gathered_over(case, phase) if is_column(count) or count else ():
             ahead = limits_of(case).prefetch > 0
             calls.append(Call("all_gather", axis, "params", phase, count * passes, payload * passes, ahead))
     reduced = shard_elements(case, trainable=True) * ranks * each.grad
@@ -561,16 +559,37 @@ def _collectives_stage3(case: Case) -> list[Call]:
         Call("reduce_scatter", "dp_shard", "bucket", "backward", buckets * rounds, reduced * rounds, overlappable=True)
     )
     # Weights that are never released are gathered anew, one by one, once the step has changed them.
-    kept = [(size, held) for size, code in plan.persistent if size * (held := _bytes(code, each)) >= CONTROL_BYTES]
-    if kept:
-        again = sum(_padded(size, ranks) * held for size, held in kept)
-        calls.append(Call("all_gather", "dp_shard", "params", "optimizer", len(kept), again))
+    count, payload = gathered["optimizer"]
+    if is_column(count) or count:
+        calls.append(Call("all_gather", "dp_shard", "params", "optimizer", count, payload))
     return calls
 
 
-def _bytes(code: float | None, each: StateBytes) -> float:
-    """Bytes of an element that is gathered: of a 4-bit weight's codes, or of any other weight."""
-    return each.weight if code is None else code
+def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
+    """Stage 3's gathers of one pass by phase, and after the step: calls and bytes; of every distinct tp of a column."""
+    tp = case.layout.tp
+    if not is_column(tp):
+        return _gathered_with(case, int(tp))
+    by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}
+    return {
+        phase: (
+            sum(where(tp == degree, one[phase][0], 0.0) for degree, one in by_degree.items()),
+            sum(where(tp == degree, one[phase][1], 0.0) for degree, one in by_degree.items()),
+        )
+        for phase in ("forward", "backward", "optimizer")
+    }
+
+
+def _gathered_with(case: Case, tp: int) -> dict[str, tuple[Number, Number]]:
+    each, ranks, plan = states(case), case.layout.dp_shard, _fetched(case, tp)
+    made = [*plan.gathers, *(Gather("optimizer", (size,), code) for size, code in plan.persistent)]
+    counts = Counter(call for call in made if sum(call.sizes) * _bytes(call.code, each) >= CONTROL_BYTES)
+    found: dict[str, tuple[Number, Number]] = dict.fromkeys(("forward", "backward", "optimizer"), (0, 0.0))
+    for call, times in counts.items():
+        count, payload = found[call.phase]
+        sent = times * sum(_padded(size, ranks) for size in call.sizes) * _bytes(call.code, each)
+        found[call.phase] = count + times, payload + sent
+    return found
 
 
 def _gathered_over(case: Case, phase: str) -> list[tuple[str, Number]]:

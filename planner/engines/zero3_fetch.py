@@ -15,11 +15,12 @@ import msgspec
 
 from planner.inventory import LAYERS, Compute, Weight, unit_weights
 from planner.inventory.block import execution_order
+from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
 from planner.inventory.forms import NF4
 from planner.inventory.ops import fetched_elements
 from planner.inventory.units import repeats
-from planner.spec import Lora, ModelSpec
+from planner.spec import Kernels, Lora, ModelSpec
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -68,9 +69,18 @@ class _Use(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def fetches(model: ModelSpec, lora: Lora | None, limits: Limits, codes: Codes | None = None) -> Fetches:
-    """One steady step's gathers."""
-    uses, weights = _trace(model, lora, codes)
+def fetches(
+    model: ModelSpec,
+    lora: Lora | None,
+    limits: Limits,
+    codes: Codes | None = None,
+    tp: int = 1,
+    kernels: Kernels = HF,
+) -> Fetches:
+    """One steady step's gathers, of what tensor parallelism leaves to a rank."""
+    form = "plain" if codes is None else codes.form
+    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels)
+    uses, weights = _trace(model, lora, compute, codes)
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     again_in_backward = {use.weight for use in uses if use.phase == "backward"}
@@ -133,11 +143,9 @@ def _format(code: float | None, codes: Codes | None) -> float | None:
 
 
 def _trace(
-    model: ModelSpec, lora: Lora | None, codes: Codes | None
+    model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None
 ) -> tuple[list[_Use], list[tuple[int, float | None]]]:
     """Every use of a weight in a step, forward then backward, and of each weight the elements and `Gather.code`."""
-    form = "plain" if codes is None else codes.form
-    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form)
     units = unit_weights(model, lora)
     sizes: list[tuple[int, float | None]] = []
     forward: list[_Use] = []
@@ -155,7 +163,7 @@ def _trace(
             if weight.trainable:
                 trained_here.append(weight)
             forward.append(_Use("forward", unit, layer, len(sizes)))
-            held = compute.trained(weight)
+            held = compute.local(compute.trained(weight))
             code = codes.storage if codes is not None and held.form in NF4 else None
             sizes.append((fetched_elements(held, code or 1.0), code))
         trained_so_far = trained_so_far or bool(trained_here)

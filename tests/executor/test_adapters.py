@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
-from executor.worker.adapters import merged, save_adapters, split_adapters
+from executor.worker.adapters import is_adapter, merged, ordinary_name, save_adapters
 from executor.worker.model import build_model, transformers_config
 from executor.worker.quantized import scales, unpacked
 from planner.case import Case
@@ -52,8 +52,9 @@ def trained(asked: Plan) -> Any:
 
 def saved(asked: Plan, model: Any, folder: Path) -> Any:
     """The base that the model's adapters stand on, as a model of its own; the adapters are in `folder`."""
-    base, adapters = split_adapters(unpacked(model, model.state_dict()))
-    save_adapters(folder, asked.job, adapters)
+    state = {ordinary_name(name): weight for name, weight in unpacked(model, model.state_dict().items())}
+    save_adapters(folder, asked.job, {name: weight for name, weight in state.items() if is_adapter(name)})
+    base = {name: weight for name, weight in state.items() if not is_adapter(name)}
     plain = AutoModelForCausalLM.from_config(transformers_config(asked.model, 16), dtype=torch.float32)
     plain.load_state_dict(base, strict=False)
     assert set(plain.state_dict()) - base.keys() <= {"lm_head.weight"}
@@ -135,6 +136,6 @@ def test_4_bit_weights_are_not_the_weights_they_were_made_of() -> None:
     plain, packed = (build_model(plan(LLAMA, method)) for method in ("full", "qlora"))
 
     name = "model.layers.0.mlp.up_proj.weight"
-    before, after = plain.state_dict()[name], unpacked(packed, packed.state_dict())[name]
+    before, after = plain.state_dict()[name], dict(unpacked(packed, packed.state_dict().items()))[name]
 
     assert 0.01 < float((after - before).norm() / before.norm()) < 0.2

@@ -213,7 +213,7 @@ def refusal(backend: Backend, made: Plan) -> str:
             "query is not a linear module",
         ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
-        ("ddp", LAYOUTS["ddp"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
+        ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
         ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
     ],
@@ -309,6 +309,21 @@ def test_buckets_never_exceed_the_model_and_follow_the_layout_when_it_says_so() 
     assert reduce_bucket_elements(automatic, 1000) == 1000
     assert reduce_bucket_elements(automatic, 7_000_000_000) == LARGEST_BUCKET_ELEMENTS
     assert reduce_bucket_elements(replace(automatic, reduce_bucket_elements=123), 7_000_000_000) == 123
+
+
+def test_a_name_that_a_release_lost_is_found_by_a_real_import(tmp_path: Path) -> None:
+    from executor.worker.readback import missing_names
+
+    (tmp_path / "transformers_tp.py").write_text(
+        "def later():\n    from transformers.integrations.tensor_parallel import ReplicateParallel\n"
+        "    from transformers.nowhere import Anything\n    from transformers import AutoConfig, utils\n"
+    )
+
+    assert missing_names("transformers", tmp_path) == [
+        "transformers.integrations.tensor_parallel.ReplicateParallel",
+        "transformers.nowhere.Anything",
+    ]
+    assert missing_names("transformers") == []
 
 
 if __name__ == "__main__":

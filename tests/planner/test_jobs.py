@@ -54,7 +54,8 @@ def test_qloras_7b_base_is_4_bit_layers_beside_16_bit_norms_embedding_and_head(d
     lora = Lora(rank=8, upcast_adapters=False)
     case = ask(DDP, method="qlora", lora=lora, quantization=Quantization(double=double))
 
-    by_hand = QUANTISED * (0.5 + scale) + SIXTEEN_BIT * 2 + 4_194_304 * 2
+    tables = 7 * 32 * (64 + (1028 if double else 0))
+    by_hand = QUANTISED * (0.5 + scale) + tables + SIXTEEN_BIT * 2 + 4_194_304 * 2
     assert peak_term(case, "optimizer", "params") == pytest.approx(by_hand)
     assert by_hand / 1e9 == pytest.approx(3.88 if double else 4.18, abs=0.01)
 
@@ -237,7 +238,6 @@ def test_a_strategy_that_cannot_use_the_optimizer_says_why():
         ({"optimizer": "lion"}, "lion"),
         ({"precision": "fp16"}, "fp16"),
         ({"precision": "fp8"}, "fp8"),
-        ({"packing": "packed", "mean_seq_len": "300"}, "documents"),
     ],
 )
 def test_what_the_trainer_cannot_run_is_planned_but_never_launchable(given: dict[str, str], word: str):
