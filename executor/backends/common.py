@@ -30,7 +30,7 @@ def common_refusal(plan: Plan, splits: tuple[str, ...] = ()) -> str | None:
         if axis not in splits and getattr(layout, axis) != 1:
             has = " and ".join(("data", "states", *splits))
             return f"{axis}={getattr(layout, axis)} is not launchable yet: this backend splits {has} only"
-    for field in ("offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard"):
+    for field in ("offload_activations", "zero_secondary_shard"):
         if getattr(layout, field):
             return f"{field} is not launchable yet: this backend keeps states and activations on the devices, once"
     if layout.recompute not in RECOMPUTE:

@@ -65,8 +65,15 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "stage3_max_live_parameters": layout.zero3_max_live_elements,
             "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
         }
+    host = {"device": "cpu", "pin_memory": plan.cluster.gpu.kind != "cpu"}
+    if layout.offload_optimizer:
+        zero["offload_optimizer"] = host
+    if layout.offload_params:
+        zero["offload_param"] = host
     pure = job.precision == "pure-bf16"
-    return {
+    # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
+    own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
+    return own_step | {
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.grad_accum,
         "gradient_clipping": job.recipe.max_grad_norm,

@@ -176,7 +176,24 @@ def resident(case: Case) -> Held:
     """What stays between steps: the shards."""
     return {
         "params": device_shards(case),
-        "optimizer": moments(case, sharded=True) * (0.0 if case.layout.offload_optimizer else 1.0),
+        "optimizer": moments(case, sharded=True) * (0.0 if offloads(case) else 1.0),
+    }
+
+
+def offloads(case: Case) -> bool:
+    """Whether shards, their gradients and the optimizer are in a memory other than the device's. Of CPU processes all
+    of CPUOffloadPolicy's copies from one to the other are the tensors themselves."""
+    return case.layout.offload_params and case.host_apart
+
+
+def host(case: Case) -> Held:
+    """Bytes of one rank in host memory by term, all as stored; empty without offload."""
+    if not offloads(case):
+        return {}
+    return {
+        "params": weight_shards(case),
+        "grads": trained_shards(case, trained_states(case).grad),
+        "optimizer": moments(case, sharded=True),
     }
 
 
@@ -211,7 +228,7 @@ def load(case: Case) -> Held:
 
 def device_shards(case: Case) -> Number:
     """Bytes of all weights' shards that rest on the device: none when they are offloaded."""
-    return 0.0 * weight_shards(case) if case.layout.offload_params else weight_shards(case)
+    return 0.0 * weight_shards(case) if offloads(case) else weight_shards(case)
 
 
 class Units(msgspec.Struct, frozen=True):
@@ -268,7 +285,7 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
         communication = _tied if case.walked_model.tied else communication
     gather, grads, stay = communication, _grads(case, units), resident(case)
     # An offloaded shard is on the device while its unit's gather copies it in.
-    fetched = {unit: unit_weight_shards(case, unit) if case.layout.offload_params else 0.0 for unit in UNITS}
+    fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in UNITS}
 
     def held(moment: Moment, later: bool) -> Held:
         weights, buckets = gather(units, moment)
@@ -343,7 +360,7 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
     """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
     element = grad_element_bytes(case)
     # Reduced gradients leave the device when their weights are offloaded.
-    stays = 0.0 if case.layout.offload_params else trained_states(case).grad
+    stays = 0.0 if offloads(case) else trained_states(case).grad
     shards = {unit: unit_shards(case, unit, stays) for unit in UNITS}
     whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
     all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
@@ -374,12 +391,12 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
 def step(case: Case) -> Held:
     """Everything sharded; nothing when it is on the host, where the step runs then."""
     states = trained_states(case)
-    if case.layout.offload_optimizer:
+    if offloads(case):
         return {"params": device_shards(case)}
-    return resident(case) | {
-        "grads": trained_shards(case, states.grad),
-        "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
-    }
+    held = resident(case) | {"grads": trained_shards(case, states.grad)}
+    if case.layout.offload_optimizer:  # torch's fused kernel, in place
+        return held
+    return held | {"temporaries": optimizer_temporaries(case, states.weight, sharded=True)}
 
 
 def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = False) -> list[Call]:
