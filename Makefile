@@ -1,7 +1,9 @@
 # Every command works from a clean clone: what it needs is installed into .venv first. Nothing has to be activated.
 #
 #   make demo      plan for 32 GPUs, then plan, train and compare a tiny model on this machine
-#   make test      all tests          make check   lint, format, types, import contracts
+#   make test      the quick tests, and the launcher and one layout of each engine for real
+#   make test-cluster  the other layouts and runs of several processes
+#   make check     lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
 #   make bench     timings, for information           make accuracy  predictions against published measurements
 #   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
@@ -20,10 +22,10 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick test-cluster check format demo bench docs accuracy calibration measure-gpu trace
+.PHONY: help install test test-cluster check format demo bench docs accuracy calibration measure-gpu trace
 
 help:
-	@sed -n '3,8s/^# *//p' Makefile
+	@sed -n '3,/^$$/s/^# *//p' Makefile
 
 install: $(INSTALLED)
 
@@ -36,16 +38,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q planner executor tui
 	@touch $@
 
-# Quick tests share the cores; those that start a cluster of processes run one after the other, or they would time
-# each other out. Runs that several tests look at are made once (tests/cluster/conftest.py).
-test: test-quick test-cluster
-
-test-quick: install
+# Quick tests share the cores; those that start several processes run one after the other, or they would time each
+# other out. Runs that several tests look at are made once (tests/cluster/conftest.py).
+test: install
 	$(BIN)/python -m pytest -q -n 2 -m 'not cluster'
+	$(BIN)/python -m pytest -q -m smoke tests/cluster
 
 test-cluster: install
 	@scripts/cluster-packages.sh
-	$(BIN)/python -m pytest -q -m cluster
+	$(BIN)/python -m pytest -q -m 'not smoke' tests/cluster
 
 check: install
 	$(BIN)/ruff check

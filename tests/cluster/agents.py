@@ -1,15 +1,13 @@
-"""Start a plan's ranks for real: one torchrun agent a node, on this machine, over gloo.
+"""A plan for CPU processes of this machine, and its ranks, started for real over gloo.
 
-Not here: what a test expects of the run. The project's own launcher is tested elsewhere; this needs none of it.
+Not here: what a test expects of the run, or how a rank starts so fast (warm.py). The project's own launcher, with
+torchrun, is tested elsewhere; this needs none of it.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from warm import Nursery
 
+from executor.backends import common
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import TransformersBackend
@@ -28,19 +27,19 @@ from planner.comm import comm_volume
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction, encode_plan
 from planner.question import usual_runtime
-from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
-
-PROJECT = Path(__file__).parents[2]
-TIMEOUT_S = 240
+from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Moe, Runtime, TrainingJob
 
 TINY = ModelSpec(
     name="test-llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512, max_seq_len=128
 )
+EXPERTS = Moe(experts=4, top_k=2, expert_ffn=96)
+TINY_MIXTRAL = msgspec.structs.replace(TINY, name="test-mixtral", family="mixtral", ffn=96, moe=EXPERTS)
+TINY_QWEN3_MOE = msgspec.structs.replace(TINY, name="test-qwen3-moe", family="qwen3_moe", qk_norm=True, moe=EXPERTS)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended: its folder, its agents' exit codes and what they printed."""
+    """A run that ended: its folder, the worst exit code of each node's ranks, and what they printed."""
 
     folder: Path
     exit_codes: tuple[int, ...]
@@ -77,7 +76,7 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
         inter_link=link,
     )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="hf", backend=backend_of(layout).name)
-    if layout.engine == "transformers-tp":  # its kernels are not the plain ones
+    if layout.engine in ("transformers-tp", "deepspeed-autotp"):  # their kernels are not the plain ones
         runtime = msgspec.structs.replace(usual_runtime(layout.engine), backend=backend_of(layout).name)
     return predicted(Plan(model=model, cluster=cluster, job=job, layout=layout, runtime=runtime)).sealed()
 
@@ -89,7 +88,11 @@ def predicted(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-BACKENDS: dict[str, Backend] = {"deepspeed": DeepSpeedBackend(), "transformers-tp": TransformersBackend()}
+BACKENDS: dict[str, Backend] = {
+    "deepspeed": DeepSpeedBackend(),
+    "deepspeed-autotp": DeepSpeedBackend(),
+    "transformers-tp": TransformersBackend(),
+}
 
 
 def backend_of(layout: Layout) -> Backend:
@@ -105,39 +108,14 @@ def write_run_folder(plan: Plan, folder: Path) -> None:
         path.write_text(text)
 
 
-def run(plan: Plan, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> Finished:
-    """Train a plan with one torchrun agent a node. The port lies below the range the kernel hands to clients."""
+NURSERY = Nursery()
+common._read_back = NURSERY.read_back  # a process that imports a framework to read one file takes as long as a run
+
+
+def run_warm(plan: Plan, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> Finished:
+    """Train a plan with ranks that are forked from a warm process; `environment` is added to every rank's."""
     write_run_folder(plan, folder)
     added = _environment(plan, folder) | (environment or {})
-    port = _free_port()
-    agents = []
-    for node in range(plan.cluster.nodes):
-        command = [sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes", str(plan.cluster.nodes), "--node-rank", str(node)]
-        command += ["--nproc-per-node", str(plan.cluster.gpus_per_node)]
-        command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-        command += ["-m", "executor.worker.train", str(folder), *arguments]
-        log = (folder / f"agent-{node}.log").open("wb")
-        agents.append(
-            subprocess.Popen(command, cwd=PROJECT, env=os.environ | added, stdout=log, stderr=subprocess.STDOUT)
-        )
-    try:
-        codes = tuple(agent.wait(timeout=TIMEOUT_S) for agent in agents)
-    finally:
-        for agent in agents:
-            if agent.poll() is None:
-                agent.terminate()
-                agent.wait(timeout=30)
-    return _finished(plan, folder, codes)
-
-
-NURSERY = Nursery()
-
-
-def run_warm(plan: Plan, folder: Path, *arguments: str) -> Finished:
-    """`run` with ranks that are forked from a warm process, not started by torchrun: a case in a third of the time."""
-    write_run_folder(plan, folder)
-    added = _environment(plan, folder)
     port, nodes, local = _free_port(), plan.cluster.nodes, plan.cluster.gpus_per_node
     ranks = []
     for rank in range(nodes * local):
@@ -153,13 +131,16 @@ def run_warm(plan: Plan, folder: Path, *arguments: str) -> Finished:
         }
         ranks.append(
             {
+                "module": "executor.worker.train",
                 "environment": added | {name: str(value) for name, value in facts.items()},
                 "arguments": [str(folder), *arguments],
-                "log": str(folder / f"agent-{node}.log"),
+                "log": str(folder / f"node-{node}.log"),
             }
         )
     codes = NURSERY.run(ranks)
-    return _finished(plan, folder, tuple(max(codes[n * local : (n + 1) * local], key=abs) for n in range(nodes)))
+    by_node = tuple(max(codes[node * local : (node + 1) * local], key=abs) for node in range(nodes))
+    output = "".join((folder / f"node-{node}.log").read_text(errors="replace") for node in range(nodes))
+    return Finished(folder=folder, exit_codes=by_node, output=output)
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
@@ -167,14 +148,8 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(PROJECT),
         "PYTHONWARNINGS": "ignore",
     }
-
-
-def _finished(plan: Plan, folder: Path, codes: tuple[int, ...]) -> Finished:
-    output = "".join((folder / f"agent-{node}.log").read_text(errors="replace") for node in range(plan.cluster.nodes))
-    return Finished(folder=folder, exit_codes=codes, output=output)
 
 
 def _free_port() -> int:

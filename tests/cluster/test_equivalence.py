@@ -1,6 +1,6 @@
 """The key claim: however a plan splits the work, it trains the model one process trains on the same global batches.
 
-Every case is a real run of four CPU processes under two torchrun agents, compared by its metrics and its saved
+Every case is a real run of CPU processes as two nodes, compared by its metrics and its saved
 weights. Not here: memory and traffic of the same runs (test_prediction.py).
 """
 
@@ -10,20 +10,23 @@ import numpy as np
 import pytest
 import torch
 from agents import Finished
-from cases import CASES, MAX_GRAD_NORM, STEPS, Reference, SplitRun
+from cases import CASES, DDP, EACH, MAX_GRAD_NORM, STEPS, Case, Reference, SplitRun, job
+
+from planner.spec.job import Method
 
 LARGEST_WEIGHT_ERROR = 1e-5  # relative L2 over all weights
 LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_four_processes_on_two_nodes_train_what_one_process_trains(
+@pytest.mark.parametrize("name", EACH)
+def test_processes_on_two_nodes_train_what_one_process_trains(
     name: str, reference: Reference, split_run: SplitRun
 ) -> None:
-    split = split_run(name)
+    case, split = CASES[name], split_run(name)
 
-    assert {split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(4)} == {4}
-    loss, norm, weights = deviations(reference(CASES[name][1]), split)
+    world = case.layout.world_size
+    assert [split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(world)] == [world] * world
+    loss, norm, weights = deviations(reference(case), split)
     print(f"\n{name}: loss {loss:.1e}, gradient norm {norm:.1e}, weights {weights:.1e}")
     assert loss <= LARGEST_METRIC_ERROR
     assert norm <= LARGEST_METRIC_ERROR
@@ -31,15 +34,16 @@ def test_four_processes_on_two_nodes_train_what_one_process_trains(
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_reference_learns_and_is_clipped(method: str, reference: Reference) -> None:
-    losses, norms = reference(method).column("loss"), reference(method).column("grad_norm")
+def test_the_reference_learns_and_is_clipped(method: Method, reference: Reference) -> None:
+    one = reference(Case(DDP, job(method)))
+    losses, norms = one.column("loss"), one.column("grad_norm")
 
     assert losses[-1] < losses[0] - (1.0 if method == "full" else 0.05)
     assert (norms > MAX_GRAD_NORM).all() if method == "full" else norms.min() > 0
 
 
 def test_another_seed_is_not_equivalent(reference: Reference) -> None:
-    loss, _, weights = deviations(reference("full"), reference("full", seed=4321))
+    loss, _, weights = deviations(reference(Case(DDP)), reference(Case(DDP, job("full", seed=4321))))
 
     assert loss > 10 * LARGEST_METRIC_ERROR
     assert weights > 10 * LARGEST_WEIGHT_ERROR

@@ -75,6 +75,7 @@ def both_wait(folder: Path) -> None:
     until(lambda: len(list((folder / "mesh").glob("waiting-*"))) == 2, "both ranks to wait")
 
 
+@pytest.mark.smoke
 def test_two_emulated_nodes_leave_a_whole_record_and_see_no_secret_of_the_caller(folder):
     process = start("finish", folder)
     stderr = finish(process)
@@ -99,7 +100,7 @@ def test_two_emulated_nodes_leave_a_whole_record_and_see_no_secret_of_the_caller
 @pytest.mark.parametrize(
     ("behaviour", "code", "words"),
     [
-        ("kill 1", 5, r"rank 1 on node-1 failed first: killed by SIGKILL"),
+        pytest.param("kill 1", 5, r"rank 1 on node-1 failed first: killed by SIGKILL", marks=pytest.mark.smoke),
         ("raise 1", 5, r"rank 1 on node-1 failed first: ValueError: the trouble is on rank 1"),
         ("raise 0", 5, r"rank 0 on node-0 failed first: ValueError: the trouble is on rank 0"),
         ("early 1", 4, r"rank 1 on node-1 failed first: ValueError: before the mesh"),
@@ -146,7 +147,9 @@ def test_a_port_that_is_taken_between_choosing_and_listening_is_replaced_by_the_
     assert f"port {taken} was taken meanwhile, trying the next" in said
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.smoke), (signal.SIGTERM, 143)]
+)
 def test_an_interrupt_ends_every_rank_even_one_deaf_to_sigterm(folder, number, code):
     process = start("wait", folder)
     both_wait(folder)
@@ -175,6 +178,7 @@ def test_a_killed_agent_is_a_lost_node_and_its_orphaned_rank_is_ended(folder):
     assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
 
 
+@pytest.mark.smoke
 def test_a_killed_supervisor_takes_its_ranks_along(folder):
     process = start("wait", folder)
     both_wait(folder)

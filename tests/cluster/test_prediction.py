@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from agents import Finished
-from cases import CASES, SplitRun
+from cases import EACH, SplitRun
 
 from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic
 from executor.rundir import read_measured, read_run_plan
@@ -24,7 +24,7 @@ def facts(run: Finished) -> tuple[Plan, tuple[Measured, ...]]:
     return read_run_plan(run.folder), tuple(read_measured(run.folder))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_payload_of_every_collective_of_a_steady_step_is_predicted_to_the_byte(name: str, split_run: SplitRun) -> None:
     plan, measured = facts(split_run(name))
 
@@ -36,7 +36,7 @@ def test_payload_of_every_collective_of_a_steady_step_is_predicted_to_the_byte(n
         assert all(call.payload_bytes / call.count < 1024 for call in one.control)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(name: str, split_run: SplitRun) -> None:
     plan, measured = facts(split_run(name))
 

@@ -1,4 +1,5 @@
-"""What one training run writes and refuses, on real processes: mesh, validation, weights, data errors.
+"""What one training run writes and refuses, on real processes: mesh, validation, weights, data errors; and the same run
+under the project's own launcher.
 
 Not here: that split runs equal one process (test_equivalence.py).
 """
@@ -8,9 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agents import TINY, make_plan, run
+from agents import TINY, Finished, make_plan, run_warm
+from cases import SplitRun
 from msgspec.structs import replace
 
+from executor import launch
+from executor.rundir import read_measured, read_run_plan
 from planner.spec import Layout, Optimizer, Recipe, TrainingJob
 
 ONE = Layout(engine="ddp", micro_batch_size=4)
@@ -25,7 +29,7 @@ def job(**recipe: object) -> TrainingJob:
 
 
 def test_each_rank_records_the_groups_it_is_really_in(tmp_path: Path) -> None:
-    finished = run(make_plan(HSDP, job(), nodes=2, per_node=2), tmp_path, "--no-meter")
+    finished = run_warm(make_plan(HSDP, job(), nodes=2, per_node=2), tmp_path, "--no-meter")
 
     assert finished.exit_codes == (0, 0), finished.output[-3000:]
     third = finished.json("mesh/rank-3.json")
@@ -34,10 +38,27 @@ def test_each_rank_records_the_groups_it_is_really_in(tmp_path: Path) -> None:
     assert (third["node"], third["local_rank"], third["world_size"]) == (1, 1, 4)
 
 
+@pytest.mark.smoke
+def test_the_launchers_ranks_train_what_forked_ones_do(tmp_path: Path, split_run: SplitRun) -> None:
+    forked = split_run("fsdp2-accum1")
+    options = launch.Options(run_dir=tmp_path / "run", nodes=2, hosts="loopback")
+    done = launch.execute(launch.prepare(read_run_plan(forked.folder), options, print), print)
+
+    assert done.status == "completed", done.message
+    assert {one.rank for one in done.measured} == {0, 1, 2, 3}
+    launched = Finished(tmp_path / "run", (0, 0), "")
+    for name in ("loss", "grad_norm", "lr", "tokens"):
+        assert launched.column(name).tolist() == forked.column(name).tolist()
+    by_rank = {one.rank: one for one in done.measured}
+    for one in read_measured(forked.folder):
+        assert by_rank[one.rank].memory == one.memory
+        assert by_rank[one.rank].collectives == one.collectives
+
+
 def test_groups_other_than_the_plans_stop_the_run(tmp_path: Path) -> None:
     wrong = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4"}
 
-    finished = run(make_plan(HSDP, job(), nodes=1, per_node=4), tmp_path, "--no-meter", environment=wrong)
+    finished = run_warm(make_plan(HSDP, job(), nodes=1, per_node=4), tmp_path, "--no-meter", environment=wrong)
 
     assert finished.exit_codes != (0,)
     failed = [finished.json(str(path.relative_to(tmp_path))) for path in (tmp_path / "failed").glob("rank-*.json")]
@@ -50,7 +71,7 @@ def test_groups_other_than_the_plans_stop_the_run(tmp_path: Path) -> None:
 def test_a_world_of_another_size_stops_the_run(tmp_path: Path) -> None:
     plan = make_plan(replace(TWO, dp_replicate=4), job(), nodes=1, per_node=2)
 
-    finished = run(plan, tmp_path, "--no-meter")
+    finished = run_warm(plan, tmp_path, "--no-meter")
 
     assert finished.exit_codes != (0,)
     assert "2 ranks" in finished.output
@@ -64,8 +85,12 @@ def test_validation_counts_every_token_once_however_it_is_split(tmp_path: Path) 
     text.write_text("The quick brown fox jumps over the lazy dog. " * 7)
     recipe = {"validation_data": str(text), "eval_every": 1}
 
-    whole = run(make_plan(ONE, job(**recipe), nodes=1, per_node=1), tmp_path / "one", "--no-meter").json("result.json")
-    split = run(make_plan(TWO, job(**recipe), nodes=1, per_node=2), tmp_path / "two", "--no-meter").json("result.json")
+    whole = run_warm(make_plan(ONE, job(**recipe), nodes=1, per_node=1), tmp_path / "one", "--no-meter").json(
+        "result.json"
+    )
+    split = run_warm(make_plan(TWO, job(**recipe), nodes=1, per_node=2), tmp_path / "two", "--no-meter").json(
+        "result.json"
+    )
 
     assert [entry["tokens"] for entry in whole["validation"]] == [9 * 32, 9 * 32]
     assert [entry["tokens"] for entry in split["validation"]] == [9 * 32, 9 * 32]
@@ -79,7 +104,7 @@ def test_saved_weights_load_as_an_ordinary_transformers_model(tmp_path: Path) ->
     from executor.worker.model import transformers_config
 
     layout = Layout(engine="deepspeed", dp_shard=2, zero_stage=3, micro_batch_size=2)
-    finished = run(make_plan(layout, job(), nodes=1, per_node=2), tmp_path, "--no-meter", "--save-weights")
+    finished = run_warm(make_plan(layout, job(), nodes=1, per_node=2), tmp_path, "--no-meter", "--save-weights")
 
     assert finished.exit_codes == (0,), finished.output[-3000:]
     model = LlamaForCausalLM(transformers_config(TINY, 32))
@@ -91,7 +116,7 @@ def test_token_ids_beyond_the_vocabulary_are_refused_with_exit_code_2(tmp_path: 
     data = tmp_path / "tokens.bin"
     data.write_bytes((600).to_bytes(2, "little") * 400)
 
-    finished = run(make_plan(ONE, job(data=str(data)), nodes=1, per_node=1), tmp_path, "--no-meter")
+    finished = run_warm(make_plan(ONE, job(data=str(data)), nodes=1, per_node=1), tmp_path, "--no-meter")
 
     failed = finished.json("failed/rank-0.json")
     assert failed["exit_code"] == 2
