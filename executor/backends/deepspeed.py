@@ -36,7 +36,7 @@ HOST_STEP = Rule(
     field="precision",
     # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
     holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
-    sentence=lambda case: "DeepSpeed offloads bf16 states with its own optimizer only, which the trainer does not build",
+    sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
     fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
 )
 
@@ -93,17 +93,21 @@ def configuration(plan: Plan) -> dict[str, Any]:
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
-    return (split if layout.tp > 1 else {}) | own_step | {
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.grad_accum,
-        "gradient_clipping": job.recipe.max_grad_norm,
-        "zero_optimization": zero,
-        "bf16": {
-            "enabled": job.precision != "fp32",
-            "bf16_master_weights_and_grads": pure,
-            "bf16_optimizer_states": pure,
-        },
-        # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
-        "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
-        "steps_per_print": 10**9,
-    }
+    return (
+        (split if layout.tp > 1 else {})
+        | own_step
+        | {
+            "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+            "gradient_accumulation_steps": layout.grad_accum,
+            "gradient_clipping": job.recipe.max_grad_norm,
+            "zero_optimization": zero,
+            "bf16": {
+                "enabled": job.precision != "fp32",
+                "bf16_master_weights_and_grads": pure,
+                "bf16_optimizer_states": pure,
+            },
+            # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
+            "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
+            "steps_per_print": 10**9,
+        }
+    )

@@ -92,7 +92,7 @@ TP2_ZERO = {stage: Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stag
     3: replace(ZERO3, engine="deepspeed-autotp", tp=2, dp_shard=2)
 }
 CASES |= {
-    f"tp2-zero{stage}-accum{accum}": (_accumulating(TP2_ZERO[stage], accum), "full")
+    f"tp2-zero{stage}-accum{accum}": Case(_accumulating(TP2_ZERO[stage], accum))
     for stage, accum in ((1, 1), (2, 2), (3, 2))
 }
 
