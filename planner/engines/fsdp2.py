@@ -284,11 +284,14 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
         communication = _resharded if case.layout.reshard_after_forward else _kept
         communication = _tied if case.walked_model.tied else communication
     gather, grads, stay = communication, _grads(case, units), resident(case)
+    unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
     # An offloaded shard is on the device while its unit's gather copies it in.
     fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in UNITS}
 
     def held(moment: Moment, later: bool) -> Held:
         weights, buckets = gather(units, moment)
+        if not later and moment.phase == "backward":
+            buckets = where(holds_whole(case), gather(unreduced, moment)[1], buckets)
         buckets = buckets + fetched["tail" if moment.unit == "loss" else moment.unit]
         return stay | {"gathered": weights, "buckets": buckets, "grads": grads(moment, later)}
 
@@ -356,6 +359,12 @@ def _kept(units: Units, moment: Moment) -> tuple[Number, Number]:
     return piled, tail + _gathered_before(units, moment) if moment.phase == "forward" else 0.0
 
 
+def holds_whole(case: Case) -> Number:
+    """Whether gradients wait whole for the last micro-batch, which alone reduces them."""
+    held: Number = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
+    return held
+
+
 def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
     """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
     element = grad_element_bytes(case)
@@ -364,7 +373,7 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
     shards = {unit: unit_shards(case, unit, stays) for unit in UNITS}
     whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
     all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
-    hold_whole = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
+    hold_whole = holds_whole(case)
 
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":
@@ -382,8 +391,10 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
                 done_shards = done_shards + layers * shards[unit]
         if not later:
             return where(hold_whole, done, done_shards) + at_work
-        # In the last micro-batch whole gradients become shards as units finish; reduced every time, shards are there.
-        return where(hold_whole, whole - done + done_shards, all_shards) + at_work
+        # In the last micro-batch whole gradients become shards as units finish, and new ones are added to them in
+        # place; reduced every time, shards are there.
+        added = moment.in_flight * element
+        return where(hold_whole, whole - done + done_shards + added, all_shards + at_work)
 
     return grads
 
