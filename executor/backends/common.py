@@ -18,6 +18,8 @@ from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
+MISSING = 3
+"""Exit code by which the reading process says that the framework lacks a name."""
 RECOMPUTE = ("none", "full")
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
@@ -132,6 +134,9 @@ def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[s
             raise PlannerError(
                 framework, None, f"cannot be imported ({reason})", "Install meshwright[run]", exit_code=4
             )
+        if done.returncode == MISSING:
+            rule = f"installed without what the trainer imports: {reason}"
+            raise PlannerError(framework, None, rule, "Install the version of constraints.txt", exit_code=3)
         return {"error": reason}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -87,6 +87,14 @@ CASES |= {
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
     "zero3-default-limits-accum1": Case(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
 }
+# DeepSpeed's AutoTP under each stage of ZeRO.
+TP2_ZERO = {stage: Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stage=stage) for stage in (1, 2)} | {
+    3: replace(ZERO3, engine="deepspeed-autotp", tp=2, dp_shard=2)
+}
+CASES |= {
+    f"tp2-zero{stage}-accum{accum}": (_accumulating(TP2_ZERO[stage], accum), "full")
+    for stage, accum in ((1, 1), (2, 2), (3, 2))
+}
 
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
 CASES |= {

@@ -305,6 +305,21 @@ def test_buckets_never_exceed_the_model_and_follow_the_layout_when_it_says_so() 
     assert reduce_bucket_elements(replace(automatic, reduce_bucket_elements=123), 7_000_000_000) == 123
 
 
+def test_a_name_that_a_release_lost_is_found_by_a_real_import(tmp_path: Path) -> None:
+    from executor.worker.readback import missing_names
+
+    (tmp_path / "transformers_tp.py").write_text(
+        "def later():\n    from transformers.integrations.tensor_parallel import ReplicateParallel\n"
+        "    from transformers.nowhere import Anything\n    from transformers import AutoConfig, utils\n"
+    )
+
+    assert missing_names("transformers", tmp_path) == [
+        "transformers.integrations.tensor_parallel.ReplicateParallel",
+        "transformers.nowhere.Anything",
+    ]
+    assert missing_names("transformers") == []
+
+
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for case, layout in LAYOUTS.items():

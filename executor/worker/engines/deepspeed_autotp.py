@@ -90,10 +90,9 @@ def _by_columns(layer: Any, x: torch.Tensor) -> torch.Tensor:
     from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 
     y = LinearFunctionForZeroStage3.apply(ColumnParallel.apply(layer.mp_group, x), layer.weight, layer.bias)
-    whole = (
-        GatherFromTensorParallelRegion.apply(layer.mp_group, y, layer._partition_sizes) if layer.gather_output else y
-    )
-    return cast(torch.Tensor, whole)
+    if layer.gather_output:
+        y = GatherFromTensorParallelRegion.apply(layer.mp_group, y, layer._partition_sizes)
+    return cast(torch.Tensor, y)
 
 
 def _by_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
