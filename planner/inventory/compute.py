@@ -22,6 +22,7 @@ KERNELS = {
     "attention": ("flash", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
     "loss": ("eager-fp32", "native", "megatron", "nanotron", "fused-linear"),
+    "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
@@ -39,7 +40,7 @@ class Compute(msgspec.Struct, frozen=True):
     as the forward sees them. `linear_keeps_input` is for linear functions that keep it though the weight is frozen,
     `keeps_output` for pipeline stages that hold their output until its gradient comes. `seq_len` is told to kernels
     that keep something quadratic in it, else 0. `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a
-    full element on a CPU. `layer_form` is how the layers' linear weights are held or multiplied (forms.py).
+    full element on a CPU. `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied (forms.py).
     """
 
     @property
@@ -120,6 +121,7 @@ class Compute(msgspec.Struct, frozen=True):
     seq_len: int = 0
     keeps_output: bool = True
     mask_bytes: float = 1.0
+    masked: bool = False
     layer_form: str = "plain"
 
     def trained(self, weight: Weight) -> Weight:
