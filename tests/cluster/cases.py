@@ -29,6 +29,8 @@ SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
 Reference = Callable[..., Finished]
 """(method, seed, model) -> the same training by one process."""
+Figures = Callable[..., None]
+"""(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
 
 STEPS, SEQUENCES, SEQ_LEN = 20, 16, 128
 MAX_GRAD_NORM = 0.5

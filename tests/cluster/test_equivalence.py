@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from agents import Finished
-from cases import CASES, EACH, MAX_GRAD_NORM, STEPS, Reference, SplitRun
+from cases import CASES, EACH, MAX_GRAD_NORM, STEPS, Figures, Reference, SplitRun
 
 LARGEST_WEIGHT_ERROR = 1e-5  # relative L2 over all weights
 LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
@@ -18,14 +18,14 @@ LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
 
 @pytest.mark.parametrize("name", EACH)
 def test_processes_on_two_nodes_train_what_one_process_trains(
-    name: str, reference: Reference, split_run: SplitRun
+    name: str, reference: Reference, split_run: SplitRun, figures: Figures
 ) -> None:
     trial, split = CASES[name], split_run(name)
 
     world = trial.layout.world_size
     assert [split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(world)] == [world] * world
     loss, norm, weights = deviations(reference(trial.method, model=trial.model), split)
-    print(f"\n{name}: loss {loss:.1e}, gradient norm {norm:.1e}, weights {weights:.1e}")
+    figures(name, loss=loss, grad_norm=norm, weights=weights)
     assert loss <= LARGEST_METRIC_ERROR
     assert norm <= LARGEST_METRIC_ERROR
     assert weights <= LARGEST_WEIGHT_ERROR

@@ -5,16 +5,21 @@ Not here: that the runs train the right thing (test_equivalence.py) or time (rep
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import msgspec
 import pytest
 from agents import Finished
-from cases import EACH, SplitRun
+from cases import CASES, EACH, Figures, SplitRun
 
 from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic
 from executor.rundir import read_measured, read_run_plan
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
+from planner.truth.layouts import read_record
 
+RECORD = Path(__file__).parents[2] / "docs" / "accuracy" / "layouts.json"
 LARGEST_MEMORY_ERROR_PERCENT = 5.0
 LEAST_ACTIVATION_SHARE = 0.3
 SMALL_SHARE = 0.02
@@ -25,35 +30,53 @@ def facts(run: Finished) -> tuple[Plan, tuple[Measured, ...]]:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_payload_of_every_collective_of_a_steady_step_is_predicted_to_the_byte(name: str, split_run: SplitRun) -> None:
+def test_payload_of_every_collective_of_a_steady_step_is_predicted_to_the_byte(
+    name: str, split_run: SplitRun, figures: Figures
+) -> None:
     plan, measured = facts(split_run(name))
 
-    for one in measured:
-        report: TrafficReport = join_traffic(plan, (one,))
-        assert report.lines
-        for line in (*report.lines, *report.counts):
-            assert line.predicted == line.measured, f"rank {one.rank} {line.name}"
-        assert all(call.payload_bytes / call.count < 1024 for call in one.control)
+    reports: dict[int, TrafficReport] = {one.rank: join_traffic(plan, (one,)) for one in measured}
+    wrong = [
+        f"rank {rank} {line.name}: planned {line.predicted}, measured {line.measured}"
+        for rank, report in reports.items()
+        for line in (*report.lines, *report.counts)
+        if line.predicted != line.measured
+    ]
+    figures(name, payload_exact=not wrong)
+    assert not wrong
+    assert all(report.lines for report in reports.values())
+    assert all(call.payload_bytes / call.count < 1024 for one in measured for call in one.control)
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(name: str, split_run: SplitRun) -> None:
+def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(
+    name: str, split_run: SplitRun, figures: Figures
+) -> None:
     plan, measured = facts(split_run(name))
 
     report: MemoryReport = join_memory(plan.prediction.memory, measured)
     phase = next(one for one in _heaviest(measured, report).memory if one.phase == report.measured_phase)
 
     share = (phase.terms["activations"] + phase.terms["logits"]) / phase.total
+    terms = _large([line for line in report.lines if line.name.startswith(f"{report.measured_phase}/")], phase)
+    worst = max(terms, key=lambda line: math.inf if line.error_percent is None else abs(line.error_percent))
+    figures(
+        name,
+        activation_share=share,
+        peak_bytes=phase.total,
+        peak_error_percent=report.peak.error_percent,
+        worst_term=worst.name,
+        worst_term_error_percent=worst.error_percent,
+    )
     assert share >= LEAST_ACTIVATION_SHARE, "the case says nothing of activations"
     assert report.predicted_phase == report.measured_phase
-    terms = [line for line in report.lines if line.name.startswith(f"{report.measured_phase}/")]
-    shown = [
-        f"{line.name} {line.error_percent:+.2f} %" for line in (report.peak, *terms) if line.error_percent is not None
-    ]
-    print(f"\n{name}: activations {share:.0%} of the peak; " + ", ".join(shown))
-    for line in (report.peak, *_large(terms, phase)):
+    for line in (report.peak, *terms):
         assert line.error_percent is not None, line.name
         assert abs(line.error_percent) <= LARGEST_MEMORY_ERROR_PERCENT, line.name
+
+
+def test_the_record_has_a_row_of_every_case_and_no_other() -> None:
+    assert [row.name for row in read_record(RECORD).rows] == list(CASES), "make layouts writes it"
 
 
 def test_a_doubled_term_and_a_missing_collective_are_seen(split_run: SplitRun) -> None:
