@@ -32,12 +32,14 @@ EXAMPLES = """
  executor run plan.json --dry-run                    # show files, commands and environment; write nothing
  executor run plan.json --run-dir runs/first --yes   # run it, live
  executor report runs/first                          # predicted against measured, line by line
+ executor export runs/first my-model                 # the trained weights as one Hugging Face model
  executor probe -o machine                           # measure this machine: a cluster preset and a calibration
  executor trace plan.json                            # the real modules on fake tensors, no GPU
  executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
 """
 
 LATER = {
+    "export": "executor.cli_export:export",
     "measure": "executor.cli_measure:measure",
     "probe": "executor.cli_probe:probe",
     "trace": "executor.cli_trace:trace",
@@ -81,7 +83,11 @@ def executor() -> None:
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
 @click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
-@click.option("--save-weights", is_flag=True, help="Save the trained weights in the run folder.")
+@click.option(
+    "--save-weights/--no-save-weights",
+    default=None,
+    help="Save the trained weights in the run folder, for executor export (default: saved).",
+)
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -108,7 +114,7 @@ def run(
     yes: bool,
     steps: int | None,
     data: Path | None,
-    save_weights: bool,
+    save_weights: bool | None,
     script: Path | None,
     judge: bool,
     tolerance: tuple[str, ...],
@@ -130,7 +136,7 @@ def run(
         hosts=hosts,
         steps=steps,
         data=data,
-        save_weights=save_weights,
+        save_weights=save_weights is not False and script is None,
         script=(str(script), *script_arguments) if script else (),
         meet_s=meet_timeout,
     )
@@ -260,6 +266,8 @@ def _finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Toler
     if not record.exit_code:
         again = f"executor report {shlex.quote(os.path.relpath(folder))}"
         _tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
+        if ready.options.save_weights:
+            _tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
     return record.exit_code or verdict(outside)
 
 

@@ -6,7 +6,6 @@ Not here: starting processes (launchers/), watching them (supervise.py), or what
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import secrets
 import signal
@@ -28,22 +27,16 @@ from executor.rundir import agent_log
 from executor.supervise import Echo, Ending, first_failure, last_error_line, received_signals, supervise
 from planner import __version__
 from planner.backend import Backend, LaunchSpec, NodeCommand
+from planner.case import Case
+from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
+from planner.inventory import parameters
+from planner.launchable import OWN, find_backend
+from planner.nearest import changes_text, nearest_launchable
 from planner.plan import Plan
+from planner.question import usual_runtime
 from planner.record import RunRecord
-
-ENTRY_POINTS = "meshwright.backends"
-BUILT_IN = {
-    "accelerate": "executor.backends.accelerate:AccelerateBackend",
-    "deepspeed": "executor.backends.deepspeed:DeepSpeedBackend",
-    "transformers": "executor.backends.transformers:TransformersBackend",
-}
-ENGINE_BACKENDS = {
-    "ddp": "accelerate",
-    "fsdp2": "accelerate",
-    "deepspeed": "deepspeed",
-    "transformers-tp": "transformers",
-}
+from planner.rules import check, one_of
 
 LAUNCH_FAILED, TRAINING_FAILED, NODE_LOST, INTERRUPTED = 4, 5, 7, 128
 REFUSALS = (2, 3, 4, 5)
@@ -110,8 +103,7 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     `backend` stands in for the one the plan names.
     """
     backend = backend or load_backend(plan)
-    if reason := backend.refusal(plan):
-        raise PlannerError("plan", None, f"{backend.name} cannot run it: {reason}", exit_code=preflight.PREFLIGHT)
+    check_launchable(plan, backend)
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
     started = 1 if options.fake_world else plan.layout.world_size
     preflight.check_devices(plan, ranks=started)
@@ -123,6 +115,9 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     else:
         datacheck.check_inputs(plan)
     rundir.check_new(options.run_dir)
+    if options.save_weights:
+        need = 4 * parameters(plan.model)  # fp32; what is trained in bf16 needs half
+        preflight.check_disk(options.run_dir, need, "--run-dir", "Name one elsewhere, or add --no-save-weights")
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
         echo(f"nodes share the loopback interface: {reason}")
@@ -156,21 +151,39 @@ def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
 
 
 def load_backend(plan: Plan) -> Backend:
-    """The backend the plan names, else its engine's, from the installed entry points or our own."""
-    name = plan.runtime.backend or ENGINE_BACKENDS.get(plan.layout.engine)
+    """The backend the plan names, else its engine's usual one: ours, or another package's."""
+    name = plan.runtime.backend or usual_runtime(plan.layout.engine).backend
     if name is None:
         rule = f"runtime {plan.runtime.name} names no backend: the plan can be looked at, not launched"
-        fix = f"Make one for an engine that is launched: {', '.join(ENGINE_BACKENDS)}"
-        raise PlannerError("engine", plan.layout.engine, rule, fix, exit_code=3)
-    installed = {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINTS)}
-    known = BUILT_IN | installed
-    if name not in known:
-        raise PlannerError(
-            "plan: runtime.backend", name, "no such backend is installed", did_you_mean(name, known), exit_code=3
-        )
-    module, _, attribute = known[name].partition(":")
-    backend: Backend = getattr(importlib.import_module(module), attribute)()
+        raise PlannerError("engine", plan.layout.engine, rule, _nearest(_case(plan)), exit_code=preflight.PREFLIGHT)
+    backend = find_backend(name)
+    if backend is None:
+        rule, known = "no such backend is installed", did_you_mean(name, OWN)
+        raise PlannerError("plan: runtime.backend", name, rule, known, exit_code=preflight.PREFLIGHT)
     return backend
+
+
+def check_launchable(plan: Plan, backend: Backend) -> None:
+    """Refuse a plan that its backend cannot run (exit code 3), with the rule and the nearest plan that it can."""
+    case = _case(plan)
+    try:
+        if plan.layout.engine not in backend.engines:
+            rule = f"is not one that {backend.name} runs: {one_of(backend.engines)}"
+            raise PlannerError("engine", plan.layout.engine, rule)
+        # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
+        check(case, (*engine_of(plan.layout.engine).rules, *backend.rules))
+    except PlannerError as error:
+        told = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
+        raise PlannerError("plan", None, told, _nearest(case), exit_code=preflight.PREFLIGHT) from None
+
+
+def _case(plan: Plan) -> Case:
+    return Case(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
+
+
+def _nearest(case: Case) -> str:
+    other = nearest_launchable(case)
+    return f"Nearest that runs: {changes_text(case, other)}" if other else ""
 
 
 def launch_spec(ready: Prepared, port: int, configured: dict[str, str]) -> LaunchSpec:

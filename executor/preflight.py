@@ -114,6 +114,17 @@ def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int 
         )
 
 
+def check_disk(folder: Path, need: float, field: str, fix: str) -> None:
+    """The disk on which a folder will stand has room for so many bytes."""
+    nearest = folder.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    free = shutil.disk_usage(nearest).free
+    if need > free:
+        rule = f"needs {format_bytes(need)} for the weights, and its disk has {format_bytes(free)} free"
+        raise PlannerError(field, folder, rule, fix, exit_code=PREFLIGHT)
+
+
 def visible_gpus() -> int:
     """CUDA devices a process started here would see, asked of the driver's own tool."""
     tool = shutil.which("nvidia-smi")

@@ -21,6 +21,7 @@ from planner.record import Measured, RunRecord
 
 PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
 CONFIG, LOGS, MESH, MEASURED, FAILED = "config", "logs", "mesh", "measured", "failed"
+WEIGHTS = "weights"
 DEFAULT_PARENT = "runs"
 
 T = TypeVar("T")

@@ -20,11 +20,11 @@ import msgspec
 
 from executor import preflight
 from executor import report as reports
-from executor.backends.common import METHODS, OPTIMIZERS, PRECISIONS, RECOMPUTE
+from executor.backends.common import TRAINER
 from executor.report import Line, MemoryReport, Tolerances, TrafficReport
 from executor.supervise import received_signals
+from planner.case import Case
 from planner.errors import PlannerError
-from planner.formats import FORMATS
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
 from planner.units import format_bytes, format_seconds, format_volume
@@ -161,15 +161,10 @@ def refusal(plan: Plan) -> str | None:
             return f"{field}: a trace has one memory, so host and device cannot be told apart"
     if layout.engine == "transformers-tp" and plan.model.tied:
         return "Transformers splits a tied head only while it loads a checkpoint"
-    for what, value, known in (
-        ("family", plan.model.family, tuple(FORMATS)),
-        ("recompute", layout.recompute, RECOMPUTE),
-        ("optimizer", job.optimizer.name, OPTIMIZERS),
-        ("precision", job.precision, PRECISIONS),
-        ("method", job.method, METHODS),
-    ):
-        if value not in known:
-            return f"{what} {value} is not built by the trainer; it has {', '.join(known)}"
+    case = Case(plan.model, job, layout, plan.cluster, plan.runtime)
+    broken = next((rule for rule in TRAINER if not rule.holds(case)), None)
+    if broken is not None:
+        return f"{broken.field}: {broken.sentence(case)}"
     return None
 
 

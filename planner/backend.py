@@ -1,7 +1,8 @@
 """The seam between a plan and the software that runs it: what a backend must say and write.
 
 Backends are found by the entry point group `meshwright.backends`; the planner asks them only for rules, so that
-nothing is recommended that cannot be launched. Not here: any backend (executor/backends/).
+nothing is recommended that cannot be launched. Not here: any backend (executor/backends/), or asking them
+(launchable.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from planner.plan import Plan
+from planner.rules import Rule
 
 
 class NodeCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,13 +31,14 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """A training framework, as the executor launches it."""
+    """A training framework, as the executor launches it.
+
+    `rules` are what it asks of a case beyond the rules of its `engines`: on columns masks, as all rules are.
+    """
 
     name: str
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Why this backend cannot run the plan, or None when it can."""
-        ...
+    engines: tuple[str, ...]
+    rules: tuple[Rule, ...]
 
     def files(self, plan: Plan) -> dict[str, str]:
         """The framework's own configuration files, relative path -> text, made from the plan alone."""

@@ -20,6 +20,7 @@ from planner.errors import PlannerError
 from planner.inventory import default_lora
 from planner.launchable import launch_refusal
 from planner.memory import MemoryBreakdown, memory_breakdown
+from planner.nearest import changes_text, nearest_launchable
 from planner.plan import PhaseMemory, Plan, Prediction
 from planner.question import Question, Strategy, case_of, check_batch, check_switches, exact_layout, limit_bytes
 from planner.reasons import reasons_of
@@ -224,7 +225,9 @@ def estimate(
     memory, comm = memory_breakdown(case), comm_volume(case)
     time = step_time(case, question.calibration)
     speed = throughput(case, time)
-    refusal = launch_refusal(_plan(case, memory, comm, time, speed))
+    refusal = launch_refusal(case)
+    if refusal is not None and (other := nearest_launchable(case)) is not None:
+        refusal += f"; nearest that runs: {changes_text(case, other)}"
     fits, reasons = _fit(question, memory)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate"

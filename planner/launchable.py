@@ -1,7 +1,7 @@
-"""Whether installed software can run a plan: the backend's own refusal, asked through the seam of backend.py.
+"""Whether installed software can run a case: the backends' rules, asked through the seam of backend.py.
 
 The planner names no backend module in an import, so it works without the executor installed. Not here: any rule of a
-backend (executor/backends/).
+backend (executor/backends/), or the nearest case that runs (nearest.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from importlib import import_module
 from typing import cast
 
 from planner.backend import Backend
+from planner.case import Case
 from planner.errors import PlannerError, did_you_mean
-from planner.plan import Plan
 from planner.question import ENGINE_RUNTIMES, Question
+from planner.rules import Rule, check, one_of
+from planner.spec import Runtime
 
 ENTRY_POINTS = "meshwright.backends"
 OWN = {
@@ -24,15 +26,31 @@ OWN = {
 """Ours, by name: reading every installed package's entry points costs more than a whole estimate."""
 
 
-def launch_refusal(plan: Plan) -> str | None:
-    """Why no installed backend runs this plan, or None when the runtime's backend does."""
-    name = plan.runtime.backend
+def launch_refusal(case: Case) -> str | None:
+    """Why no installed backend runs this case, or None when its runtime's backend does. Its engine's rules hold."""
+    try:
+        check(case, launch_rules(case.runtime))
+    except PlannerError as error:
+        return error.sentence.rstrip(".")  # others end the sentence
+    return None
+
+
+@lru_cache(maxsize=32)
+def launch_rules(runtime: Runtime) -> tuple[Rule, ...]:
+    """What must hold of a case for the runtime's backend to launch it, beside the engine's own rules."""
+    name = runtime.backend
     if name is None:
-        return f"runtime {plan.runtime.name} names no backend"
+        return (_never("no backend", f"runtime {runtime.name} names no backend: it is planned for, not launched"),)
     backend = find_backend(name)
     if backend is None:
-        return f"backend {name} is not installed; install meshwright[run]"
-    return backend.refusal(plan)
+        return (_never("backend missing", f"backend {name} is not installed", "Install meshwright[run]"),)
+    if runtime.engine not in backend.engines:
+        return (_never("another engine", f"backend {name} runs {one_of(backend.engines)}"),)
+    return backend.rules
+
+
+def _never(name: str, sentence: str, fix: str = "") -> Rule:
+    return Rule(name, "engine", lambda case: False, lambda case: sentence, lambda case: fix)
 
 
 @lru_cache(maxsize=16)

@@ -16,8 +16,7 @@ from planner.contradictions import refuse_empty
 from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError
 from planner.estimate import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
-from planner.launchable import launch_refusal, launchable_engines
-from planner.plan import Plan
+from planner.launchable import launch_rules, launchable_engines
 from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
 from planner.search import Candidate, Ranking, rank
@@ -90,14 +89,16 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
     check_job(question)
     slowest = constraints.slowest(question)
 
-    def refusal(layout: Layout) -> str | None:
-        return None if constraints.any_runtime else refusal_of(question, layout)
-
-    def ranked(slowest: float | None) -> Ranking:
-        return rank(question, top, engines=engines, slowest=slowest, front=WHOLE_FRONT if front else 0, refusal=refusal)
+    def ranked(slowest: float | None, *, launched: bool = not constraints.any_runtime) -> Ranking:
+        rules = launch_rules if launched else None
+        return rank(
+            question, top, engines=engines, slowest=slowest, front=WHOLE_FRONT if front else 0, more_rules=rules
+        )
 
     ranking = ranked(slowest)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
+    if not nearest.best and nearest.smallest is None and not constraints.any_runtime:
+        nearest = ranked(None, launched=False)  # nothing is launched of such a job: what it would be
     if not nearest.best and nearest.smallest is None:
         refuse_empty(question, engines)
     layouts = [candidate.layout for candidate in nearest.best]
@@ -131,19 +132,6 @@ def engines_within(question: Question, constraints: Constraints) -> tuple[str, .
         rule = "launches none of the engines there are" if constraints.backend else "is missing: none is installed"
         raise PlannerError("backend", constraints.backend, rule, "Add --any-runtime to plan without one")
     return engines
-
-
-def refusal_of(question: Question, layout: Layout) -> str | None:
-    """Why no installed backend runs a layout; what is predicted of it does not matter."""
-    return launch_refusal(
-        Plan(
-            model=question.model,
-            cluster=question.cluster,
-            job=question.job,
-            layout=layout,
-            runtime=question.runtime(layout.engine),
-        )
-    )
 
 
 def _of_one(question: Question, constraints: Constraints, front: int) -> Recommendation:

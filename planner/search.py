@@ -21,8 +21,9 @@ from planner.inventory.walk import kept_by_layer
 from planner.memory import BATCH_BYTES_PER_TOKEN, device_bytes, memory_lines, of_same_lines, peak_at
 from planner.parallelism.schedules import in_flight as in_flight_of
 from planner.question import Question, case_of, limit_bytes
+from planner.rules import Rule
 from planner.space import Block, blocks_of
-from planner.spec import Layout
+from planner.spec import Layout, Runtime
 from planner.steptime import step_time, whole_pass_seconds
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ MOST_WALKED = 2000
 """Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
 
 
-Refusal = Callable[[Layout], str | None]
-"""Why nothing that is installed runs a layout, or None."""
+MoreRules = Callable[[Runtime], tuple[Rule, ...]]
+"""What is asked of an engine's cases beyond its own rules: those of the backend that launches them."""
 
 
 class Candidate(NamedTuple):
@@ -83,15 +84,14 @@ def rank(
     engines: tuple[str, ...] | None = None,
     slowest: float | None = None,
     front: int = 0,
-    refusal: Refusal | None = None,
+    more_rules: MoreRules | None = None,
 ) -> Ranking:
     """The k best layouts of the space; with `front`, up to that many of the Pareto front too, the fastest of it.
 
-    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space; layouts to which
-    `refusal` has something to say are turned away.
+    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` too.
     """
     rejected: Counter[str] = Counter()
-    smallest, walker = _Smallest(), _Walker(question, k, slowest, front, refusal)
+    smallest, walker = _Smallest(), _Walker(question, k, slowest, front)
     bounded: list[_Bounded] = []
     considered = pruned = 0
     for floor, blocks in _by_floor(question, blocks_of(question, engines)):
@@ -104,7 +104,7 @@ def rank(
             pruned += rows
             continue
         for block in blocks:
-            legal = _legal(question, block, rejected)
+            legal = _legal(question, block, rejected, more_rules)
             if legal.size:
                 bounded.append(_bounds(question, legal, rejected, smallest))
         order = _best_first(bounded)
@@ -146,17 +146,20 @@ def _floor_seconds(question: Question, template: Layout) -> float:
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-def _legal(question: Question, block: Block, rejected: Counter[str]) -> Block:
+def _legal(question: Question, block: Block, rejected: Counter[str], more_rules: MoreRules | None) -> Block:
     """The rows that break no rule; counts how many break each first."""
     import numpy as np  # large spaces only
 
     case = case_of(question, block.columns())
     legal = np.ones(block.size, dtype=bool)
-    for rule in engine_of(block.template.engine).rules:
+    asked = [(rule.name, rule) for rule in engine_of(block.template.engine).rules]
+    if more_rules is not None:
+        asked += [(f"{REFUSED}: {rule.name}", rule) for rule in more_rules(case.runtime)]
+    for name, rule in asked:
         holds = np.broadcast_to(np.asarray(rule.holds(case), dtype=bool), legal.shape)
         broken = int((legal & ~holds).sum())
         if broken:
-            rejected[rule.name] += broken
+            rejected[name] += broken
             legal = legal & holds
     return block if legal.all() else block.only(legal)
 
@@ -275,9 +278,8 @@ def _best_first(bounded: list[_Bounded]) -> Any:
 class _Walker:
     """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next."""
 
-    def __init__(self, question: Question, k: int, slowest: float | None, front: int, refusal: Refusal | None) -> None:
+    def __init__(self, question: Question, k: int, slowest: float | None, front: int) -> None:
         self._question, self._k, self._slowest, self._points = question, k, slowest, front
-        self._refusal = refusal
         self._limit = limit_bytes(question)
         self._known: dict[Layout, Candidate | None] = {}
         self._lines: dict[Layout, list[tuple[float, float]]] = {}
@@ -343,12 +345,8 @@ class _Walker:
         return self._known[layout]
 
     def _walked(self, layout: Layout, memory: float) -> Candidate | None:
-        """The candidate; None when nothing launches it, it misses the deadline, cannot win with so much `memory`, or
-        does not fit."""
+        """The candidate; None when it misses the deadline, cannot win with so much `memory`, or does not fit."""
         self.evaluated += 1
-        if self._refusal is not None and (why := self._refusal(layout)) is not None:
-            self.rejected[f"{REFUSED}: {why}"] += 1
-            return None
         seconds = exact_seconds(self._question, layout)
         if self._slowest is not None and seconds > self._slowest:
             self.rejected[TOO_SLOW] += 1

@@ -6,7 +6,7 @@ drift apart unseen. Not here: training (worker/engines/accelerate.py).
 
 from __future__ import annotations
 
-from executor.backends.common import HEADER, common_refusal, read_back, readable
+from executor.backends.common import HEADER, TRAINER, read_back, readable
 from planner.formats import FORMATS
 from planner.plan import Plan
 
@@ -17,19 +17,8 @@ class AccelerateBackend:
     """Backend of the engines `ddp` and `fsdp2`."""
 
     name = "accelerate"
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Why Accelerate cannot run the plan, or None."""
-        layout = plan.layout
-        if layout.engine not in ("ddp", "fsdp2"):
-            return f"engine {layout.engine} is not Accelerate's; it runs ddp and fsdp2"
-        if layout.engine == "ddp" and (layout.dp_shard != 1 or layout.zero_stage != 0):
-            return "DDP keeps whole replicas: dp_shard must be 1 and zero_stage 0 (fsdp2 shards)"
-        if layout.engine == "fsdp2" and layout.zero_stage != 3:
-            return "FSDP2 shards weights, gradients and optimizer: zero_stage must be 3"
-        if layout.engine == "fsdp2" and layout.dp_shard < 2:
-            return "FSDP2 needs dp_shard of 2 or more; with whole replicas use engine ddp"
-        return common_refusal(plan)
+    engines = ("ddp", "fsdp2")
+    rules = TRAINER
 
     def files(self, plan: Plan) -> dict[str, str]:
         """accelerate.yaml, usable with `accelerate launch --config_file` too."""

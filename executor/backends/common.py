@@ -10,60 +10,92 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from planner.case import Case
 from planner.errors import PlannerError
 from planner.formats import FORMATS
 from planner.inventory import lora_targets
-from planner.plan import Plan
-from planner.spec import TrainingJob
+from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
-OPTIMIZERS, PRECISIONS, METHODS = ("adamw", "sgd"), ("fp32", "bf16", "pure-bf16"), ("full", "lora")
+MISSING = 3
+"""Exit code by which the reading process says that the framework lacks a name."""
 RECOMPUTE = ("none", "full")
-"""What executor/worker builds."""
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
+"""Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
+5.23 has it (`output_router_logits`): it is the mean of a micro-batch's own load, so a split batch would have another
+loss than the whole one."""
 
 
-def common_refusal(plan: Plan, splits: tuple[str, ...] = ()) -> str | None:
-    """Why the trainer cannot run the plan under any of its engines, or None. `splits`: axes that this backend has."""
-    layout, job = plan.layout, plan.job
-    for axis in ("pp", "cp", "tp", "ep"):
-        if axis not in splits and getattr(layout, axis) != 1:
-            has = " and ".join(("data", "states", *splits))
-            return f"{axis}={getattr(layout, axis)} is not launchable yet: this backend splits {has} only"
-    for field in ("offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard"):
-        if getattr(layout, field):
-            return f"{field} is not launchable yet: this backend keeps states and activations on the devices, once"
-    if layout.recompute not in RECOMPUTE:
-        return f"recompute {layout.recompute} is planned but not launchable yet: the trainer has {', '.join(RECOMPUTE)}"
-    if plan.model.family not in FORMATS:
-        return f"family {plan.model.family} is not one that the trainer builds"
-    if plan.model.moe is not None:
-        return f"the trainer is not tested with a mixture of experts; {plan.model.name} is not launchable"
-    if layout.world_size != plan.cluster.gpus:
-        return f"the layout has {layout.world_size} ranks, the cluster {plan.cluster.gpus} devices"
-    if job.global_batch_size is not None and job.global_batch_size != layout.global_batch_size:
-        return f"global_batch_size {job.global_batch_size} is not the layout's {layout.global_batch_size}"
-    if refusal := _job_refusal(job):
-        return refusal
-    legal = lora_targets(plan.model)
-    unknown = [name for name in (job.lora.targets if job.lora else ()) if name not in legal]
-    if unknown:
-        return f"lora targets {', '.join(unknown)} are not linear modules of this model; known: {', '.join(legal)}"
-    return None
+def not_built(field: str, why: str) -> Rule:
+    """A rule against a field of the layout that the trainer leaves at its default."""
+    return Rule(
+        name=f"{field} not launchable",
+        field=field,
+        holds=lambda case: getattr(case.layout, field) == DEFAULTS[field],
+        sentence=lambda case: f"it is planned, but not launchable yet: {why}",
+        fix=lambda case: f"Use {field}={as_option(DEFAULTS[field])}",
+    )
 
 
-def _job_refusal(job: TrainingJob) -> str | None:
-    """What is planned but not trained: each choice against those the worker builds."""
-    for what, value, known in (
-        ("optimizer", job.optimizer.name, OPTIMIZERS),
-        ("precision", job.precision, PRECISIONS),
-        ("method", job.method, METHODS),
-    ):
-        if value not in known:
-            return f"{what} {value} is planned but not launchable yet: the trainer has {', '.join(known)}"
-    if job.mean_seq_len is not None:
-        return "documents of their own length are planned but not launchable yet: the trainer fills every sequence"
-    return None
+def _targets_unknown(case: Case) -> list[str]:
+    legal = lora_targets(case.model)
+    return [name for name in (case.job.lora.targets if case.job.lora else ()) if name not in legal]
+
+
+def _blends_documents(case: Case) -> str:
+    """What of a model's attention stands in its own mask, so that the trainer's would lose it."""
+    if case.model.positions == "alibi":
+        return "ALiBi"
+    window = case.model.sliding_window
+    return f"a sliding window of {window} tokens" if window is not None and window < case.job.seq_len else ""
+
+
+TRAINER: tuple[Rule, ...] = (
+    Rule(
+        name="family not built",
+        field="family",
+        holds=lambda case: case.model.family in FORMATS,
+        sentence=lambda case: f"the trainer builds no {case.model.family}",
+        fix=lambda case: f"Known: {', '.join(FORMATS)}",
+    ),
+    Rule(
+        name="experts of another family",
+        field="family",
+        holds=lambda case: case.model.moe is None or case.model.family in EXPERT_FAMILIES,
+        sentence=lambda case: f"of mixtures of experts {one_of(EXPERT_FAMILIES)} are trained, not {case.model.name}",
+        fix=lambda case: "Use one of these, or a dense model",
+    ),
+    Rule(
+        name="adapters for modules that do not exist",
+        field="targets",
+        holds=lambda case: not _targets_unknown(case),
+        sentence=lambda case: f"{', '.join(_targets_unknown(case))} are not linear modules of {case.model.name}",
+        fix=lambda case: f"Known: {', '.join(lora_targets(case.model))}",
+    ),
+    Rule(
+        name="packed documents are not kept apart",
+        field="packing",
+        holds=lambda case: case.job.packing != "packed" or not _blends_documents(case),
+        sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which a mask of documents replaces",
+        fix=lambda case: "Use packing=padded",
+    ),
+    Rule(
+        name="recomputation not built",
+        field="recompute",
+        holds=lambda case: case.layout.recompute in RECOMPUTE,
+        sentence=lambda case: f"it is planned, but not launchable yet: the trainer has {one_of(RECOMPUTE)}",
+        fix=lambda case: "Use recompute=full",
+    ),
+    accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
+    accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),
+    accepts("method", ("full", "lora"), "the trainer quantises nothing"),
+    not_built("offload_optimizer", "states stay on the devices"),
+    not_built("offload_params", "states stay on the devices"),
+    not_built("offload_activations", "activations stay on the devices"),
+    not_built("zero_secondary_shard", "gathered weights are kept once"),
+)
+"""What executor/worker builds, under any engine."""
 
 
 def readable(framework: str, title: str, folder: str, config: str) -> dict[str, Any]:
@@ -102,6 +134,9 @@ def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[s
             raise PlannerError(
                 framework, None, f"cannot be imported ({reason})", "Install meshwright[run]", exit_code=4
             )
+        if done.returncode == MISSING:
+            rule = f"installed without what the trainer imports: {reason}"
+            raise PlannerError(framework, None, rule, "Install the version of constraints.txt", exit_code=3)
         return {"error": reason}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -9,29 +9,36 @@ from __future__ import annotations
 from typing import Any
 
 from executor.backends import jsonfile
-from executor.backends.common import common_refusal, readable
+from executor.backends.common import TRAINER, readable
+from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.inventory import parameters
 from planner.plan import Plan
+from planner.rules import Rule
 
 CONFIG = "config/deepspeed.json"
 
+SHARDED = Rule(
+    name="DeepSpeed without ZeRO",
+    field="zero_stage",
+    holds=lambda case: case.layout.zero_stage >= 1,
+    sentence=lambda case: "stage 0 is planned, but the trainer reads its optimizer from ZeRO's",
+    fix=lambda case: "Use zero_stage=1",
+)
+DENSE = Rule(
+    name="experts under DeepSpeed",
+    field="model",
+    holds=lambda case: case.model.moe is None,
+    sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
+    fix=lambda case: "Use engine fsdp2",
+)
+
 
 class DeepSpeedBackend:
-    """Backend of the engine `deepspeed`."""
+    """Backend of ZeRO, alone and with AutoTP."""
 
     name = "deepspeed"
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Why DeepSpeed cannot run the plan, or None."""
-        layout = plan.layout
-        if layout.engine != "deepspeed":
-            return f"engine {layout.engine} is not DeepSpeed's"
-        if layout.zero_stage == 0:
-            return "zero_stage 0 under DeepSpeed shards nothing; use engine ddp, or zero_stage 1 to 3"
-        if layout.dp_replicate != 1:
-            return "ZeRO shards over all data-parallel ranks: dp_replicate must be 1 (engine fsdp2 has HSDP)"
-        return common_refusal(plan)
+    engines = ("deepspeed", "deepspeed-autotp")
+    rules = (SHARDED, *TRAINER, DENSE)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -50,7 +57,8 @@ class DeepSpeedBackend:
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
-    elements = parameters(plan.model, job.adapters, trainable=True)
+    # Of this rank's part: a bucket for the whole model would be as many times too large as there are tensor ranks.
+    elements = int(Case(plan.model, job, layout, plan.cluster, plan.runtime).total(trainable=True))
     zero: dict[str, Any] = {
         "stage": layout.zero_stage,
         "contiguous_gradients": True,
@@ -66,7 +74,11 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
         }
     pure = job.precision == "pure-bf16"
-    return {
+    split = {
+        # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
+        "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
+    }
+    return (split if layout.tp > 1 else {}) | {
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.grad_accum,
         "gradient_clipping": job.recipe.max_grad_norm,

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from executor.backends import jsonfile
-from executor.backends.common import common_refusal, readable
+from executor.backends.common import TRAINER, readable
 from planner.case import Case
-from planner.engines import engine_of
-from planner.errors import PlannerError
 from planner.plan import Plan
-from planner.rules import Rule, accepts, check, one_of
+from planner.rules import Rule, accepts, one_of
 
 CONFIG = "config/distributed.json"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -49,6 +47,7 @@ RULES: tuple[Rule, ...] = (
         fix=_without,
     ),
     accepts("method", ("full",), "adapters beside split weights are planned, but not built"),
+    *TRAINER,
 )
 """What is planned for the engine, but not launched."""
 
@@ -57,20 +56,8 @@ class TransformersBackend:
     """Backend of the engine `transformers-tp`."""
 
     name = "transformers"
-    engine = "transformers-tp"
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Why Transformers cannot run the plan, or None: the first rule it breaks, and the nearest that holds."""
-        layout = plan.layout
-        if layout.engine != self.engine:
-            return f"engine {layout.engine} is not Transformers' own; it runs {self.engine}"
-        try:
-            # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
-            case = Case(plan.model, plan.job, layout, plan.cluster, plan.runtime)
-            check(case, (*RULES, *engine_of(layout.engine).rules))
-        except PlannerError as error:
-            return error.sentence.rstrip(".")  # others end the sentence
-        return common_refusal(plan, splits=("tp",))
+    engines = ("transformers-tp",)
+    rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:
         """distributed.json, with the plan's hash."""

@@ -93,7 +93,7 @@ class Meter:
                 if self._live is None and self._layout.tp > 1:  # whose sums are told apart by the module that sends
                     self._modules.install()
                     stack.callback(self._modules.remove)
-                traffic = stack.enter_context(Traffic(self._layout.engine, lambda: self._phase, self._path))
+                traffic = stack.enter_context(Traffic(self._layout, lambda: self._phase, self._path))
                 self._calls = traffic.calls
             yield
             self._wait()

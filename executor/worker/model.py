@@ -5,8 +5,6 @@ Not here: wrapping and sharding (engines/).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import nn
 
 from executor.worker.seeds import seed_weights
 from planner.errors import PlannerError
-from planner.huggingface import config_dict, spec_of
+from planner.huggingface import config_dict
 from planner.plan import Plan
 from planner.spec import ModelSpec, TrainingJob
 from planner.spec.job import Lora
@@ -31,11 +29,12 @@ def build_model(plan: Plan) -> nn.Module:
     seed_weights(job.recipe.seed)
     dtype = weight_dtype(job)
     if job.recipe.checkpoint:
-        model = AutoModelForCausalLM.from_pretrained(job.recipe.checkpoint, dtype=dtype, local_files_only=True)
-        _check_checkpoint(plan.model, model.config, job.recipe.checkpoint)
+        model = _loaded(job.recipe.checkpoint, dtype)
     else:
-        model = AutoModelForCausalLM.from_config(transformers_config(plan.model, job.seq_len), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
     model.config.use_cache = False
+    if plan.model.moe is not None:
+        model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
     if job.method == "lora":
         _add_adapters(model, job)
     if plan.layout.recompute == "full":
@@ -44,17 +43,21 @@ def build_model(plan: Plan) -> nn.Module:
     return trained
 
 
-def _check_checkpoint(spec: ModelSpec, config: Any, path: str) -> None:
-    sizes = ("family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    held = spec_of(config.to_dict(), Path(path), spec.name)
-    planned, found = (tuple(getattr(one, size) for size in sizes) for one in (spec, held))
-    if planned != found:
+def _loaded(checkpoint: str, dtype: torch.dtype) -> Any:
+    """A checkpoint whose sizes have been compared with the plan's (executor.checkpoint); no weight of it may lack."""
+    from transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+    )
+    if missing := sorted(found["missing_keys"]):  # Transformers would make them up and warn
         raise PlannerError(
             "recipe.checkpoint",
-            path,
-            f"has ({', '.join(sizes)}) = {found}, the plan's {spec.name} has {planned}",
-            "Make the plan for the model the checkpoint holds",
+            checkpoint,
+            f"lacks {len(missing)} of the model's weights, {missing[0]} among them",
+            "Give a folder that holds the whole model",
         )
+    return model
 
 
 def weight_dtype(job: TrainingJob) -> torch.dtype:
@@ -62,6 +65,15 @@ def weight_dtype(job: TrainingJob) -> torch.dtype:
     if job.precision == "fp32" or (job.precision == "bf16" and job.method == "full"):
         return torch.float32
     return torch.bfloat16
+
+
+def model_config(plan: Plan) -> Any:
+    """The model's Transformers configuration: its checkpoint's own, or the one of the plan's sizes."""
+    from transformers import AutoConfig
+
+    if plan.job.recipe.checkpoint:
+        return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True)
+    return transformers_config(plan.model, plan.job.seq_len)
 
 
 def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
@@ -107,12 +119,6 @@ def build_optimizer(model: nn.Module, job: TrainingJob) -> torch.optim.Optimizer
     )
 
 
-def ordinary_names(state: Mapping[str, torch.Tensor], tied: bool) -> dict[str, torch.Tensor]:
-    """Weights under the names Transformers gives them; adapters as `<module>.lora_A.weight`; a tied head once."""
-    named = {
-        name.replace(".base_layer.", ".").replace(".default.", "."): tensor.detach().cpu().contiguous()
-        for name, tensor in state.items()
-    }
-    if tied:
-        named.pop("lm_head.weight", None)
-    return named
+def ordinary_name(name: str) -> str:
+    """What Transformers calls a weight that carries an adapter; an adapter is `<module>.lora_A.weight`."""
+    return name.replace(".base_layer.", ".").replace(".default.", ".")

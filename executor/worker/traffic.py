@@ -81,9 +81,9 @@ class Call(msgspec.Struct, frozen=True):
 class Traffic(TorchDispatchMode):
     """While entered, notes every collective; `phase`, and `path` for the module at work, are asked at each call."""
 
-    def __init__(self, engine: str, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
+    def __init__(self, layout: Layout, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
         super().__init__()
-        self._engine, self._phase, self._path, self._units = engine, phase, path, FsdpUnits()
+        self._layout, self._phase, self._path, self._units = layout, phase, path, FsdpUnits()
         self.calls: list[Call] = []
 
     def __enter__(self) -> Traffic:
@@ -98,7 +98,7 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # a DTensor: its collectives come through once it has unwrapped
-        if self._engine == "transformers-tp":
+        if self._layout.tp > 1:
             self._path()  # asked at every operation, it knows a forward's modules again in backward
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args)
@@ -119,18 +119,19 @@ class Traffic(TorchDispatchMode):
         size = sum(tensor.nbytes for tensor in tree_leaves(payload) if isinstance(tensor, Tensor))
         size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
         phase = self._phase().removesuffix(".next")
-        self.calls.append(Call(op, ranks, self._unit(op, phase), phase, size))
+        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase), phase, size))
 
-    def _unit(self, op: str, phase: str) -> str:
+    def _unit(self, op: str, ranks: tuple[int, ...], phase: str) -> str:
+        engine = self._layout.engine
         if unit := self._units.current():
             return unit
-        if self._engine == "ddp" and op == "all_reduce" and phase == "backward":
-            return "bucket"
-        if self._engine == "deepspeed":
-            return _DEEPSPEED_UNIT.get(op, "other")
-        if self._engine == "transformers-tp" and phase in ("forward", "backward"):
+        if phase in ("forward", "backward") and group_name(self._layout, ranks) == "tp":
             path = self._path()
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
+        if engine == "ddp" and op == "all_reduce" and phase == "backward":
+            return "bucket"
+        if engine in ("deepspeed", "deepspeed-autotp"):
+            return _DEEPSPEED_UNIT.get(op, "other")
         return "other"
 
 

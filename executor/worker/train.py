@@ -21,13 +21,14 @@ import torch
 import torch.distributed as dist
 
 from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, limits
-from executor.worker.data import Order, Windows, micro_batches, open_windows, validation_batches
+from executor.worker import cpu, fake_world, limits, weights
+from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
-from executor.worker.model import build_model, build_optimizer, ordinary_names
+from executor.worker.model import build_model, build_optimizer
 from executor.worker.progress import Reporter, StepMetrics
+from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
 from executor.worker.seeds import seed_rank
 from executor.worker.unmetered import Unmetered
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     begin = time.perf_counter()
     folder = str(options.folder)
     plan = read_plan(Path(folder) / "plan.json")
-    check_inputs(plan)
+    check_inputs(plan, every_line=False)
     _choose_device(plan)
     if options.fake_world:
         fake_world.start(plan)
@@ -64,7 +65,9 @@ def run(options: argparse.Namespace) -> None:
     rank, world_size = engine.world()
     check_world(plan, rank, world_size)
 
-    train_windows = open_windows(plan, plan.job.recipe.data)
+    recipe = plan.job.recipe
+    rows = open_rows(plan, recipe.data)
+    validation = open_rows(plan, recipe.validation_data, "recipe.validation_data") if recipe.validation_data else None
     meter = _meter(plan, rank, engine.device, measure=not options.no_meter)
     if options.memory_limit is not None:
         limits.limit_memory(engine.device, options.memory_limit)
@@ -81,14 +84,14 @@ def run(options: argparse.Namespace) -> None:
     seed_rank(plan.job.recipe.seed, live.data_parallel_rank)
     reporter = Reporter(plan, folder, rank)
     try:
-        _train(plan, engine, train_windows, meter, reporter, live.data_parallel_rank)
+        _train(plan, engine, rows, validation, meter, reporter, live.data_parallel_rank)
     finally:
         reporter.close()
     measured = meter.result()
     if measured is not None:
         write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
     if options.save_weights:
-        _save_weights(plan, engine, folder, rank)
+        weights.save(plan, engine, options.folder, rank)
     if rank == 0:
         write_json(Path(folder) / "result.json", reporter.result(time.perf_counter() - begin))
     dist.barrier()
@@ -96,25 +99,33 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _train(
-    plan: Plan, engine: Engine, windows: Windows, meter: Any, reporter: Reporter, data_parallel_rank: int
+    plan: Plan,
+    engine: Engine,
+    rows: Rows,
+    validation: Rows | None,
+    meter: Any,
+    reporter: Reporter,
+    data_parallel_rank: int,
 ) -> None:
     recipe, layout = plan.job.recipe, plan.layout
-    order = Order(len(windows), recipe.seed)
-    validation = (
-        open_windows(plan, recipe.validation_data, "recipe.validation_data") if recipe.validation_data else None
-    )
+    order = order_of(plan, rows)
+    reporter.opened(rows, validation)
     for step in range(recipe.steps):
-        batches = micro_batches(windows, order, layout, data_parallel_rank, step)
+        batches = micro_batches(rows, order, layout, data_parallel_rank, step)
+        # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
+        whole = order.batch(step)
+        tokens, targets = int(rows.lengths[whole].sum()), int(rows.targets[whole].sum())
         rate = learning_rate(plan.job.optimizer, recipe, step)
         begin = time.perf_counter()
         with meter.step(step):
-            loss_sum, norm = _optimizer_step(plan, engine, batches, meter, rate)
+            loss_sum, norm = _optimizer_step(plan, engine, batches, targets, meter, rate)
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
-        tokens = layout.global_batch_size * plan.job.seq_len
-        loss = float(loss_sum) / (tokens * layout.tp)
-        metrics = StepMetrics(step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds)
+        loss = float(loss_sum) / (targets * layout.tp)
+        metrics = StepMetrics(
+            step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, target_tokens=targets, step_s=seconds
+        )
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
                 "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
@@ -125,10 +136,11 @@ def _train(
             reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank))
 
 
-def _optimizer_step(plan: Plan, engine: Engine, batches: Any, meter: Any, rate: float) -> tuple[torch.Tensor, float]:
-    """(this rank's summed loss, global gradient norm) of one optimizer step."""
+def _optimizer_step(
+    plan: Plan, engine: Engine, batches: Any, step_tokens: int, meter: Any, rate: float
+) -> tuple[torch.Tensor, float]:
+    """(this rank's summed loss, global gradient norm) of one optimizer step over so many target tokens in all."""
     layout = plan.layout
-    step_tokens = layout.global_batch_size * plan.job.seq_len
     loss_sum = torch.zeros((), device=engine.device)
     for index, batch in enumerate(batches):
         last, suffix = index == layout.grad_accum - 1, ".next" if index else ""
@@ -144,11 +156,11 @@ def _optimizer_step(plan: Plan, engine: Engine, batches: Any, meter: Any, rate: 
     return loss_sum, norm
 
 
-def _validate(engine: Engine, windows: Windows, plan: Plan, data_parallel_rank: int) -> tuple[float, int]:
-    """Mean loss over all validation tokens, and how many there are."""
+def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -> tuple[float, int]:
+    """Mean loss over all target tokens of the validation data, and how many there are."""
     engine.model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
-    for batch in validation_batches(windows, plan.layout, data_parallel_rank):
+    for batch in validation_batches(rows, plan.layout, data_parallel_rank):
         placed = batch.to(engine.device)
         total += torch.stack(
             [engine.loss_sum(placed).double(), torch.tensor(float(target_tokens(placed))).double().to(engine.device)]
@@ -156,18 +168,6 @@ def _validate(engine: Engine, windows: Windows, plan: Plan, data_parallel_rank: 
     dist.all_reduce(total)
     engine.model.train()
     return float(total[0] / total[1]), int(total[1])
-
-
-def _save_weights(plan: Plan, engine: Engine, folder: str, rank: int) -> None:
-    state = engine.full_state_dict()
-    if rank == 0:
-        from safetensors.torch import save_file
-
-        target = Path(folder) / "weights"
-        target.mkdir(parents=True, exist_ok=True)
-        partial = target / "model.safetensors.partial"
-        save_file(ordinary_names(state, plan.model.tied), partial, metadata={"format": "pt"})
-        partial.replace(target / "model.safetensors")
 
 
 def _choose_device(plan: Plan) -> None:
@@ -218,7 +218,7 @@ def _fail(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="executor.worker.train", description="Train one rank of a run folder's plan.")
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--save-weights", action="store_true", help="write weights/model.safetensors at the end")
+    parser.add_argument("--save-weights", action="store_true", help="write weights/, a Transformers folder, at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
     parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import lru_cache
 
 from planner import optimizers
-from planner.arith import Number, by_value, ceil_div, is_column, maximum
+from planner.arith import Number, by_value, ceil_div, is_column, maximum, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
@@ -26,7 +26,7 @@ from planner.engines.common import (
 )
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.engines.zero3_fetch import Limits, fetches
+from planner.engines.zero3_fetch import Fetches, Limits, fetches
 from planner.inventory import Compute, Moment
 from planner.inventory.forms import PACKED, nf4_scale_bytes
 from planner.parallelism import zero
@@ -332,8 +332,12 @@ def holder(case: Case) -> Holder:
 def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], int], float]:
     """(whether anything is kept or fetched beyond the module at work, elements whole by unit, persistent bytes)."""
     limits = limits_of(case)
-    plan = fetches(case.walked_model, case.lora, limits, layer_form(case))
+    plan = _fetched(case, int(case.layout.tp))
     return limits.prefetch + limits.max_reuse > 0, plan.live, sum(plan.persistent) * states(case).weight
+
+
+def _fetched(case: Case, tp: int) -> Fetches:
+    return fetches(case.walked_model, case.lora, limits_of(case), layer_form(case), tp, case.runtime.parts)
 
 
 def secondary_bytes(case: Case) -> Number:
@@ -525,17 +529,11 @@ def limits_of(case: Case) -> Limits:
 def _collectives_stage3(case: Case) -> list[Call]:
     each, layout = states(case), case.layout
     rounds, ranks = layout.grad_accum, layout.dp_shard
-    plan = fetches(case.walked_model, case.lora, limits_of(case), layer_form(case))
-    counts = Counter((phase, sizes) for phase, sizes in plan.gathers if sum(sizes) * each.weight >= CONTROL_BYTES)
+    gathered = _gathered(case)
     calls: list[Call] = []
     for phase in ("forward", "backward"):
-        count = 0
-        payload: Number = 0.0
-        for (when, sizes), times in counts.items():
-            if when == phase:
-                count += times
-                payload = payload + times * sum(_padded(size, ranks) for size in sizes) * each.weight
-        for axis, passes in _gathered_over(case, phase) if count else ():
+        count, payload = gathered[phase]
+        for axis, passes in _gathered_over(case, phase) if is_column(count) or count else ():
             ahead = limits_of(case).prefetch > 0
             calls.append(Call("all_gather", axis, "params", phase, count * passes, payload * passes, ahead))
     reduced = shard_elements(case, trainable=True) * ranks * each.grad
@@ -544,11 +542,36 @@ def _collectives_stage3(case: Case) -> list[Call]:
         Call("reduce_scatter", "dp_shard", "bucket", "backward", buckets * rounds, reduced * rounds, overlappable=True)
     )
     # Weights that are never released are gathered anew, one by one, once the step has changed them.
-    kept = [size for size in plan.persistent if size * each.weight >= CONTROL_BYTES]
-    if kept:
-        again = sum(_padded(size, ranks) for size in kept) * each.weight
-        calls.append(Call("all_gather", "dp_shard", "params", "optimizer", len(kept), again))
+    count, payload = gathered["optimizer"]
+    if is_column(count) or count:
+        calls.append(Call("all_gather", "dp_shard", "params", "optimizer", count, payload))
     return calls
+
+
+def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
+    """Stage 3's gathers of one pass by phase, and after the step: calls and bytes; of every distinct tp of a column."""
+    tp = case.layout.tp
+    if not is_column(tp):
+        return _gathered_with(case, int(tp))
+    by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}
+    return {
+        phase: (
+            sum(where(tp == degree, one[phase][0], 0.0) for degree, one in by_degree.items()),
+            sum(where(tp == degree, one[phase][1], 0.0) for degree, one in by_degree.items()),
+        )
+        for phase in ("forward", "backward", "optimizer")
+    }
+
+
+def _gathered_with(case: Case, tp: int) -> dict[str, tuple[Number, Number]]:
+    element, ranks, plan = states(case).weight, case.layout.dp_shard, _fetched(case, tp)
+    made = [*plan.gathers, *(("optimizer", (size,)) for size in plan.persistent)]
+    counts = Counter((phase, sizes) for phase, sizes in made if sum(sizes) * element >= CONTROL_BYTES)
+    found: dict[str, tuple[Number, Number]] = dict.fromkeys(("forward", "backward", "optimizer"), (0, 0.0))
+    for (phase, sizes), times in counts.items():
+        count, payload = found[phase]
+        found[phase] = count + times, payload + times * sum(_padded(size, ranks) for size in sizes) * element
+    return found
 
 
 def _gathered_over(case: Case, phase: str) -> list[tuple[str, Number]]:

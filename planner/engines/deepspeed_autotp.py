@@ -1,7 +1,8 @@
-"""DeepSpeed's AutoTP in training, under ZeRO 0 to 2: linears are replaced by split ones, norms stay whole.
+"""DeepSpeed's AutoTP in training, under ZeRO 0 to 3: linears are replaced by split ones, norms stay whole.
 
-No sequence parallelism. Every column-parallel linear sums its input's gradient itself, the embedding stays whole, the
-head is split and its logits gathered. ZeRO works on this rank's part of the weights among the data-parallel ranks.
+No sequence parallelism. Every column-parallel linear sums its input's gradient itself, the embedding stays whole, a
+head of its own is split and its logits gathered, a tied one stays whole with the embedding (as the executor asks).
+ZeRO works on this rank's part of the weights among the data-parallel ranks.
 Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO (deepspeed.py).
 """
 
@@ -10,9 +11,9 @@ from __future__ import annotations
 from planner.case import Case
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import parallel_calls, parallel_ideal
-from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS, stages_up_to
-from planner.inventory import Compute
+from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
+from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
+from planner.inventory import Compute, parameters
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.technique_rules import tensor_rules
@@ -20,7 +21,7 @@ from planner.technique_rules import tensor_rules
 name = "deepspeed-autotp"
 rules: tuple[Rule, ...] = (
     *splits_only("tp"),
-    *reads_only("zero_stage", *BUCKETS),
+    *reads_only("zero_stage", *BUCKETS, *deepspeed.LIMITS),
     Rule(
         name="without tensor parallelism it is ZeRO",
         field="tp",
@@ -28,8 +29,15 @@ rules: tuple[Rule, ...] = (
         sentence=lambda case: "AutoTP splits nothing over one rank",
         fix=lambda case: "Use tp=2 or more, or engine deepspeed",
     ),
+    Rule(
+        name="AutoTP has no GPT-2",
+        field="tp",
+        # Its linears are Conv1D, which hold their weights the other way round (auto_tp.py, `AutoTP.supported`).
+        holds=lambda case: case.model.family != "gpt2",
+        sentence=lambda case: f"DeepSpeed's AutoTP does not split GPT-2's modules, and {case.model.name} is one",
+        fix=lambda case: f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}",
+    ),
     *tensor_rules(),
-    stages_up_to(2, "AutoTP is predicted under ZeRO 0 to 2 only"),
     NO_REPLICAS,
     *COMMON,
     *JOB,
@@ -48,8 +56,17 @@ def resident(case: Case) -> Held:
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """ZeRO's, of this rank's part of the weights."""
-    return deepspeed.outside(case)
+    """ZeRO's, of this rank's part of the weights, all of which is there before ZeRO takes any of it."""
+    return [("load", load(case)), *deepspeed.outside(case)]
+
+
+def load(case: Case) -> Held:
+    """Every rank builds the model whole in host memory, and its parts go to the GPU in the format they were built in.
+
+    DeepSpeed casts them there, and stage 3 shards them only then.
+    """
+    element = base_weight_bytes(case)
+    return {"params": element * (parameters(case.model) if case.cluster.gpu.kind == "cpu" else case.total())}
 
 
 def holder(case: Case) -> Holder:

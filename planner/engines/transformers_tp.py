@@ -50,7 +50,7 @@ rules: tuple[Rule, ...] = (
         field="tp",
         holds=lambda case: case.model.family not in NO_PLAN,
         sentence=lambda case: f"Transformers has no tensor parallel plan for {case.model.name}, a {case.model.family}",
-        fix=lambda case: "Use tp=1, or engine deepspeed-autotp",
+        fix=lambda case: "Use tp=1" + (", or engine deepspeed-autotp" if case.model.family != "gpt2" else ""),
     ),
     *tensor_rules(),
     fsdp2.STAGE,

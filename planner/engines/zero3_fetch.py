@@ -14,10 +14,11 @@ import msgspec
 
 from planner.inventory import LAYERS, Compute, Weight, unit_weights
 from planner.inventory.block import execution_order
+from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
 from planner.inventory.ops import fetched_elements
 from planner.inventory.units import repeats
-from planner.spec import Lora, ModelSpec
+from planner.spec import Kernels, Lora, ModelSpec
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -49,9 +50,12 @@ class _Use(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def fetches(model: ModelSpec, lora: Lora | None, limits: Limits, layer_form: str = "plain") -> Fetches:
-    """One steady step's gathers."""
-    uses, sizes = _trace(model, lora, Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=layer_form))
+def fetches(
+    model: ModelSpec, lora: Lora | None, limits: Limits, layer_form: str = "plain", tp: int = 1, kernels: Kernels = HF
+) -> Fetches:
+    """One steady step's gathers, of what tensor parallelism leaves to a rank."""
+    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=layer_form, tp=tp, kernels=kernels)
+    uses, sizes = _trace(model, lora, compute)
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
     following = _next_uses(uses)
     passed = [0, *accumulate(sizes[use.weight] for use in uses)]  # elements traversed before each step
@@ -114,7 +118,7 @@ def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[
             if weight.trainable:
                 trained_here.append(weight)
             forward.append(_Use("forward", unit, layer, len(sizes)))
-            sizes.append(fetched_elements(compute.trained(weight)))
+            sizes.append(fetched_elements(compute.local(compute.trained(weight))))
         trained_so_far = trained_so_far or bool(trained_here)
 
     first = {weight.name for weight in first_weights(model)} if model.tied else set()

@@ -87,7 +87,11 @@ class Compute(msgspec.Struct, frozen=True):
         """Logits over the whole vocabulary where the head is split and the loss is not; takes over the variable."""
         if self.local(head).shape == head.shape or self.kernels.loss_parallel:
             return logits
+        received = tape.allocate(
+            logits.size * self.tp, LOGITS
+        )  # rank after rank; joined along the vocabulary is a copy
         whole = tape.new(logits.size * self.tp, needs_grad=logits.needs_grad, term=LOGITS)
+        tape.release(received)
         tape.record(whole, (), lambda grad: tape.grad_of(logits))
         tape.drop(logits)
         return whole

@@ -27,11 +27,14 @@ from planner.comm import comm_volume
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction, encode_plan
 from planner.question import usual_runtime
-from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
+from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Moe, Runtime, TrainingJob
 
 TINY = ModelSpec(
     name="test-llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512, max_seq_len=128
 )
+EXPERTS = Moe(experts=4, top_k=2, expert_ffn=96)
+TINY_MIXTRAL = msgspec.structs.replace(TINY, name="test-mixtral", family="mixtral", ffn=96, moe=EXPERTS)
+TINY_QWEN3_MOE = msgspec.structs.replace(TINY, name="test-qwen3-moe", family="qwen3_moe", qk_norm=True, moe=EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
         inter_link=link,
     )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="hf", backend=backend_of(layout).name)
-    if layout.engine == "transformers-tp":  # its kernels are not the plain ones
+    if layout.engine in ("transformers-tp", "deepspeed-autotp"):  # their kernels are not the plain ones
         runtime = msgspec.structs.replace(usual_runtime(layout.engine), backend=backend_of(layout).name)
     return predicted(Plan(model=model, cluster=cluster, job=job, layout=layout, runtime=runtime)).sealed()
 
@@ -85,7 +88,11 @@ def predicted(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-BACKENDS: dict[str, Backend] = {"deepspeed": DeepSpeedBackend(), "transformers-tp": TransformersBackend()}
+BACKENDS: dict[str, Backend] = {
+    "deepspeed": DeepSpeedBackend(),
+    "deepspeed-autotp": DeepSpeedBackend(),
+    "transformers-tp": TransformersBackend(),
+}
 
 
 def backend_of(layout: Layout) -> Backend:

@@ -7,33 +7,49 @@ Not here: starting the processes (agents.py) or any claim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import pytest
-from agents import TINY, Finished
+from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
 from planner.spec.job import Method
 
+STEPS, SEQUENCES, SEQ_LEN = 20, 16, 128
+MAX_GRAD_NORM = 0.5
 
-class Trial(NamedTuple):
-    """What is trained: a layout, and what its reference of one process has in common with it."""
+
+def job(method: Method, seed: int = 1234) -> TrainingJob:
+    """fp32, clipping active, a rate that moves the loss and does not make it swing (which magnifies rounding)."""
+    return TrainingJob(
+        method=method,
+        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method == "lora" else None,
+        precision="fp32",
+        seq_len=SEQ_LEN,
+        optimizer=Optimizer(lr=5e-3 if method == "lora" else 4e-3),
+        recipe=Recipe(steps=STEPS, warmup_steps=2, max_grad_norm=MAX_GRAD_NORM, seed=seed),
+    )
+
+
+FULL = job("full")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how it is split. Its reference is one process with the same job and model."""
 
     layout: Layout
-    method: Method = "full"
+    job: TrainingJob = FULL
     model: ModelSpec = TINY
 
 
 SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
-Reference = Callable[..., Finished]
-"""(method, seed, model) -> the same training by one process."""
+Reference = Callable[[Case], Finished]
+"""The training of a case by one process, whatever its layout."""
 Figures = Callable[..., None]
 """(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
-
-STEPS, SEQUENCES, SEQ_LEN = 20, 16, 128
-MAX_GRAD_NORM = 0.5
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
@@ -59,35 +75,35 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
     return replace(layout, micro_batch_size=SEQUENCES // layout.data_parallel // accum, grad_accum=accum)
 
 
-CASES: dict[str, Trial] = {
-    f"{name}-accum{accum}": Trial(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
+CASES: dict[str, Case] = {
+    f"{name}-accum{accum}": Case(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
 }
 CASES |= {
-    f"{name}-lora-accum{accum}": Trial(_accumulating(BASE[name], accum), "lora")
+    f"{name}-lora-accum{accum}": Case(_accumulating(BASE[name], accum), job("lora"))
     for name in ("ddp", "fsdp2")
     for accum in (1, 2)
 }
 CASES |= {
-    "fsdp2-sync-recompute-accum2": Trial(
-        replace(_accumulating(FSDP2, 2), sync_each_micro_batch=True, recompute="full")
-    ),
-    "fsdp2-kept-accum1": Trial(replace(_accumulating(FSDP2, 1), reshard_after_forward=False)),
+    "fsdp2-sync-recompute-accum2": Case(replace(_accumulating(FSDP2, 2), sync_each_micro_batch=True, recompute="full")),
+    "fsdp2-kept-accum1": Case(replace(_accumulating(FSDP2, 1), reshard_after_forward=False)),
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
-    "zero3-default-limits-accum1": Trial(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
+    "zero3-default-limits-accum1": Case(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),
+}
+# DeepSpeed's AutoTP under each stage of ZeRO.
+TP2_ZERO = {stage: Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stage=stage) for stage in (1, 2)} | {
+    3: replace(ZERO3, engine="deepspeed-autotp", tp=2, dp_shard=2)
+}
+CASES |= {
+    f"tp2-zero{stage}-accum{accum}": Case(_accumulating(TP2_ZERO[stage], accum))
+    for stage, accum in ((1, 1), (2, 2), (3, 2))
 }
 
-_FIRST = {trial.layout.engine: name for name, trial in reversed(CASES.items())}
+# Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
+CASES |= {
+    "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
+    "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
+}
+
+_FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}
 EACH = [pytest.param(name, marks=pytest.mark.smoke) if name in _FIRST.values() else name for name in CASES]
 """The cases by name, to parametrize over; the first of each engine is in `make test` too."""
-
-
-def job(method: Method, seed: int = 1234) -> TrainingJob:
-    """fp32, clipping active, a rate that moves the loss and does not make it swing (which magnifies rounding)."""
-    return TrainingJob(
-        method=method,
-        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method == "lora" else None,
-        precision="fp32",
-        seq_len=SEQ_LEN,
-        optimizer=Optimizer(lr=5e-3 if method == "lora" else 4e-3),
-        recipe=Recipe(steps=STEPS, warmup_steps=2, max_grad_norm=MAX_GRAD_NORM, seed=seed),
-    )

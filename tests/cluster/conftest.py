@@ -6,27 +6,27 @@ import datetime
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from agents import TINY, Finished, make_plan, run_warm
-from cases import CASES, SEQUENCES, STEPS, Figures, Reference, SplitRun, job
+from agents import Finished, make_plan, run_warm
+from cases import CASES, SEQUENCES, Case, Figures, Reference, SplitRun
 
 from executor.worker.progress import versions
 from planner.render import layout_text
-from planner.spec import Layout, ModelSpec
-from planner.spec.job import Method
+from planner.spec import Layout
 from planner.truth.layouts import LayoutRow, encode_record, read_record
 
 
 @pytest.fixture(scope="session")
 def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
-    """A case of cases.CASES by name, trained and measured by its processes as two nodes."""
+    """A case of cases.CASES by name, trained and measured by four or more processes as two nodes."""
     made: dict[str, Finished] = {}
 
     def get(name: str) -> Finished:
         if name not in made:
-            trial = CASES[name]
-            per_node = trial.layout.world_size // 2
-            plan = make_plan(trial.layout, job(trial.method), nodes=2, per_node=per_node, model=trial.model)
+            case = CASES[name]
+            per_node = case.layout.world_size // 2
+            plan = make_plan(case.layout, case.job, nodes=2, per_node=per_node, model=case.model)
             made[name] = _checked(run_warm(plan, _folder(tmp_path_factory, name), "--save-weights"))
         return made[name]
 
@@ -36,14 +36,14 @@ def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """One process that takes all sequences of a step in one micro-batch."""
-    made: dict[tuple[Method, int, str], Finished] = {}
+    made: dict[bytes, Finished] = {}
 
-    def get(method: Method, seed: int = 1234, model: ModelSpec = TINY) -> Finished:
-        key = (method, seed, model.name)
+    def get(case: Case) -> Finished:
+        key = msgspec.json.encode((case.job, case.model))
         if key not in made:
             layout = Layout(engine="ddp", micro_batch_size=SEQUENCES)
-            plan = make_plan(layout, job(method, seed), nodes=1, per_node=1, model=model)
-            folder = _folder(tmp_path_factory, "-".join(map(str, ("one", *key))))
+            plan = make_plan(layout, case.job, nodes=1, per_node=1, model=case.model)
+            folder = _folder(tmp_path_factory, f"one-{case.job.method}-{case.model.name}")
             made[key] = _checked(run_warm(plan, folder, "--no-meter", "--save-weights"))
         return made[key]
 
@@ -67,17 +67,17 @@ def figures(pytestconfig: pytest.Config) -> Iterator[Figures]:
 
 
 def _row(name: str, found: dict[str, object]) -> LayoutRow:
-    trial = CASES[name]
-    layout = trial.layout
-    stage = f" {layout.zero_stage}" if layout.engine == "deepspeed" else ""
+    case = CASES[name]
+    layout = case.layout
+    stage = f" {layout.zero_stage}" if layout.engine.startswith("deepspeed") else ""
     batch = f"{layout.micro_batch_size} x {layout.grad_accum}"
     return LayoutRow(
         name=name,
         layout=f"{layout.engine}{stage} {layout_text(layout)}, micro-batch {batch}",
-        method=trial.method,
-        model=trial.model.name,
+        method=case.job.method,
+        model=case.model.name,
         processes=layout.world_size,
-        steps=STEPS,
+        steps=case.job.recipe.steps,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions={library: version for library, version in versions().items() if library != "python"},
         **found,

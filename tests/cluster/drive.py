@@ -22,10 +22,8 @@ class NoFiles:
     """A backend with nothing to configure."""
 
     name = "none"
-
-    def refusal(self, plan: Plan) -> str | None:
-        """Runs anything."""
-        return None
+    engines = ("ddp",)
+    rules = ()
 
     def files(self, plan: Plan) -> dict[str, str]:
         """Writes nothing."""

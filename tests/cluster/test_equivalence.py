@@ -1,7 +1,7 @@
 """The key claim: however a plan splits the work, it trains the model one process trains on the same global batches.
 
-Every case is a real run of four or eight CPU processes as two nodes, compared by its metrics and its saved weights.
-Not here: memory and traffic of the same runs (test_prediction.py).
+Every case is a real run of CPU processes as two nodes, compared by its metrics and its saved weights. Not here: memory
+and traffic of the same runs (test_prediction.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from agents import Finished
-from cases import CASES, EACH, MAX_GRAD_NORM, STEPS, Figures, Reference, SplitRun
+from cases import CASES, DDP, EACH, MAX_GRAD_NORM, STEPS, Case, Figures, Reference, SplitRun, job
+
+from planner.spec.job import Method
 
 LARGEST_WEIGHT_ERROR = 1e-5  # relative L2 over all weights
 LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
@@ -20,11 +22,11 @@ LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
 def test_processes_on_two_nodes_train_what_one_process_trains(
     name: str, reference: Reference, split_run: SplitRun, figures: Figures
 ) -> None:
-    trial, split = CASES[name], split_run(name)
+    case, split = CASES[name], split_run(name)
 
-    world = trial.layout.world_size
+    world = case.layout.world_size
     assert [split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(world)] == [world] * world
-    loss, norm, weights = deviations(reference(trial.method, model=trial.model), split)
+    loss, norm, weights = deviations(reference(case), split)
     figures(name, loss=loss, grad_norm=norm, weights=weights)
     assert loss <= LARGEST_METRIC_ERROR
     assert norm <= LARGEST_METRIC_ERROR
@@ -32,15 +34,16 @@ def test_processes_on_two_nodes_train_what_one_process_trains(
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_reference_learns_and_is_clipped(method: str, reference: Reference) -> None:
-    losses, norms = reference(method).column("loss"), reference(method).column("grad_norm")
+def test_the_reference_learns_and_is_clipped(method: Method, reference: Reference) -> None:
+    one = reference(Case(DDP, job(method)))
+    losses, norms = one.column("loss"), one.column("grad_norm")
 
     assert losses[-1] < losses[0] - (1.0 if method == "full" else 0.05)
     assert (norms > MAX_GRAD_NORM).all() if method == "full" else norms.min() > 0
 
 
 def test_another_seed_is_not_equivalent(reference: Reference) -> None:
-    loss, _, weights = deviations(reference("full"), reference("full", seed=4321))
+    loss, _, weights = deviations(reference(Case(DDP)), reference(Case(DDP, job("full", seed=4321))))
 
     assert loss > 10 * LARGEST_METRIC_ERROR
     assert weights > 10 * LARGEST_WEIGHT_ERROR

@@ -13,14 +13,20 @@ from msgspec.structs import replace
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import FAMILIES, TransformersBackend
+from executor.launch import check_launchable
 from planner.backend import Backend
+from planner.case import Case
 from planner.engines.buckets import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
 from planner.engines.transformers_tp import NO_PLAN
 from planner.errors import PlannerError
 from planner.formats import FORMATS
 from planner.inventory import parameters
+from planner.launchable import find_backend
+from planner.nearest import nearest_launchable
 from planner.plan import Plan
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Moe, Optimizer, Runtime, TrainingJob
+
+EXPERTS = Moe(experts=8, top_k=2, expert_ffn=704)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -68,7 +74,7 @@ def test_files_are_as_agreed(name: str) -> None:
     made = plan(LAYOUTS[name])
     files = backend(name).files(made)
 
-    assert backend(name).refusal(made) is None
+    assert refusal(backend(name), made) == ""
     for path, text in files.items():
         assert without_hash(text, made) == (GOLDEN / f"{name}{Path(path).suffix}").read_text()
 
@@ -179,23 +185,59 @@ def test_a_missing_file_is_a_difference_and_stops_a_launch(tmp_path: Path) -> No
     assert caught.value.exit_code == 4
 
 
-def test_what_cannot_be_launched_is_refused_with_a_reason() -> None:
-    accelerate, deepspeed = AccelerateBackend(), DeepSpeedBackend()
-    bad_lora = TrainingJob(method="lora", lora=Lora(targets=("q_proj", "query")))
+def refusal(backend: Backend, made: Plan) -> str:
+    """The one line that a plan is refused with, or ""."""
+    try:
+        check_launchable(made, backend)
+    except PlannerError as error:
+        assert error.exit_code == 3
+        return error.sentence
+    return ""
 
-    assert "tp=2" in str(accelerate.refusal(plan(Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3))))
-    assert "engine deepspeed" in str(accelerate.refusal(plan(LAYOUTS["zero2"])))
-    assert "engine ddp" in str(deepspeed.refusal(plan(LAYOUTS["ddp"])))
-    assert "dp_shard of 2 or more" in str(
-        accelerate.refusal(plan(Layout(engine="fsdp2", dp_replicate=4, zero_stage=3)))
-    )
-    assert "2 ranks, the cluster 4" in str(accelerate.refusal(plan(Layout(engine="ddp", dp_replicate=2))))
-    assert "zero_stage 0" in str(deepspeed.refusal(plan(Layout(engine="deepspeed", dp_shard=4))))
-    assert "query" in str(accelerate.refusal(plan(LAYOUTS["ddp"], bad_lora)))
-    assert "family" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=replace(MODEL, family="mamba"))))
-    experts = replace(MODEL, family="mixtral", moe=Moe(experts=8, top_k=2, expert_ffn=704))
-    assert "mixture of experts" in str(accelerate.refusal(plan(LAYOUTS["ddp"], model=experts)))
-    assert "global_batch_size" in str(accelerate.refusal(plan(LAYOUTS["ddp"], TrainingJob(global_batch_size=5))))
+
+@pytest.mark.parametrize(
+    ("chosen", "layout", "job", "model", "said"),
+    [
+        ("fsdp2", Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3), {}, {}, "tp=2: the fsdp2 engine does not"),
+        ("fsdp2", LAYOUTS["zero2"], {}, {}, "engine=deepspeed: is not one that accelerate runs: ddp or fsdp2"),
+        ("zero2", LAYOUTS["ddp"], {}, {}, "engine=ddp: is not one that deepspeed runs"),
+        ("fsdp2", Layout(engine="fsdp2", dp_replicate=4, zero_stage=3), {}, {}, "dp_shard=1: "),
+        ("ddp", Layout(engine="ddp", dp_replicate=2), {}, {}, "2 x 1 = 2, but there are 4 GPUs"),
+        ("zero2", Layout(engine="deepspeed", dp_shard=4), {}, {}, "zero_stage=0: "),
+        ("zero2", replace(LAYOUTS["zero2"], dp_replicate=2, dp_shard=2), {}, {}, "Use dp_replicate=1"),
+        ("ddp", LAYOUTS["ddp"], {"method": "lora", "lora": Lora(targets=("q_proj", "query"))}, {}, "query are not"),
+        ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
+        ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
+        ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
+        ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_a_reason(
+    chosen: str, layout: Layout, job: dict[str, object], model: dict[str, object], said: str
+) -> None:
+    assert said in refusal(backend(chosen), plan(layout, TrainingJob(**job), replace(MODEL, **model)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "nearest"),
+    [
+        (Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3), "Nearest that runs: engine=transformers-tp"),
+        (Layout(engine="megatron", tp=2, dp_shard=2, zero_stage=1), "Nearest that runs: engine=transformers-tp"),
+        (Layout(engine="ddp", dp_replicate=2), "Nearest that runs: dp_replicate=4"),
+        (Layout(engine="fsdp2", dp_replicate=4, zero_stage=3), "Nearest that runs: engine=ddp zero_stage=0"),
+    ],
+)
+def test_a_refusal_names_the_nearest_layout_that_runs_and_it_does(layout: Layout, nearest: str) -> None:
+    made = plan(layout)
+    case = Case(made.model, made.job, made.layout, made.cluster, made.runtime)
+
+    found = nearest_launchable(case)
+
+    assert found is not None
+    assert nearest in refusal(AccelerateBackend(), made)
+    there = find_backend(found.runtime.backend or "accelerate")
+    assert there is not None
+    assert refusal(there, plan(found.layout)) == ""
 
 
 @pytest.mark.parametrize(
@@ -211,7 +253,7 @@ def test_what_cannot_be_launched_is_refused_with_a_reason() -> None:
         ({"offload_optimizer": True}, {}, {}, "offload_optimizer=True: the transformers-tp engine keeps nothing"),
         ({"tp": 1, "dp_shard": 4}, {}, {}, "tp=1: the plan splits nothing over one rank"),
         ({"pp": 2, "dp_shard": 1}, {}, {}, "pp=2: the transformers-tp engine does not split pp. Use pp=1"),
-        ({}, {}, {"optimizer": Optimizer(name="lion")}, "optimizer lion is planned but not launchable yet"),
+        ({}, {}, {"optimizer": Optimizer(name="lion")}, "optimizer=lion: the trainer builds"),
     ],
 )
 def test_a_tensor_parallel_plan_that_cannot_be_launched_is_told_the_rule_and_the_nearest_that_can(
@@ -219,7 +261,7 @@ def test_a_tensor_parallel_plan_that_cannot_be_launched_is_told_the_rule_and_the
 ) -> None:
     made = plan(replace(LAYOUTS["tp2"], **layout), TrainingJob(**job), replace(MODEL, **model))
 
-    assert said in str(TransformersBackend().refusal(made))
+    assert said in refusal(TransformersBackend(), made)
 
 
 def test_families_are_those_that_transformers_has_a_tensor_plan_for() -> None:
@@ -236,8 +278,8 @@ def test_families_are_those_that_transformers_has_a_tensor_plan_for() -> None:
 def test_a_recomputation_that_the_trainer_does_not_build_is_refused(name: str, recompute: str) -> None:
     asked, whole = (plan(replace(LAYOUTS[name], recompute=one)) for one in (recompute, "full"))
 
-    assert f"recompute {recompute}" in str(backend(name).refusal(asked))
-    assert backend(name).refusal(whole) is None
+    assert f"recompute={recompute}: it is planned" in refusal(backend(name), asked)
+    assert refusal(backend(name), whole) == ""
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -261,6 +303,21 @@ def test_buckets_never_exceed_the_model_and_follow_the_layout_when_it_says_so() 
     assert reduce_bucket_elements(automatic, 1000) == 1000
     assert reduce_bucket_elements(automatic, 7_000_000_000) == LARGEST_BUCKET_ELEMENTS
     assert reduce_bucket_elements(replace(automatic, reduce_bucket_elements=123), 7_000_000_000) == 123
+
+
+def test_a_name_that_a_release_lost_is_found_by_a_real_import(tmp_path: Path) -> None:
+    from executor.worker.readback import missing_names
+
+    (tmp_path / "transformers_tp.py").write_text(
+        "def later():\n    from transformers.integrations.tensor_parallel import ReplicateParallel\n"
+        "    from transformers.nowhere import Anything\n    from transformers import AutoConfig, utils\n"
+    )
+
+    assert missing_names("transformers", tmp_path) == [
+        "transformers.integrations.tensor_parallel.ReplicateParallel",
+        "transformers.nowhere.Anything",
+    ]
+    assert missing_names("transformers") == []
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from executor.worker.model import build_model, ordinary_names
+from executor.worker.model import build_model, ordinary_name
 from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Recipe, Runtime, TrainingJob
@@ -59,25 +59,38 @@ def test_weights_are_held_in_the_format_the_method_needs(
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-def test_lora_trains_the_named_modules_only_and_saves_ordinary_names() -> None:
+def test_lora_trains_the_named_modules_only_and_saves_ordinary_name() -> None:
     model = build_model(plan(job=TrainingJob(method="lora", lora=Lora(targets=("q_proj",)), seq_len=16)))
     plain = build_model(plan()).state_dict()
 
-    named = ordinary_names(model.state_dict(), tied=False)
+    named = {ordinary_name(name) for name in model.state_dict()}
 
     adapters = {f"model.layers.{i}.self_attn.q_proj.lora_{m}.weight" for i in range(2) for m in "AB"}
-    assert named.keys() == plain.keys() | adapters
+    assert named == plain.keys() | adapters
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {name.replace(".default", "") for name in trained} == adapters
 
 
-def test_a_checkpoint_is_loaded_and_one_of_another_shape_is_refused(tmp_path: Path) -> None:
-    saved = build_model(plan(job=TrainingJob(seq_len=16, recipe=Recipe(seed=77))))
-    saved.save_pretrained(tmp_path)
-    job = TrainingJob(seq_len=16, recipe=Recipe(checkpoint=str(tmp_path)))
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_checkpoint_in_bf16_and_several_files_is_loaded_exactly_in_the_format_of_training(
+    tmp_path: Path, tied: bool
+) -> None:
+    spec = replace(SPEC, tied=tied)
+    saved = build_model(plan(spec, TrainingJob(seq_len=16, recipe=Recipe(seed=77)))).to(torch.bfloat16)
+    saved.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
 
-    loaded = build_model(plan(job=job)).state_dict()
+    loaded = build_model(plan(spec, TrainingJob(seq_len=16, recipe=Recipe(checkpoint=str(tmp_path))))).state_dict()
 
-    assert all(torch.equal(loaded[name], weight) for name, weight in saved.state_dict().items())
-    with pytest.raises(PlannerError, match="the plan's m has"):
-        build_model(plan(replace(SPEC, layers=3), job))
+    assert {weight.dtype for weight in loaded.values()} == {torch.float32}
+    assert all(torch.equal(loaded[name], weight.float()) for name, weight in saved.state_dict().items())
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused_where_transformers_would_make_one_up(tmp_path: Path) -> None:
+    saved = build_model(plan())
+    state = saved.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    saved.save_pretrained(tmp_path, state_dict=state)
+
+    with pytest.raises(PlannerError, match=r"lacks 1 of the model's weights, model.layers.1.mlp.up_proj.weight among"):
+        build_model(plan(job=TrainingJob(seq_len=16, recipe=Recipe(checkpoint=str(tmp_path)))))

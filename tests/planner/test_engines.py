@@ -219,6 +219,7 @@ SHAPES: list[dict[str, Any]] = [
     {"engine": "torchtitan", "model": "mixtral-8x7b", "dp_shard": 8, "ep": 4},
     {"engine": "deepspeed-autotp", "tp": 4, "dp_shard": 2, "zero_stage": 0, "grad_accum": 2},
     {"engine": "deepspeed-autotp", "tp": 4, "dp_shard": 2, "zero_stage": 2},
+    {"engine": "deepspeed-autotp", "tp": 4, "dp_shard": 2, "zero_stage": 3},
     {"engine": "deepspeed-pipeline", "pp": 4, "dp_shard": 2, "zero_stage": 1, "grad_accum": 8},
     {"engine": "deepspeed-pipeline", "pp": 2, "dp_shard": 4, "zero_stage": 0, "precision": "fp32"},
 ]  # fmt: skip

@@ -63,7 +63,7 @@ def test_every_strategy_is_shown_and_qlora_is_planned_though_it_cannot_be_launch
     assert [one.sharding for one in found.estimates[-2:]] == ["ddp", "ddp"]
     assert [one.case.job.method for one in found.estimates[-2:]] == ["lora", "qlora"]
     assert [one.launchable for one in found.estimates[-2:]] == [True, False]
-    assert "qlora is planned but not launchable" in found.estimates[-1].refusal
+    assert "method=qlora: the trainer quantises nothing" in found.estimates[-1].refusal
 
 
 def test_a_strategy_that_one_gpu_cannot_have_says_so():

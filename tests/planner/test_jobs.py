@@ -238,7 +238,6 @@ def test_a_strategy_that_cannot_use_the_optimizer_says_why():
         ({"precision": "fp16"}, "fp16"),
         ({"precision": "fp8"}, "fp8"),
         ({"method": "qlora"}, "qlora"),
-        ({"packing": "packed", "mean_seq_len": "300"}, "documents"),
     ],
 )
 def test_what_the_trainer_cannot_run_is_planned_but_never_launchable(given: dict[str, str], word: str):

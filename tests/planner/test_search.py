@@ -16,7 +16,7 @@ from planner.case import Case
 from planner.engines import ENGINES, engine_of
 from planner.memory import memory_breakdown
 from planner.question import Pins, Question, case_of, limit_bytes
-from planner.rules import check
+from planner.rules import Rule, check
 from planner.search import all_layouts, memory_bound, rank, time_bound
 from planner.space import SPACE, Block, blocks_of
 from planner.spec import Layout, TrainingJob
@@ -110,13 +110,14 @@ def test_a_deadline_leaves_what_keeps_it():
     assert rank(question, 3, engines=LAUNCHED, slowest=truth[0][0] * 0.99).best == ()
 
 
-def test_what_is_refused_is_not_ranked():
+def test_what_a_backend_refuses_is_not_ranked():
     question = asked(gpus=32)
+    unsharded = Rule("no shards", "dp_shard", lambda case: case.layout.dp_shard == 1, lambda case: "", lambda case: "")
 
-    found = rank(question, 3, engines=LAUNCHED, refusal=lambda one: "no shards" if one.dp_shard > 1 else None)
+    found = rank(question, 3, engines=LAUNCHED, more_rules=lambda runtime: (unsharded,))
 
     assert found.best == () and found.rejected[f"{search.REFUSED}: no shards"] > 0
-    assert {one.layout.engine for one in rank(question, 3, engines=LAUNCHED, refusal=lambda one: None).best}
+    assert rank(question, 3, engines=LAUNCHED, more_rules=lambda runtime: ()).best
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.data import Batch
-from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients
+from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
@@ -121,8 +121,8 @@ class DdpEngine(AccelerateEngine):
         }
 
     @override
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        return dict(self.accelerator.unwrap_model(self.model).state_dict())
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.accelerator.unwrap_model(self.model).state_dict().items()
 
 
 class Fsdp2Engine(AccelerateEngine):
@@ -148,8 +148,9 @@ class Fsdp2Engine(AccelerateEngine):
         }
 
     @override
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return cast("dict[str, torch.Tensor]", get_model_state_dict(self.model, options=options))
+        state = cast("dict[str, torch.Tensor]", get_model_state_dict(self.model))
+        for name, shard in state.items():
+            yield name, whole_of(shard)

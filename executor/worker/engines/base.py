@@ -6,14 +6,15 @@ Not here: the loop (train.py), or what any framework does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from executor.worker.data import IGNORED, Batch
+from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
 
 
@@ -82,17 +83,23 @@ class Engine(ABC):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         """Tensors alive on this rank as params, grads, optimizer, buckets: local shards, for the meter."""
 
-    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight by name, whole on rank 0, one after the other; every rank must walk it to its end.
+
+        Yielded as they are gathered: the whole model may not fit on one device.
+        """
+        yield from self.full_state_dict().items()
+
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole weights on rank 0 (elsewhere empty or partial); every rank must call it."""
+        """All of `weights` at once, for an engine that has no other way."""
+        raise NotImplementedError
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""
         with torch.no_grad():
             return self._loss(self.model, batch, 1.0)
 
-    @staticmethod
-    def _loss(model: Any, batch: Batch, items: float) -> torch.Tensor:
+    def _loss(self, model: Any, batch: Batch, items: float) -> torch.Tensor:
         # `shift_labels` holds the next tokens already, so that every position is a target; Transformers reads it in
         # its loss, but computes one only if `labels` is given. The logits die here: nobody else holds the output.
         loss: torch.Tensor = model(
@@ -101,8 +108,21 @@ class Engine(ABC):
             shift_labels=batch.targets,
             num_items_in_batch=items,
             use_cache=False,
+            **self._apart(batch),
         ).loss
         return loss
+
+    def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """What keeps the documents of packed rows apart: their positions, and a mask made of them, as Transformers
+        takes one that is whole already (masking_utils, _preprocess_mask_arguments). Padding needs none: it comes last,
+        where a causal model's other tokens do not see it."""
+        if batch.positions is None:
+            return {}
+        dtype = torch.float32 if self.plan.job.precision == "fp32" else torch.bfloat16
+        return {
+            "position_ids": batch.positions,
+            "attention_mask": block_diagonal_mask(batch.positions, dtype),
+        }
 
 
 def target_tokens(batch: Batch) -> int:
@@ -129,3 +149,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a DTensor that this rank holds; any other tensor itself."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor gathered from all ranks that hold it; any other tensor itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    shard: Any = tensor.to(tensor.device_mesh.device_type)  # an offloaded one goes back to where ranks talk
+    whole: torch.Tensor = shard.full_tensor()
+    return whole

@@ -6,7 +6,7 @@ Not here: writing that file (executor/backends/deepspeed.py) or CPU's obstacles 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
@@ -98,17 +98,22 @@ class DeepSpeedEngine(Engine):
         }
 
     @override
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        if self.plan.layout.zero_stage < 3:
-            return dict(self.engine.module.state_dict())
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         import deepspeed
 
-        whole: dict[str, torch.Tensor] = {}
-        for name, weight in self.engine.module.named_parameters():  # one at a time: the whole model may not fit
-            with deepspeed.zero.GatheredParameters([weight]):
-                if dist.get_rank() == 0:
-                    whole[name] = weight.detach().cpu().clone()
-        return whole
+        module = self.engine.module
+        names = {id(weight): name for name, weight in module.named_parameters()}
+        buffers = {id(buffer) for buffer in module.buffers()}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if self.plan.job.precision == "bf16" and tensor.requires_grad:
+                # What is in the module is a bf16 copy; DeepSpeed trains the fp32 weights in its optimizer.
+                yield name, deepspeed.utils.safe_get_full_fp32_param(tensor)
+            elif id(tensor) in buffers or self.plan.layout.zero_stage < 3:
+                yield name, tensor.detach()
+            elif names[id(tensor)] == name:
+                with deepspeed.zero.GatheredParameters([tensor]):
+                    whole = tensor.detach().cpu().clone()
+                yield name, whole
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker.data import Batch
-from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients
+from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
@@ -121,13 +120,9 @@ class TransformersTpEngine(Engine):
         }
 
     @override
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        whole: dict[str, torch.Tensor] = {}
-        for name, tensor in self.model.state_dict().items():  # one weight at a time: a gather over both groups
-            gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if dist.get_rank() == 0:
-                whole[name] = gathered.cpu()
-        return whole
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shard in self.model.state_dict().items():
+            yield name, whole_of(shard)  # over both groups
 
 
 def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:

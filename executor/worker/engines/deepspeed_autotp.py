@@ -1,0 +1,116 @@
+"""DeepSpeed's AutoTP: Transformers' own tensor parallel plan with DeepSpeed's split linears, under ZeRO 1 to 3.
+
+`deepspeed.initialize` splits the model by the configuration's section tensor_parallel and puts ZeRO over the
+data-parallel ranks. What it does, read in deepspeed 0.19.8 (runtime/engine.py `_apply_autotp_partitioning`,
+module_inject/auto_tp.py, layers.py and tp_plan_converter.py):
+
+- It follows the class's plan (`base_model_tp_plan` and `_tp_plan`): linears by columns or rows, a head of its own split
+  and its logits gathered; embedding and norms stay whole on every rank. A weight stays the same Parameter, cut in
+  place, so an optimizer made before still holds it.
+- A split weight carries `tensor_model_parallel`, and ZeRO's gradient norm takes whole ones from the first tensor rank
+  alone: norm and clipping are those of one process without our help.
+- Norms of single heads (Qwen 3) see the heads of their rank: a hook sums their gradients over the tensor ranks.
+- Groups are a mesh (data, tensor), tensor innermost, kept in deepspeed.utils.groups for the life of the process.
+- The first forward broadcasts its batch over the tensor ranks and asserts that all have the same.
+
+Not here: ZeRO (deepspeed.py), or what is refused (executor/backends/deepspeed.py, planner/engines/deepspeed_autotp.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import override
+
+from executor.worker.engines.base import LiveMesh
+from executor.worker.engines.deepspeed import DeepSpeedEngine
+
+
+class DeepSpeedAutoTpEngine(DeepSpeedEngine):
+    """ZeRO's engine, over a model that DeepSpeed splits first."""
+
+    @override
+    def mesh(self) -> LiveMesh:
+        from deepspeed.utils import groups
+
+        zero = super().mesh()
+        tensor = dist.get_process_group_ranks(groups.get_tensor_model_parallel_group())
+        return LiveMesh(world_size=zero.world_size, rank=zero.rank, groups=zero.groups | {"tp": tensor})
+
+    @override
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        import deepspeed
+
+        # No zero.Init at stage 3: AutoTP would gather every linear again to cut it.
+        config = str(Path(self.folder) / "config" / "deepspeed.json")
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
+        self.model = self.engine
+        if self.plan.layout.zero_stage == 3:
+            release_weights(model)
+
+    @override
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        import deepspeed
+        from deepspeed.utils import groups
+
+        whole: dict[str, torch.Tensor] = {}
+        tensor_ranks = groups.get_tensor_model_parallel_group()
+        stage3 = self.plan.layout.zero_stage == 3
+        for name, weight in self.engine.module.named_parameters():  # one at a time: the whole model may not fit
+            with deepspeed.zero.GatheredParameters([weight], enabled=stage3):
+                joined = joined_weight(weight, tensor_ranks)
+                if dist.get_rank() == 0:
+                    whole[name] = joined.cpu().clone()
+        return whole
+
+
+def release_weights(model: nn.Module) -> None:
+    """Make stage 3's release of a split weight real.
+
+    The split linears multiply by a view of the gathered weight, which autograd keeps until backward: every layer's
+    weights would be whole at once. ZeRO's own product keeps the Parameter, whose data is gathered again.
+    """
+    from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer
+
+    for module in model.modules():
+        if isinstance(module, LinearLayer):
+            module.forward = partial(_by_columns, module)
+        elif isinstance(module, LinearAllreduce):
+            module.forward = partial(_by_rows, module)
+
+
+def _by_columns(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    from deepspeed.module_inject.layers import ColumnParallel, GatherFromTensorParallelRegion
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    y = LinearFunctionForZeroStage3.apply(ColumnParallel.apply(layer.mp_group, x), layer.weight, layer.bias)
+    if layer.gather_output:
+        y = GatherFromTensorParallelRegion.apply(layer.mp_group, y, layer._partition_sizes)
+    return cast(torch.Tensor, y)
+
+
+def _by_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    from deepspeed.module_inject.layers import RowParallel
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    y = LinearFunctionForZeroStage3.apply(x, layer.weight, None)
+    summed = RowParallel.apply(layer.mp_group, y, False)
+    return cast(torch.Tensor, summed if layer.bias is None else summed + layer.bias)
+
+
+def joined_weight(weight: torch.Tensor, tensor_ranks: dist.ProcessGroup) -> torch.Tensor:
+    """A weight that DeepSpeed split, put together again; every tensor rank must call it. A whole one is itself."""
+    from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
+
+    split = getattr(weight, DS_AUTOTP_UC_META, None)
+    if split is None or split["partition_dim"] is None:
+        return weight.detach()
+    parts = [torch.empty_like(weight) for _ in range(dist.get_world_size(tensor_ranks))]
+    dist.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
+    return torch.cat(parts, dim=split["partition_dim"])

@@ -1,0 +1,130 @@
+"""The nearest layout that an installed backend runs, for a person who asked for one that none does.
+
+Few fields change, and the group sizes as little as can be; whether it fits is not asked. Not here: the rules
+(launchable.py, engines/), or the best layout (search.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import log2
+
+import msgspec
+
+from planner.case import Case
+from planner.engines import engine_of
+from planner.errors import PlannerError
+from planner.launchable import launch_rules
+from planner.question import ENGINE_RUNTIMES, SEQUENCE_PARALLEL, SHARD_ALL, USUAL_STAGES, usual_runtime
+from planner.rules import OFFLOADS, as_option, divisors
+from planner.spec import Layout, Runtime
+
+MOST_TRIED = 3000
+TOLD = ("engine", "zero_stage", "micro_batch_size", "grad_accum", "recompute", *OFFLOADS)
+GROUPS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+OTHER_ENGINE, OTHER_CHOICE = 1.5, 1.0
+"""What a change weighs beside a group size doubled or halved, which is 1."""
+
+
+def nearest_launchable(case: Case) -> Case | None:
+    """The case with the fewest changes that breaks no rule of an engine and its backend; None where the job, not the
+    layout, is what nothing runs."""
+    weighed = sorted(_candidates(case), key=lambda pair: pair[0])
+    for _, layout in weighed[:MOST_TRIED]:
+        other = msgspec.structs.replace(case, layout=layout, runtime=_runtime(case, layout.engine))
+        rules = (*engine_of(layout.engine).rules, *launch_rules(other.runtime))
+        if all(rule.holds(other) for rule in rules):
+            return other
+    return None
+
+
+def changes_text(case: Case, other: Case) -> str:
+    """What differs, as `why-not` and the layout's options name it: "engine=fsdp2 tp=1 dp_shard=8"."""
+    before, after = case.layout, other.layout
+    names = [name for name in Layout.__struct_fields__ if getattr(before, name) != getattr(after, name)]
+    if before.engine != after.engine:  # switches go back to the other engine's own defaults
+        names = [name for name in names if name in (*TOLD, *GROUPS)]
+    return " ".join(f"{name}={as_option(getattr(after, name))}" for name in names)
+
+
+def _runtime(case: Case, engine: str) -> Runtime:
+    asked = case.runtime
+    return asked if engine == asked.engine and asked.backend is not None else usual_runtime(engine)
+
+
+def _candidates(case: Case) -> Iterator[tuple[float, Layout]]:
+    asked, gpus = case.layout, case.cluster.gpus
+    for engine in ENGINE_RUNTIMES:
+        try:
+            if _runtime(case, engine).backend is None:
+                continue
+        except PlannerError:  # an engine whose runtime preset is not here
+            continue
+        bases = list(_bases(asked, engine))
+        for tp, pp in product(divisors(gpus), divisors(gpus)):
+            if gpus % (tp * pp) or tp > max(asked.tp, 1) or pp > max(asked.pp, 1):
+                continue  # what was not asked for is not split
+            for replicate in {1, asked.dp_replicate, gpus // tp // pp}:
+                if gpus // tp // pp % replicate:
+                    continue
+                shard = gpus // tp // pp // replicate
+                if (shard > 1 and engine == "ddp") or (replicate > 1 and engine in SHARD_ALL):
+                    continue
+                for base in bases:
+                    for cp, ep in product({1, asked.cp}, {1, asked.ep}):
+                        if shard % cp:
+                            continue
+                        layout = msgspec.structs.replace(
+                            base, tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=replicate, dp_shard=shard // cp
+                        )
+                        for fitted in _batches(case, layout):
+                            yield _distance(asked, fitted), fitted
+
+
+def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
+    """Categories: as asked, or as the engine usually has them."""
+    own = engine == asked.engine
+    kept = {name: getattr(asked, name) for name in ("micro_batch_size", "grad_accum")}
+    plain = Layout(engine=engine, zero_stage=USUAL_STAGES[engine], **kept)  # type: ignore[arg-type]  # a stage's number
+    for stage, recompute, whole, offloaded in product(
+        {asked.zero_stage, USUAL_STAGES[engine]}, {asked.recompute, "none", "full"}, (True, False), (True, False)
+    ):
+        base = asked if own and whole else plain
+        held = {name: getattr(asked, name) if offloaded else False for name in OFFLOADS}
+        if offloaded and not any(held.values()) and any(getattr(asked, name) for name in OFFLOADS):
+            continue
+        yield msgspec.structs.replace(
+            base,
+            zero_stage=stage,
+            recompute=recompute,
+            sequence_parallel=asked.sequence_parallel and engine in SEQUENCE_PARALLEL,
+            **held,
+        )
+
+
+def _batches(case: Case, layout: Layout) -> Iterator[Layout]:
+    """The layout with a global batch as asked: its micro-batches kept, or of one sequence."""
+    batch = case.job.global_batch_size
+    if batch is None:
+        yield layout
+        return
+    each = batch // layout.data_parallel if batch % layout.data_parallel == 0 else 0
+    for micro in {case.layout.micro_batch_size, 1}:
+        if each and each % micro == 0:
+            yield msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=each // micro)
+
+
+def _distance(asked: Layout, other: Layout) -> float:
+    total = OTHER_ENGINE * (asked.engine != other.engine)
+    for name in Layout.__struct_fields__:
+        mine, theirs = getattr(asked, name), getattr(other, name)
+        if mine == theirs or name == "engine":
+            continue
+        if name in GROUPS:
+            total += abs(log2(mine) - log2(theirs))
+        elif name in ("zero_stage", "micro_batch_size", "grad_accum"):
+            total += 0.25  # these follow from the others
+        else:
+            total += OTHER_CHOICE
+    return total

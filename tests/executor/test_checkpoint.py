@@ -1,0 +1,114 @@
+"""A checkpoint beside the plan's model, judged by its files alone: what is refused before a run, and what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
+from test_model import SPEC, plan
+
+from executor.checkpoint import check_checkpoint
+from planner.errors import PlannerError
+from planner.huggingface import config_dict
+from planner.spec import ModelSpec, Recipe, TrainingJob
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole checkpoint of SPEC as far as a look without torch can tell, in two files."""
+    (tmp_path / "config.json").write_text(json.dumps(config_dict(SPEC)))
+    names = [f"model-0000{at}-of-00002.safetensors" for at in (1, 2)]
+    for name in names:
+        save_file({name[:11]: torch.ones(3, 5)}, tmp_path / name)
+    index = {"weight_map": {name[:11]: name for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def check(folder: Path, spec: ModelSpec = SPEC, seq_len: int = 16) -> None:
+    check_checkpoint(plan(spec, TrainingJob(seq_len=seq_len, recipe=Recipe(checkpoint=str(folder)))))
+
+
+def change(folder: Path, **keys: object) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | keys))
+
+
+def refusal(folder: Path, spec: ModelSpec = SPEC, seq_len: int = 16) -> str:
+    with pytest.raises(PlannerError) as caught:
+        check(folder, spec, seq_len)
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.sentence
+    return caught.value.sentence
+
+
+def test_a_whole_checkpoint_of_the_same_model_is_taken_whatever_it_is_called_and_however_it_turns_positions(folder):
+    check(folder)
+    check(folder, replace(SPEC, name="other", parameters=5, rope_theta=5e5, norm_eps=1e-6, max_seq_len=64), seq_len=128)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("layers", 3), ("hidden", 64), ("kv_heads", 4), ("ffn", 64), ("vocab", 301), ("tied", True), ("qkv_bias", True)],
+)
+def test_other_sizes_are_named_with_both_values_and_the_way_out(folder: Path, field: str, value: object) -> None:
+    said = refusal(folder, replace(SPEC, **{field: value}))
+
+    assert f"its {field} is {getattr(SPEC, field)}, the plan's m has {value}" in said
+    assert f"--model {folder}" in said
+
+
+def test_another_architecture_is_named(folder: Path) -> None:
+    change(folder, model_type="qwen3")
+
+    assert "its model_type is qwen3, the plan's m is a llama" in refusal(folder)
+
+
+def test_quantised_weights_are_refused_in_any_family(folder: Path) -> None:
+    change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+
+    assert "its weights are quantised (gptq, quantization_config of its config.json)" in refusal(folder)
+
+
+def test_more_tokens_than_learned_positions_are_refused(folder: Path) -> None:
+    gpt = ModelSpec(
+        name="g", family="gpt2", layers=2, hidden=32, heads=4, kv_heads=4, head_dim=8, ffn=128, vocab=300,
+        max_seq_len=64, positions="learned", norm="layernorm", gated=False, activation="gelu_new", tied=True,
+        qkv_bias=True, output_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config_dict(gpt)))
+
+    check(folder, gpt, seq_len=64)
+    assert "has 64 learned positions" in refusal(folder, replace(gpt, max_seq_len=128), seq_len=65)
+
+
+def test_a_missing_file_of_the_index_is_named(folder: Path) -> None:
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+    assert "1 of the 2 files of its index are missing: model-00002-of-00002.safetensors" in refusal(folder)
+
+
+@pytest.mark.parametrize("left", [0, 7, 8, 40, -1])
+def test_a_file_that_was_cut_short_is_named(folder: Path, left: int) -> None:
+    file = folder / "model-00001-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+
+    said = refusal(folder)
+    assert file.name in said
+    assert "no whole safetensors file" in said
+
+
+def test_a_pickle_alone_nothing_at_all_and_adapters_alone_are_three_refusals(folder: Path) -> None:
+    for name in folder.glob("model*"):
+        name.unlink()
+    assert "holds no weights" in refusal(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    assert "pytorch_model.bin alone" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "no config.json" in refusal(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    assert "adapters alone" in refusal(folder)
