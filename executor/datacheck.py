@@ -1,11 +1,8 @@
 """What can be said of a run's data, tokenizer and checkpoint before anything is launched: no torch, no tokens read.
 
 `executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here:
-<<<<<<< HEAD
-what a line of a .jsonl must be (examples.py), or reading the data (worker/data.py).
-=======
-reading the data (worker/data.py), or what a checkpoint must be (checkpoint.py).
->>>>>>> main
+`executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here: what a
+line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py), or reading the data (worker/data.py).
 """
 
 from __future__ import annotations
@@ -13,13 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 import msgspec
 
-from executor.examples import KINDS, kind_of, read_examples
-=======
 from executor.checkpoint import check_checkpoint
->>>>>>> main
+from executor.examples import KINDS, kind_of, read_examples
 from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.spec import TrainingJob
@@ -55,23 +49,8 @@ def check_inputs(plan: Plan, *, every_line: bool = True) -> None:
         check_tokenizer(recipe.tokenizer, plan.model.vocab)
     check_data(plan, recipe.data, "recipe.data", every_line=every_line)
     if recipe.validation_data:
-<<<<<<< HEAD
         check_data(plan, recipe.validation_data, "recipe.validation_data", every_line=every_line)
-    if recipe.checkpoint and not (Path(recipe.checkpoint) / "config.json").is_file():
-        raise PlannerError(
-            "recipe.checkpoint",
-            recipe.checkpoint,
-            "is not a model folder (it has no config.json)",
-            "Give a local Transformers folder",
-        )
-=======
-        check_data(plan, recipe.validation_data, "recipe.validation_data")
-    if recipe.tokenizer and not Path(recipe.tokenizer).exists():
-        raise PlannerError(
-            "recipe.tokenizer", recipe.tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
-        )
     check_checkpoint(plan)
->>>>>>> main
 
 
 def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = True) -> None:

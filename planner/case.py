@@ -88,6 +88,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
                     seen.add(kind)
                     yield stage
 
+    def every_stage(self) -> list[StageClass]:
+        """All stages, first to last, also those that hold the same (numbers, not columns)."""
+        return list(self._all_stages()) if self.pipelined else list(self.stages())
+
     def _all_stages(self) -> Iterator[StageClass]:
         counts = self.layout.layers_by_stage(self.model.layers)
         # zb-v folds the model: the first rank has its first and its last part.

@@ -194,7 +194,8 @@ class LiveTensors(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, inputs: list[Tensor], result: Any) -> None:
-        sent = func.namespace in COLLECTIVES
+        # What goes to one peer, or comes from one, is no copy made for sending.
+        sent = func.namespace in COLLECTIVES and func._opname not in POINT_TO_POINT
         for tensor in inputs:
             storage = self._storage_of(tensor)
             if storage is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import Any
 
 from planner import optimizers
 from planner.arith import Number, by_value, ceil_div, is_column, maximum, where
@@ -153,7 +154,17 @@ def held_grad_bytes(case: Case) -> float:
 
 def bucket_elements(case: Case) -> Number:
     """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
-    return reduce_bucket_elements(case.layout, case.total(trainable=True))
+    return reduce_bucket_elements(case.layout, configured_elements(case))
+
+
+def configured_elements(case: Case) -> Number:
+    """Trained elements that buckets are sized to: a rank's, of the fullest pipeline stage (one file configures all)."""
+    if not case.pipelined:
+        return case.total(trainable=True)
+    most: Number = 0
+    for stage in case.stages():
+        most = maximum(most, case.at(stage).total(trainable=True))
+    return most
 
 
 def partition_elements(case: Case) -> Number:
@@ -500,7 +511,7 @@ def _collectives_stage12(case: Case) -> list[Call]:
     rounds = layout.grad_accum if layout.zero_stage == 2 else layout.grad_accum * 0 + 1
     buckets = bucket_count(case, layout.zero_stage == 1)
     whole = partition_elements(case) * partitions(case)
-    gathers = maximum(1, whole // allgather_bucket_elements(layout, trained))
+    gathers = maximum(1, whole // allgather_bucket_elements(layout, configured_elements(case)))
     reduced = Call(
         "all_reduce",
         "dp_shard",
@@ -550,7 +561,7 @@ def _collectives_stage3(case: Case) -> list[Call]:
 
 def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
     """Stage 3's gathers of one pass by phase, and after the step: calls and bytes; of every distinct tp of a column."""
-    tp = case.layout.tp
+    tp: Any = case.layout.tp
     if not is_column(tp):
         return _gathered_with(case, int(tp))
     by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}

@@ -37,7 +37,9 @@ class Compute(msgspec.Struct, frozen=True):
 
     They differ only under autocast (fp32 weights, 16-bit products). `adapter_bytes` is an element of LoRA's matrices
     as the forward sees them. `linear_keeps_input` is for linear functions that keep it though the weight is frozen,
-    `keeps_output` for pipeline stages that hold their output until its gradient comes. `seq_len` is told to kernels
+    `keeps_output` for pipeline stages that hold their output until its gradient comes, `receives_into_buffer` for
+    those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
+    its backward is over (DeepSpeed). `seq_len` is told to kernels
     that keep something quadratic in it, else 0. `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a
     full element on a CPU. `layer_form` is how the layers' linear weights are held or multiplied (forms.py).
     """
@@ -119,6 +121,7 @@ class Compute(msgspec.Struct, frozen=True):
     ep: int = 1
     seq_len: int = 0
     keeps_output: bool = True
+    receives_into_buffer: bool = False
     mask_bytes: float = 1.0
     layer_form: str = "plain"
 

@@ -75,6 +75,9 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
     return replace(layout, micro_batch_size=SEQUENCES // layout.data_parallel // accum, grad_accum=accum)
 
 
+PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
+FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4)
+
 CASES: dict[str, Case] = {
     f"{name}-accum{accum}": Case(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
 }
@@ -102,6 +105,11 @@ CASES |= {
 CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
+}
+
+CASES |= {
+    "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
+    "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
 }
 
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}

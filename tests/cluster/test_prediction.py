@@ -13,8 +13,9 @@ import pytest
 from agents import Finished
 from cases import CASES, EACH, Figures, SplitRun
 
-from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic
+from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic, prediction_of
 from executor.rundir import read_measured, read_run_plan
+from planner.groups import coordinates
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
 from planner.truth.layouts import read_record
@@ -54,7 +55,13 @@ def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(
 ) -> None:
     plan, measured = facts(split_run(name))
 
-    report: MemoryReport = join_memory(plan.prediction.memory, measured)
+    for stage in range(plan.layout.pp):
+        ranks = tuple(one for one in measured if coordinates(plan.layout, one.rank)["pp"] == stage)
+        _check_memory(f"{name} stage {stage}", plan, ranks)
+
+
+def _check_memory(name: str, plan: Plan, measured: tuple[Measured, ...]) -> None:
+    report: MemoryReport = join_memory(prediction_of(plan, measured[0]).memory, measured)
     phase = next(one for one in _heaviest(measured, report).memory if one.phase == report.measured_phase)
 
     share = (phase.terms["activations"] + phase.terms["logits"]) / phase.total
