@@ -48,6 +48,8 @@ SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
 Reference = Callable[[Case], Finished]
 """The training of a case by one process, whatever its layout."""
+Figures = Callable[..., None]
+"""(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
