@@ -13,9 +13,11 @@ from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.plan import Plan
-from planner.rules import Rule
+from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that were split by AutoTP and trained against one process."""
 
 SHARDED = Rule(
     name="DeepSpeed without ZeRO",
@@ -33,12 +35,34 @@ DENSE = Rule(
 )
 
 
+SPLIT: tuple[Rule, ...] = (
+    Rule(
+        name="family of another tensor plan",
+        field="tp",
+        holds=lambda case: (case.layout.tp == 1) | (case.model.family in FAMILIES),
+        sentence=lambda case: (
+            f"under AutoTP {one_of(FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
+        ),
+        fix=lambda case: f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}",
+    ),
+    Rule(
+        name="adapters under AutoTP",
+        field="method",
+        # The plan names q_proj.weight, which beside an adapter is q_proj.base_layer.weight: DeepSpeed splits nothing.
+        holds=lambda case: (case.layout.tp == 1) | (case.job.method == "full"),
+        sentence=lambda case: "AutoTP finds no linear that an adapter has wrapped, and leaves it whole",
+        fix=lambda case: f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}",
+    ),
+)
+"""What is planned for AutoTP, but not launched."""
+
+
 class DeepSpeedBackend:
     """Backend of ZeRO, alone and with AutoTP."""
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp")
-    rules = (SHARDED, *TRAINER, DENSE)
+    rules = (SHARDED, *TRAINER, DENSE, *SPLIT)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""

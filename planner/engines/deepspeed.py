@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import Any
 
 from planner import optimizers
 from planner.arith import Number, by_value, ceil_div, is_column, maximum, where
@@ -550,14 +551,14 @@ def _collectives_stage3(case: Case) -> list[Call]:
 
 def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
     """Stage 3's gathers of one pass by phase, and after the step: calls and bytes; of every distinct tp of a column."""
-    tp = case.layout.tp
+    tp: Any = case.layout.tp
     if not is_column(tp):
         return _gathered_with(case, int(tp))
-    by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}
+    by_degree = [(tp == degree, _gathered_with(case, int(degree))) for degree in sorted(set(tp.tolist()))]
     return {
         phase: (
-            sum(where(tp == degree, one[phase][0], 0.0) for degree, one in by_degree.items()),
-            sum(where(tp == degree, one[phase][1], 0.0) for degree, one in by_degree.items()),
+            sum(where(rows, found[phase][0], 0.0) for rows, found in by_degree),
+            sum(where(rows, found[phase][1], 0.0) for rows, found in by_degree),
         )
         for phase in ("forward", "backward", "optimizer")
     }
