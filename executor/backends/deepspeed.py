@@ -14,9 +14,11 @@ from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
-from planner.rules import Rule
+from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that were split by AutoTP and trained against one process."""
 
 SHARDED = Rule(
     name="DeepSpeed without ZeRO",
@@ -42,12 +44,34 @@ HOST_STEP = Rule(
 )
 
 
+SPLIT: tuple[Rule, ...] = (
+    Rule(
+        name="family of another tensor plan",
+        field="tp",
+        holds=lambda case: (case.layout.tp == 1) | (case.model.family in FAMILIES),
+        sentence=lambda case: (
+            f"under AutoTP {one_of(FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
+        ),
+        fix=lambda case: f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}",
+    ),
+    Rule(
+        name="adapters under AutoTP",
+        field="method",
+        # The plan names q_proj.weight, which beside an adapter is q_proj.base_layer.weight: DeepSpeed splits nothing.
+        holds=lambda case: (case.layout.tp == 1) | (case.job.method == "full"),
+        sentence=lambda case: "AutoTP finds no linear that an adapter has wrapped, and leaves it whole",
+        fix=lambda case: f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}",
+    ),
+)
+"""What is planned for AutoTP, but not launched."""
+
+
 class DeepSpeedBackend:
     """Backend of ZeRO, alone and with AutoTP."""
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
-    rules = (SHARDED, *TRAINER, DENSE, HOST_STEP)
+    rules = (SHARDED, *TRAINER, DENSE, *SPLIT, HOST_STEP)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
+from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, Finished
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
@@ -99,6 +99,9 @@ TP2_ZERO = {stage: Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stag
 CASES |= {
     f"tp2-zero{stage}-accum{accum}": Case(_accumulating(TP2_ZERO[stage], accum))
     for stage, accum in ((1, 1), (2, 2), (3, 2))
+} | {
+    # Norms of single heads, whose gradients AutoTP sums, and a head that stays whole with its embedding.
+    "tp2-zero3-qwen3-tied-accum1": Case(_accumulating(TP2_ZERO[3], 1), model=TINY_QWEN3_TIED),
 }
 
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
