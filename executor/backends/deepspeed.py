@@ -75,10 +75,13 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
         }
     pure = job.precision == "pure-bf16"
-    split = {
+    split: dict[str, Any] = {
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
+    if layout.engine == "deepspeed-pipeline":
+        # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
+        split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
     return (split if layout.tp > 1 else {}) | {
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.grad_accum,

@@ -61,6 +61,7 @@ def deepspeed_values(path: str) -> dict[str, Any]:
         "bf16": parsed.bfloat16_config.model_dump(mode="json"),
         "zero_allow_untested_optimizer": parsed.zero_allow_untested_optimizer,
         "steps_per_print": parsed.steps_per_print,
+        "pipeline": parsed.pipeline,
         "tensor_parallel": parsed.tensor_parallel_config.model_dump(include={"autotp_size", "vocab_parallel_lm_head"}),
     }
     raw = json.loads(Path(path).read_text())

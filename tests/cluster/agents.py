@@ -77,7 +77,11 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
         inter_link=link,
     )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="hf", backend=backend_of(layout).name)
-    if layout.engine in ("transformers-tp", "deepspeed-autotp"):  # their kernels are not the plain ones
+    if layout.engine in (
+        "transformers-tp",
+        "deepspeed-autotp",
+        "deepspeed-pipeline",
+    ):  # their kernels are not the plain ones
         runtime = msgspec.structs.replace(usual_runtime(layout.engine), backend=backend_of(layout).name)
     return predicted(Plan(model=model, cluster=cluster, job=job, layout=layout, runtime=runtime)).sealed()
 

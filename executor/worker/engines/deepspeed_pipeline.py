@@ -38,6 +38,10 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         layout = plan.layout
         self.topology = PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp_shard)
         self.stage = self.topology.get_coord(dist.get_rank()).pipe
+        # DeepSpeed makes its own with the pipeline, which needs the split layers.
+        peers = self.topology.get_axis_comm_lists("model") if layout.tp > 1 else []
+        groups = [(ranks, dist.new_group(ranks)) for ranks in peers]
+        self.tensor_ranks = next((group for ranks, group in groups if dist.get_rank() in ranks), None)
         self._phase: Callable[[str], Any] | None = None
         self._suffix = ""
 
@@ -57,13 +61,17 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         first, last = self.stage == 0, self.stage == len(counts) - 1
         self.at_an_end = first or last
         whole: Any = model
-        if self.plan.layout.tp > 1:
-            split(whole, self.grid.slice_proc_group)
+        if self.tensor_ranks is not None:
+            split(whole, self.tensor_ranks)
         self.layers = Layers(model, begins[self.stage], begins[self.stage + 1])
         self.head = Head(model) if last else None
         embedding = whole.get_input_embeddings() if first else None
         self._names = {id(weight): name for name, weight in model.named_parameters()}
         pipeline = _Pipeline(self.layers, self.stage, embedding, self.head, self.topology, tied=self.plan.model.tied)
+        mine = {id(weight) for weight in pipeline.parameters()}
+        for weight in model.parameters():  # the caller still holds the whole model, and what splits it may for good
+            if id(weight) not in mine:
+                weight.data = weight.data.new_empty(0)
         self.engine, *_ = deepspeed.initialize(
             model=pipeline,
             optimizer=make_optimizer(pipeline),
@@ -173,9 +181,7 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         from deepspeed.utils import safe_get_full_fp32_param
 
         held = safe_get_full_fp32_param(weight) if self.plan.job.precision == "bf16" else weight.detach()
-        if self.plan.layout.tp == 1:
-            return held
-        return joined(held, split_dimension(weight), self.engine.grid.slice_proc_group)
+        return held if self.tensor_ranks is None else joined(held, split_dimension(weight), self.tensor_ranks)
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]  # DeepSpeed has no types
