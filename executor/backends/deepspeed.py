@@ -14,7 +14,7 @@ from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
-from planner.rules import Rule
+from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
 
@@ -32,6 +32,15 @@ DENSE = Rule(
     sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
     fix=lambda case: "Use engine fsdp2",
 )
+PIPELINE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+CUT = Rule(
+    name="family without a pipeline",
+    field="pp",
+    # Others do more to embeddings than look them up (Gemma scales them, Falcon and BLOOM add a norm or a bias).
+    holds=lambda case: (case.layout.pp == 1) | (case.model.family in PIPELINE_FAMILIES),
+    sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
+    fix=lambda case: "Use pp=1",
+)
 
 
 class DeepSpeedBackend:
@@ -39,7 +48,7 @@ class DeepSpeedBackend:
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
-    rules = (SHARDED, *TRAINER, DENSE)
+    rules = (SHARDED, *TRAINER, DENSE, CUT)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
