@@ -91,7 +91,10 @@ def configuration(plan: Plan) -> dict[str, Any]:
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-    return (split if layout.tp > 1 else {}) | {
+    # A pipeline's micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
+    wide = {"data_types": {"grad_accum_dtype": "fp32"}}
+    sums = wide if layout.engine == "deepspeed-pipeline" and job.precision == "bf16" else {}
+    return (split if layout.tp > 1 else {}) | sums | {
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.grad_accum,
         "gradient_clipping": job.recipe.max_grad_norm,

@@ -1,8 +1,8 @@
 """DeepSpeed's PipelineModule: 1F1B over stages of layers, with ZeRO-0 or ZeRO-1 among the replicas of each stage.
 
-In bf16 both stages run the same BF16_Optimizer: master weights and moments are partitioned, all gradients accumulate
-in fp32 buffers that are there from the start, beside 16-bit ones from the first backward to the step. In fp32 and fp16
-it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0. Gradients are all-reduced once a step, after the
+In bf16 with sums in fp32 (grad_accum_dtype) both stages run the same BF16_Optimizer: master weights and moments are
+partitioned, all gradients accumulate in fp32 buffers that are there from the start, beside 16-bit ones from the first
+backward to the step. In other formats it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0. Gradients are all-reduced once a step, after the
 schedule, as are those of embeddings that first and last stage share. A stage receives inputs and gradients in one
 buffer, and copies an input twice. Layers are recomputed by the model's own code.
 A PipelineModule brings tensor parallelism along in its layers: the executor splits them as AutoTP does, and every
@@ -76,11 +76,11 @@ def compute(case: Case) -> Compute:
 
 def _narrow(case: Case) -> bool:
     """Whether BF16_Optimizer runs."""
-    return case.job.precision in ("bf16", "pure-bf16")
+    return case.job.precision == "bf16"
 
 
 def states(case: Case) -> StateBytes:
-    """16-bit weights and gradients, fp32 master and moments (pure-bf16 too: BF16_Optimizer knows nothing else)."""
+    """16-bit weights and gradients, fp32 master and moments."""
     if not _narrow(case):
         return deepspeed.states(case)
     narrow, wide = float(BYTES["bf16"]), float(BYTES["fp32"])
@@ -115,7 +115,7 @@ def outside(case: Case) -> list[tuple[str, Held]]:
     each, trained, stay = states(case), case.total(trainable=True), resident(case)
     loaded = {"params": case.total() * each.weight + _flat(case) * each.weight}
     with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
-    copied = minimum(trained, REDUCED_AT_ONCE) * float(BYTES["fp32"])
+    copied = minimum(trained, REDUCED_AT_ONCE) * (float(BYTES["fp32"]) + each.grad)  # laid end to end, then narrowed
     part: optimizers.Units = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
     on_cpu = case.cluster.gpu.kind == "cpu"
     step = optimizers.temporaries(case.job.optimizer, part, each.master, on_cpu=on_cpu)
@@ -150,9 +150,9 @@ def _data(case: Case) -> list[Call]:
     if not _narrow(case) and case.layout.zero_stage:
         return deepspeed.collectives(case)
     trained = case.total(trainable=True)
-    each = float(BYTES["fp32"]) if _narrow(case) else states(case).grad
     buckets = ceil_div(trained, REDUCED_AT_ONCE)
-    calls = [Call("all_reduce", "dp_shard", "bucket", "backward", buckets, trained * each)]
+    # Sums in fp32 are sent in 16 bits too (communication_data_type).
+    calls = [Call("all_reduce", "dp_shard", "bucket", "backward", buckets, trained * states(case).grad)]
     if _narrow(case):
         whole = _flat(case)
         gathers = maximum(1, ceil_div(whole, GATHERED_AT_ONCE))
@@ -169,7 +169,8 @@ def _tied(case: Case) -> list[Call]:
     table = case.model.vocab * case.model.hidden
     pp = case.layout.pp
     axis = "pp_ends" if is_column(pp) or pp > 2 else "pp"
-    return [Call("all_reduce", axis, "bucket", "backward", 1, table * float(BYTES["fp32"]))]
+    each = float(BYTES["fp32"]) if _narrow(case) else states(case).grad
+    return [Call("all_reduce", axis, "bucket", "backward", 1, table * each)]
 
 
 def ideal(case: Case) -> list[IdealCollective]:
