@@ -41,6 +41,14 @@ CUT = Rule(
     sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
     fix=lambda case: "Use pp=1",
 )
+HOST_STEP = Rule(
+    name="16-bit states on the host",
+    field="precision",
+    # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
+    holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
+    sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
+    fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
+)
 
 
 class DeepSpeedBackend:
@@ -48,7 +56,7 @@ class DeepSpeedBackend:
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
-    rules = (SHARDED, *TRAINER, DENSE, CUT)
+    rules = (SHARDED, *TRAINER, DENSE, CUT, HOST_STEP)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -83,28 +91,40 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "stage3_max_live_parameters": layout.zero3_max_live_elements,
             "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
         }
+    host = {"device": "cpu", "pin_memory": plan.cluster.gpu.kind != "cpu"}
+    if layout.offload_optimizer:
+        zero["offload_optimizer"] = host
+    if layout.offload_params:
+        zero["offload_param"] = host
     pure = job.precision == "pure-bf16"
+    # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
+    own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
     split: dict[str, Any] = {
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
+    sums: dict[str, Any] = {}
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-    # A pipeline's micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
-    wide = {"data_types": {"grad_accum_dtype": "fp32"}}
-    sums = wide if layout.engine == "deepspeed-pipeline" and job.precision == "bf16" else {}
-    return (split if layout.tp > 1 else {}) | sums | {
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.grad_accum,
-        "gradient_clipping": job.recipe.max_grad_norm,
-        "zero_optimization": zero,
-        "bf16": {
-            "enabled": job.precision != "fp32",
-            "bf16_master_weights_and_grads": pure,
-            "bf16_optimizer_states": pure,
-        },
-        # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
-        "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
-        "steps_per_print": 10**9,
-    }
+        # Micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
+        sums = {"data_types": {"grad_accum_dtype": "fp32"}} if job.precision == "bf16" else {}
+    return (
+        (split if layout.tp > 1 else {})
+        | sums
+        | own_step
+        | {
+            "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+            "gradient_accumulation_steps": layout.grad_accum,
+            "gradient_clipping": job.recipe.max_grad_norm,
+            "zero_optimization": zero,
+            "bf16": {
+                "enabled": job.precision != "fp32",
+                "bf16_master_weights_and_grads": pure,
+                "bf16_optimizer_states": pure,
+            },
+            # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
+            "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
+            "steps_per_print": 10**9,
+        }
+    )

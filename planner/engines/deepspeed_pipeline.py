@@ -2,11 +2,11 @@
 
 In bf16 with sums in fp32 (grad_accum_dtype) both stages run the same BF16_Optimizer: master weights and moments are
 partitioned, all gradients accumulate in fp32 buffers that are there from the start, beside 16-bit ones from the first
-backward to the step. In other formats it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0. Gradients are all-reduced once a step, after the
-schedule, as are those of embeddings that first and last stage share. A stage receives inputs and gradients in one
-buffer, and copies an input twice. Layers are recomputed by the model's own code.
-A PipelineModule brings tensor parallelism along in its layers: the executor splits them as AutoTP does, and every
-tensor rank sends the whole hidden states to its neighbour (pipe_partitioned off).
+backward to the step. In other formats it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0.
+Gradients are all-reduced once a step, after the schedule, as are those of embeddings that first and last stage share.
+A stage receives inputs and gradients in one buffer, and copies an input twice. Layers are recomputed by the model's
+own code. A PipelineModule brings tensor parallelism along in its layers: the executor splits them as AutoTP does, and
+every tensor rank sends the whole hidden states to its neighbour (pipe_partitioned off).
 Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Left out: the buffer and the batch while
 the optimizer steps. Not here: ZeRO-1 (deepspeed.py), or AutoTP (deepspeed_autotp.py).
 """

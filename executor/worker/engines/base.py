@@ -98,16 +98,12 @@ class Engine(ABC):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         """Tensors alive on this rank as params, grads, optimizer, buckets: local shards, for the meter."""
 
+    @abstractmethod
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight by name, whole on rank 0, one after the other; every rank must walk it to its end.
 
         Yielded as they are gathered: the whole model may not fit on one device.
         """
-        yield from self.full_state_dict().items()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """All of `weights` at once, for an engine that has no other way."""
-        raise NotImplementedError
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""
