@@ -48,6 +48,8 @@ SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
 Reference = Callable[[Case], Finished]
 """The training of a case by one process, whatever its layout."""
+Figures = Callable[..., None]
+"""(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
@@ -115,6 +117,7 @@ CASES |= {
     "zero3-qlora-accum1": Case(_accumulating(ZERO3, 1), job("qlora")),
 }
 
+# Pipelines, whose micro-batches are those of the accumulation.
 CASES |= {
     "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
     "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
