@@ -63,6 +63,8 @@ def linear(
     def backward(grad: Storage) -> None:
         regathered = tape.allocate(inner.size) if regathers else None
         again = _forms(tape, weight, grad.size, element_bytes)
+        if weight.form in NF4:
+            tape.release(again.pop())  # scales are gone once the weight is unpacked
         if weight.trainable:
             narrow = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
             tape.weight_grad(weight.elements + more)
