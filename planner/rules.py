@@ -105,22 +105,13 @@ OFFLOADS = {
 """Which engines can keep what in host memory."""
 
 
-def _offload_rules(field: str) -> tuple[Rule, ...]:
-    return (
-        Rule(
-            name=f"{field} not offered by the engine",
-            field=field,
-            holds=lambda case: not getattr(case.layout, field) or case.layout.engine in OFFLOADS[field],
-            sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
-            fix=lambda case: f"Use {field}=false, or engine {' or '.join(OFFLOADS[field])}",
-        ),
-        Rule(
-            name="offload without a device",
-            field=field,
-            holds=lambda case: not getattr(case.layout, field) or case.cluster.gpu.kind != "cpu",
-            sentence=lambda case: "these devices are CPU processes, so host memory is all they have",
-            fix=lambda case: f"Use {field}=false",
-        ),
+def _offered(field: str) -> Rule:
+    return Rule(
+        name=f"{field} not offered by the engine",
+        field=field,
+        holds=lambda case: not getattr(case.layout, field) or case.layout.engine in OFFLOADS[field],
+        sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
+        fix=lambda case: f"Use {field}=false, or engine {' or '.join(OFFLOADS[field])}",
     )
 
 
@@ -128,7 +119,15 @@ ON_HOST = (*OFFLOADS, "zero_secondary_shard")
 """Fields that OFFLOAD's rules speak of."""
 
 OFFLOAD: tuple[Rule, ...] = (
-    *(rule for field in OFFLOADS for rule in _offload_rules(field)),
+    *map(_offered, OFFLOADS),
+    Rule(
+        name="activations offloaded without a device",
+        field="offload_activations",
+        # States that CPU processes offload take the frameworks' own path to buffers beside the rest (Case.host_apart).
+        holds=lambda case: not case.layout.offload_activations or case.host_apart,
+        sentence=lambda case: "these devices are CPU processes, so activations are in host memory already",
+        fix=lambda case: "Use offload_activations=false",
+    ),
     Rule(
         name="secondary shards not offered by the engine",
         field="zero_secondary_shard",

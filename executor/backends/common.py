@@ -100,8 +100,6 @@ TRAINER: tuple[Rule, ...] = (
         ),
         fix=lambda case: "Use method=lora",
     ),
-    not_built("offload_optimizer", "states stay on the devices"),
-    not_built("offload_params", "states stay on the devices"),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

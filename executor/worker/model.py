@@ -96,12 +96,24 @@ def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
     return AutoConfig.for_model(**facts)
 
 
-def build_optimizer(model: nn.Module, job: TrainingJob) -> torch.optim.Optimizer:
-    """One group with every trainable weight: weight decay does not spare norms, so all engines shard one list."""
+def build_optimizer(model: nn.Module, job: TrainingJob, *, on_host: bool = False) -> torch.optim.Optimizer:
+    """One group with every trainable weight: weight decay does not spare norms, so all engines shard one list.
+
+    `on_host`: the optimizer is offloaded, and each update is torch's fused kernel, see
+    docs/decisions/0015-fused-step-on-the-host.md.
+    """
     chosen = job.optimizer
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fused = True if on_host else None
     if chosen.name == "sgd":
-        return torch.optim.SGD(weights, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
+        return torch.optim.SGD(
+            weights, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=fused
+        )
     return torch.optim.AdamW(
-        weights, lr=chosen.lr, betas=(chosen.beta1, chosen.beta2), eps=chosen.eps, weight_decay=chosen.weight_decay
+        weights,
+        lr=chosen.lr,
+        betas=(chosen.beta1, chosen.beta2),
+        eps=chosen.eps,
+        weight_decay=chosen.weight_decay,
+        fused=fused,
     )

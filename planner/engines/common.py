@@ -57,6 +57,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "cp": layout.cp,
         "cp_method": layout.cp_method,
         "ep": layout.ep,
+        "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if parts.attention == "unfused" else 0,
     }

@@ -218,8 +218,60 @@ def frozen_bytes(case: Case) -> Number:
 
 
 def resident(case: Case) -> Held:
-    """What stays between steps."""
-    return _resident_stage3(case) if case.layout.zero_stage == 3 else _resident_stage12(case)
+    """What stays between steps, on CPU processes what is offloaded too."""
+    held = _resident_stage3(case) if case.layout.zero_stage == 3 else _resident_stage12(case)
+    return held if case.host_apart else _with(held, host(case))
+
+
+def host(case: Case, *, built: bool = False) -> Held:
+    """Bytes of one rank in host memory by term; empty without offload. `built`: before the first step, when there are
+    neither moments nor accumulated gradients."""
+    layout = case.layout
+    if not (layout.offload_optimizer or layout.offload_params):
+        return {}
+    held = _host_stage3(case) if layout.zero_stage == 3 else _host_stage12(case, built)
+    if built and layout.offload_optimizer:
+        held["optimizer"] = updated_elements(case) * states(case).master
+    return held
+
+
+def _host_stage12(case: Case, built: bool) -> Held:
+    """Master, moments, a gradient in the master's format, the 16-bit copy that is uploaded, a buffer of one weight;
+    accumulation keeps the gradients of every weight that touches the partition, whole."""
+    each, partition = states(case), partition_elements(case)
+    gradients = partition * each.master
+    if accumulates_on_host(case) and not built:
+        gradients = gradients + where(case.layout.grad_accum > 1, touching_elements(case) * each.weight, 0.0)
+    return {
+        "optimizer": optimizer_bytes(case, partition),
+        "grads": gradients,
+        "buckets": (partition + largest_trained(case)) * each.weight,
+    }
+
+
+def accumulates_on_host(case: Case) -> bool:
+    """Whether a micro-batch adds to gradients on the host; at stage 1 they wait whole on the device."""
+    return case.layout.offload_optimizer and case.layout.zero_stage == 2
+
+
+def _host_stage3(case: Case) -> Held:
+    each, trained = states(case), shard_elements(case, trainable=True)
+    held: Held = {}
+    if case.layout.offload_params:
+        held["params"] = shard_elements(case) * each.weight
+    if case.layout.offload_optimizer:
+        held["optimizer"] = optimizer_bytes(case, trained)
+        held["grads"] = trained * (each.grad + each.master)  # as reduced, and in the master's format for the step
+    return held
+
+
+def updated_elements(case: Case) -> Number:
+    """Elements whose optimizer states a rank has."""
+    return shard_elements(case, trainable=True) if case.layout.zero_stage == 3 else partition_elements(case)
+
+
+def _with(held: Held, more: Held) -> Held:
+    return held | {term: held.get(term, 0.0) + size for term, size in more.items()}
 
 
 def _resident_stage12(case: Case) -> Held:
@@ -302,8 +354,12 @@ def load(case: Case) -> list[Held]:
     whole = case.total(trainable=True) * each.weight + frozen_bytes(case)
     if case.layout.zero_stage < 3:
         copied = partition_elements(case) * partitions(case) * each.weight if case.layout.zero_stage else 0.0
-        return [{"params": maximum(whole + copied, unpacked_model_bytes(case))}]
+        begun: Held = {"params": maximum(whole + copied, unpacked_model_bytes(case))}
+        buffers = {} if case.host_apart else host(case, built=True)
+        return [begun, _with(_resident_stage12(case), buffers)] if buffers else [begun]
     built = dict(_resident_stage3(case))
+    if not case.host_apart:
+        built = _with(built, host(case, built=True))
     if not case.layout.offload_optimizer:
         built["optimizer"] = whole_bytes(shard_elements(case, trainable=True), each.master)
     largest = max(weight.elements for unit in UNITS for weight in case.units()[unit])
@@ -385,7 +441,7 @@ def _padded(elements: float, ranks: Number) -> Number:
 def _accumulated(case: Case) -> Number:
     """Gradients kept from earlier micro-batches: whole up to stage 1, of the partition's weights at stage 2, on the
     host when the optimizer is there."""
-    if case.layout.offload_optimizer and case.layout.zero_stage == 2:
+    if accumulates_on_host(case):
         return 0.0
     if case.layout.zero_stage <= 1:
         return case.total(trainable=True) * held_grad_bytes(case)
@@ -495,10 +551,11 @@ def step(case: Case) -> list[Held]:
     AdamW on CPU holds two results of the partition's size, on GPUs one (the list update has one tensor). Stage 3 then
     gathers the weights it never releases.
     """
-    each, stage3 = states(case), case.layout.zero_stage == 3
-    elements = shard_elements(case, trainable=True) if stage3 else partition_elements(case)
-    on_device = elements * each.master + _step_temporaries(case, elements)
-    moments = [resident(case) | {"temporaries": on_device * (0.0 if case.layout.offload_optimizer else 1.0)}]
+    each, stage3, offloaded = states(case), case.layout.zero_stage == 3, case.layout.offload_optimizer
+    elements = updated_elements(case)
+    # On the host one kernel updates in place, with the gradient that is there.
+    on_device = 0.0 * elements if offloaded else elements * each.master + _step_temporaries(case, elements)
+    moments = [resident(case) | {"temporaries": on_device}]
     if case.layout.zero_stage == 0:
         moments[0]["grads"] = case.total(trainable=True) * each.grad
     if stage3:

@@ -22,6 +22,7 @@ KERNELS = {
     "attention": ("flash", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
     "loss": ("eager-fp32", "native", "megatron", "nanotron", "fused-linear"),
+    "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
@@ -41,7 +42,8 @@ class Compute(msgspec.Struct, frozen=True):
     those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
     its backward is over (DeepSpeed). `seq_len` is told to kernels
     that keep something quadratic in it, else 0. `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a
-    full element on a CPU. `layer_form` is how the layers' linear weights are held or multiplied (forms.py).
+    full element on a CPU. `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the
+    layers' linear weights are held or multiplied (forms.py).
     The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of none).
     """
 
@@ -124,6 +126,7 @@ class Compute(msgspec.Struct, frozen=True):
     keeps_output: bool = True
     receives_into_buffer: bool = False
     mask_bytes: float = 1.0
+    masked: bool = False
     layer_form: str = "plain"
     codes_kept_above: float | None = None
 

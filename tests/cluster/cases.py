@@ -48,6 +48,8 @@ SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
 Reference = Callable[[Case], Finished]
 """The training of a case by one process, whatever its layout."""
+Figures = Callable[..., None]
+"""(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
@@ -105,10 +107,6 @@ CASES |= {
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
 }
 
-CASES |= {
-    "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
-    "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
-}
 # Adapters beside a frozen base that every framework shards, or keeps, in its own way.
 CASES |= {
     "hsdp-2x2-lora-accum2": Case(_accumulating(BASE["hsdp-2x2"], 2), job("lora")),
@@ -117,6 +115,12 @@ CASES |= {
     "ddp-qlora-accum1": Case(_accumulating(DDP, 1), job("qlora")),
     "fsdp2-qlora-accum2": Case(_accumulating(FSDP2, 2), job("qlora")),
     "zero3-qlora-accum1": Case(_accumulating(ZERO3, 1), job("qlora")),
+}
+
+# Pipelines, whose micro-batches are those of the accumulation.
+CASES |= {
+    "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
+    "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
 }
 
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}

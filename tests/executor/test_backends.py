@@ -47,6 +47,8 @@ LAYOUTS = {
         zero3_max_live_elements=30,
         zero3_max_reuse_elements=40,
     ),
+    "zero3-offload": Layout(engine="deepspeed", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
+    "fsdp2-offload": Layout(engine="fsdp2", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
     "tp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
 

@@ -47,6 +47,8 @@ class AccelerateEngine(Engine):
         self.loss_divisor = layout.data_parallel
         if layout.engine == "fsdp2":
             self._keep_the_loss_exact()
+        if layout.offload_params and self.device.type == "cpu":
+            self._leave_memory_unpinned()
 
     def _keep_the_loss_exact(self) -> None:
         # Under bf16 Accelerate also casts what the root returns, so the loss would have three digits. The layers
@@ -54,6 +56,12 @@ class AccelerateEngine(Engine):
         plugin = self.accelerator.state.fsdp_plugin
         if plugin.mixed_precision_policy is not None:
             plugin.mixed_precision_policy = dataclasses.replace(plugin.mixed_precision_policy, output_dtype=None)
+
+    def _leave_memory_unpinned(self) -> None:
+        # Accelerate takes FSDP2's policy as it comes, which pins host memory, and that needs an accelerator's driver.
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
+        self.accelerator.state.fsdp_plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)
 
     @override
     def world(self) -> tuple[int, int]:

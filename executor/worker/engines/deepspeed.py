@@ -20,6 +20,13 @@ from executor.worker.quantized import scales
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
+OFFLOAD_BUFFERS = (
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+    "temp_grad_buffer_for_cpu_offload",
+    "temp_grad_buffer_for_gpu_offload",
+)
+"""Stages 1 and 2 keep these for good when the optimizer is offloaded (runtime/zero/stage_1_and_2.py of 0.19.8)."""
+
 
 class DeepSpeedEngine(Engine):
     """deepspeed.initialize over the plain model; DeepSpeed averages, clips, casts and partitions."""
@@ -89,7 +96,10 @@ class DeepSpeedEngine(Engine):
         grads += [master.grad for master in masters]
         for holder in ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer"):
             grads += _flat(getattr(zero, holder, None))
+        grads += _flat(getattr(zero, "accumulated_grads_in_cpu", None))
         buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
+        for buffer in OFFLOAD_BUFFERS:
+            buckets += _flat(getattr(zero, buffer, None))
         return {
             "params": [*(sharded or [weight.detach() for weight in weights]), *scales(self.engine.module)],
             "grads": _flat(grads),
