@@ -14,7 +14,7 @@ from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
-from planner.rules import Rule
+from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
 
@@ -32,6 +32,15 @@ DENSE = Rule(
     sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
     fix=lambda case: "Use engine fsdp2",
 )
+PIPELINE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+CUT = Rule(
+    name="family without a pipeline",
+    field="pp",
+    # Others do more to embeddings than look them up (Gemma scales them, Falcon and BLOOM add a norm or a bias).
+    holds=lambda case: (case.layout.pp == 1) | (case.model.family in PIPELINE_FAMILIES),
+    sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
+    fix=lambda case: "Use pp=1",
+)
 HOST_STEP = Rule(
     name="16-bit states on the host",
     field="precision",
@@ -47,7 +56,7 @@ class DeepSpeedBackend:
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
-    rules = (SHARDED, *TRAINER, DENSE, HOST_STEP)
+    rules = (SHARDED, *TRAINER, DENSE, CUT, HOST_STEP)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -90,12 +99,19 @@ def configuration(plan: Plan) -> dict[str, Any]:
     pure = job.precision == "pure-bf16"
     # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
     own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
-    split = {
+    split: dict[str, Any] = {
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
+    sums: dict[str, Any] = {}
+    if layout.engine == "deepspeed-pipeline":
+        # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
+        split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
+        # Micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
+        sums = {"data_types": {"grad_accum_dtype": "fp32"}} if job.precision == "bf16" else {}
     return (
         (split if layout.tp > 1 else {})
+        | sums
         | own_step
         | {
             "train_micro_batch_size_per_gpu": layout.micro_batch_size,

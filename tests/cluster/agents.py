@@ -66,6 +66,10 @@ class Finished:
         return msgspec.json.decode((self.folder / name).read_bytes())
 
 
+OWN_KERNELS = ("transformers-tp", "deepspeed-autotp", "deepspeed-pipeline")
+"""Engines whose kernels are not the plain ones."""
+
+
 def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, model: ModelSpec = TINY) -> Plan:
     """A plan for CPU processes of this machine."""
     link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
@@ -78,7 +82,7 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
         inter_link=link,
     )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="hf", backend=backend_of(layout).name)
-    if layout.engine in ("transformers-tp", "deepspeed-autotp"):  # their kernels are not the plain ones
+    if layout.engine in OWN_KERNELS:
         runtime = msgspec.structs.replace(usual_runtime(layout.engine), backend=backend_of(layout).name)
     return predicted(Plan(model=model, cluster=cluster, job=job, layout=layout, runtime=runtime)).sealed()
 
