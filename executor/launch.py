@@ -116,7 +116,9 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
         datacheck.check_inputs(plan)
     rundir.check_new(options.run_dir)
     if options.save_weights:
-        need = 4 * parameters(plan.model)  # fp32; what is trained in bf16 needs half
+        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+        # In fp32; what is held in bf16 needs half.
+        need = 4 * parameters(plan.model, adapters, trainable=adapters is not None)
         preflight.check_disk(options.run_dir, need, "--run-dir", "Name one elsewhere, or add --no-save-weights")
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:

@@ -17,28 +17,45 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agents import PROJECT, TINY, make_plan, run_warm
-from cases import CASES, SEQ_LEN, SEQUENCES, Reference, SplitRun, job
+from agents import TINY, make_plan, run_warm
+from cases import CASES, FULL, SEQ_LEN, SEQUENCES, Case, Reference, SplitRun
 from msgspec.structs import replace
 
 from executor.worker.export import export
 from executor.worker.model import build_model
 from planner.spec import Layout, Optimizer, Recipe, TrainingJob
 
-EXPORTED = ("fsdp2-accum1", "hsdp-2x2-accum1", "zero2-accum1", "zero3-accum1", "tp2-fsdp2-accum1")
-"""Cases whose trained weights are exported; no layout is trained here for it."""
+EXPORTED = (
+    "fsdp2-accum1",
+    "hsdp-2x2-accum1",
+    "zero2-accum1",
+    "zero3-accum1",
+    pytest.param("tp2-fsdp2-accum1", marks=pytest.mark.smoke),
+    "tp2-zero1-accum1",
+    "tp2-zero3-accum2",
+    "qwen3-moe-fsdp2-accum1",
+    pytest.param("pp2-dp2-zero1", marks=pytest.mark.smoke),
+    "hsdp-2x2-lora-accum2",
+    "zero3-lora-accum1",
+)
+"""Cases whose trained weights are exported, adapters merged; no layout is trained here for it."""
 LOADED = (
     ("ddp-accum1", True),
     ("fsdp2-accum1", False),
-    ("fsdp2-accum1", True),
+    pytest.param("fsdp2-accum1", True, marks=pytest.mark.smoke),
     ("hsdp-2x2-accum1", False),
     ("zero1-accum1", True),
     ("zero2-accum1", False),
     ("zero3-accum1", False),
     ("zero3-accum1", True),
     ("tp2-fsdp2-accum1", False),
+    ("tp2-zero1-accum1", False),
+    ("tp2-zero3-accum2", False),
+    ("pp2-dp2-zero1", False),
+    ("pp2-dp2-zero1", True),
 )
 """(case, whether the model's head is its embedding)."""
+PROJECT = Path(__file__).parents[2]
 LARGEST_ERROR = 1e-5  # relative L2 of logits, and relative of the first loss
 
 
@@ -52,27 +69,34 @@ def load(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def expected_logits(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def expected_logits(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], torch.Tensor]:
     """Of the model that one process trained."""
-    folder = tmp_path_factory.mktemp("one") / "model"
-    export(reference(CASES["ddp-accum1"]).folder, folder, None, 10**9)
-    return logits(load(folder))
+    made: dict[Path, torch.Tensor] = {}
+
+    def get(case: Case) -> torch.Tensor:
+        run = reference(case).folder
+        if run not in made:
+            made[run] = exported_logits(case, run, tmp_path_factory.mktemp("one") / "model")
+        return made[run]
+
+    return get
 
 
-def logits(model: Any) -> torch.Tensor:
-    ids = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) * 7 % TINY.vocab
+def exported_logits(case: Case, run: Path, target: Path) -> torch.Tensor:
+    export(run, target, None, 200_000, merge=case.job.method != "full")
+    ids = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) * 7 % case.model.vocab
     with torch.no_grad():
-        return model(ids).logits.double()
+        return load(target)(ids).logits.double()
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_an_exported_model_computes_what_one_process_trained(
-    name: str, split_run: SplitRun, expected_logits: torch.Tensor, tmp_path: Path
+    name: str, split_run: SplitRun, expected_logits: Callable[[Case], torch.Tensor], tmp_path: Path
 ) -> None:
-    export(split_run(name).folder, tmp_path / "model", None, 200_000)
+    logits = exported_logits(CASES[name], split_run(name).folder, tmp_path / "model")
 
-    difference = logits(load(tmp_path / "model")) - expected_logits
-    error = float(difference.norm() / expected_logits.norm())
+    expected = expected_logits(CASES[name])
+    error = float((logits - expected).norm() / expected.norm())
     print(f"\n{name}: logits {error:.1e}")
     assert error <= LARGEST_ERROR
 
@@ -134,7 +158,7 @@ def first_step(layout: Layout, start: Path, tied: bool, folder: Path) -> Any:
 
 def still_job(start: Path) -> TrainingJob:
     recipe = Recipe(steps=1, warmup_steps=0, max_grad_norm=0.5, checkpoint=str(start))
-    return replace(job("full"), optimizer=Optimizer(lr=0.0), recipe=recipe)
+    return replace(FULL, optimizer=Optimizer(lr=0.0), recipe=recipe)
 
 
 @pytest.mark.parametrize(("name", "tied"), LOADED)
