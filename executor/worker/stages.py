@@ -16,7 +16,12 @@ from typing_extensions import override
 
 
 class Layers(nn.Module):
-    """Hidden states through some of a model's layers; on the last stage through the final norm too."""
+    """Hidden states through some of a model's layers; on the last stage through the final norm too.
+
+    `apart` is what keeps the documents of packed rows apart, set before each micro-batch.
+    """
+
+    apart: dict[str, torch.Tensor]
 
     def __init__(self, model: nn.Module, begin: int, end: int) -> None:
         super().__init__()
@@ -38,7 +43,7 @@ class Layers(nn.Module):
 
     @override
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.inner(inputs_embeds=hidden, use_cache=False).last_hidden_state
+        result: torch.Tensor = self.inner(inputs_embeds=hidden, use_cache=False, **self.apart).last_hidden_state
         return result
 
 

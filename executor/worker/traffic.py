@@ -134,7 +134,7 @@ class Traffic(TorchDispatchMode):
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
         if engine == "ddp" and op == "all_reduce" and phase == "backward":
             return "bucket"
-        if engine in ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline"):
+        if engine.startswith("deepspeed"):
             return _DEEPSPEED_UNIT.get(op, "other")
         return "other"
 

@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> None:
         if options.build_on_meta:
             fake_world.prepare_from_meta(engine)
         else:
-            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+            offloaded = plan.layout.offload_optimizer
+            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job, on_host=offloaded))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device))
     check_mesh(plan, live)

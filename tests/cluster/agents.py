@@ -57,8 +57,9 @@ class Finished:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The saved weights."""
-        return load_file(self.folder / "weights" / "model.safetensors")
+        """The weights that were trained, as saved: the adapters where there are any, else all."""
+        adapters = self.folder / "adapter" / "adapter_model.safetensors"
+        return load_file(adapters if adapters.exists() else self.folder / "weights" / "model.safetensors")
 
     def json(self, name: str) -> dict[str, object]:
         """One JSON file of the run folder."""

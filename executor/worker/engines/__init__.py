@@ -15,14 +15,14 @@ def start_engine(plan: Plan, folder: str) -> Engine:
         from executor.worker.engines.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan, folder)
-    if plan.layout.engine == "deepspeed-autotp":
-        from executor.worker.engines.deepspeed_autotp import DeepSpeedAutoTpEngine
-
-        return DeepSpeedAutoTpEngine(plan, folder)
     if plan.layout.engine == "deepspeed-pipeline":
         from executor.worker.engines.deepspeed_pipeline import DeepSpeedPipelineEngine
 
         return DeepSpeedPipelineEngine(plan, folder)
+    if plan.layout.engine == "deepspeed-autotp":
+        from executor.worker.engines.deepspeed_autotp import DeepSpeedAutoTpEngine
+
+        return DeepSpeedAutoTpEngine(plan, folder)
     if plan.layout.engine == "transformers-tp":
         from executor.worker.engines.transformers_tp import TransformersTpEngine
 
