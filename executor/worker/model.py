@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.worker import recompute
 from executor.worker.seeds import seed_weights
 from planner.errors import PlannerError
 from planner.huggingface import config_dict
@@ -37,8 +38,7 @@ def build_model(plan: Plan) -> nn.Module:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
     if job.method == "lora":
         _add_adapters(model, job)
-    if plan.layout.recompute == "full":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute.enable(model, plan)
     trained: nn.Module = model.train()
     return trained
 
