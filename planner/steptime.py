@@ -383,7 +383,9 @@ def _working_s(load: Load, device: _Device) -> Number:
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
     products_s = maximum(products_s, memory_seconds(load.operands * device.element_bytes, *memory))
-    attention_s = attention_seconds(load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share)
+    attention_s = attention_seconds(
+        load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
+    )
     return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
 
 

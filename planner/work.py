@@ -49,7 +49,8 @@ class Load(msgspec.Struct, frozen=True):
     """What one pass asks of one device.
 
     `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
-    the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens: weights unpacked, gradients of a table, gradients added up.
+    the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens:
+    weights unpacked, gradients of a table, gradients added up.
     """
 
     product_flops: Number = 0.0

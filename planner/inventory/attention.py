@@ -116,7 +116,8 @@ def walk_attention(
             groups = model.heads // model.kv_heads
             k, v = _repeated(tape, k, groups), _repeated(tape, v, groups)
         workspace = compute.attention_workspace(k, v)
-        attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask)
+        shared = table[-1] if compute.masked else None
+        attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask, shared_mask=shared)
         if model.family in PARTIAL:
             attended = ops.laid_out(tape, attended)
     tape.drop(q, k, v)
