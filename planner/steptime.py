@@ -20,7 +20,7 @@ from planner.engines.base import Call
 from planner.engines.common import parallel_calls, updated
 from planner.formula import formula
 from planner.groups import axis_stride
-from planner.host import offload_traffic, transfer_seconds, update_seconds
+from planner.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
 from planner.linktime import collective_seconds
 from planner.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
@@ -288,7 +288,7 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
         return unknown
     moved_s, updated_on_host_s = host_s
     exposed_s = exposed_s + moved_s
-    optimizer_s = updated_on_host_s if layout.offload_optimizer else _optimizer_seconds(first, device)
+    optimizer_s = updated_on_host_s if steps_on_host(case) else _optimizer_seconds(first, device)
     bubble_s = pipeline_s - passes_s
     compute_s = accum * (beside.forward_s + beside.backward_s)
     step_s = compute_s + exposed_s + bubble_s + optimizer_s

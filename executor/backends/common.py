@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.case import Case
-from planner.errors import PlannerError
+from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
 from planner.inventory import lora_targets
 from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
@@ -40,7 +40,7 @@ def not_built(field: str, why: str) -> Rule:
 
 def _targets_unknown(case: Case) -> list[str]:
     legal = lora_targets(case.model)
-    return [name for name in (case.job.lora.targets if case.job.lora else ()) if name not in legal]
+    return [name for name in (case.job.adapters.targets if case.job.adapters else ()) if name not in legal]
 
 
 def _blends_documents(case: Case) -> str:
@@ -68,10 +68,12 @@ TRAINER: tuple[Rule, ...] = (
     ),
     Rule(
         name="adapters for modules that do not exist",
-        field="targets",
+        field="lora_targets",
         holds=lambda case: not _targets_unknown(case),
-        sentence=lambda case: f"{', '.join(_targets_unknown(case))} are not linear modules of {case.model.name}",
-        fix=lambda case: f"Known: {', '.join(lora_targets(case.model))}",
+        sentence=lambda case: (
+            f"{_targets_unknown(case)[0]} is not a linear module of a layer of {case.model.name}, a {case.model.family}"
+        ),
+        fix=lambda case: did_you_mean(_targets_unknown(case)[0], lora_targets(case.model)),
     ),
     Rule(
         name="packed documents are not kept apart",
@@ -79,6 +81,13 @@ TRAINER: tuple[Rule, ...] = (
         holds=lambda case: case.job.packing != "packed" or not _blends_documents(case),
         sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which a mask of documents replaces",
         fix=lambda case: "Use packing=padded",
+    ),
+    Rule(
+        name="packed documents in a pipeline",
+        field="packing",
+        holds=lambda case: (case.layout.pp == 1) | (case.job.packing != "packed"),
+        sentence=lambda case: "a pipeline's stages are handed ids and labels alone, without where documents begin",
+        fix=lambda case: "Use packing=padded, or pp=1",
     ),
     Rule(
         name="recomputation not built",
@@ -89,9 +98,15 @@ TRAINER: tuple[Rule, ...] = (
     ),
     accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
     accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),
-    accepts("method", ("full", "lora"), "the trainer quantises nothing"),
-    not_built("offload_optimizer", "states stay on the devices"),
-    not_built("offload_params", "states stay on the devices"),
+    Rule(
+        name="4-bit experts",
+        field="method",
+        holds=lambda case: case.job.base_quantization is None or case.model.moe is None,
+        sentence=lambda case: (
+            f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
+        ),
+        fix=lambda case: "Use method=lora",
+    ),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

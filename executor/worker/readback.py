@@ -60,6 +60,7 @@ def deepspeed_values(path: str) -> dict[str, Any]:
         "zero_optimization": zero | {f"stage3_{name}": zero[name] for name in _STAGE3 if name in zero},
         "bf16": parsed.bfloat16_config.model_dump(mode="json"),
         "zero_allow_untested_optimizer": parsed.zero_allow_untested_optimizer,
+        "zero_force_ds_cpu_optimizer": parsed.zero_force_ds_cpu_optimizer,
         "steps_per_print": parsed.steps_per_print,
         "tensor_parallel": parsed.tensor_parallel_config.model_dump(include={"autotp_size", "vocab_parallel_lm_head"}),
     }

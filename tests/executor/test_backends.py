@@ -47,6 +47,8 @@ LAYOUTS = {
         zero3_max_live_elements=30,
         zero3_max_reuse_elements=40,
     ),
+    "zero3-offload": Layout(engine="deepspeed", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
+    "fsdp2-offload": Layout(engine="fsdp2", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
     "tp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
 
@@ -205,7 +207,13 @@ def refusal(backend: Backend, made: Plan) -> str:
         ("ddp", Layout(engine="ddp", dp_replicate=2), {}, {}, "2 x 1 = 2, but there are 4 GPUs"),
         ("zero2", Layout(engine="deepspeed", dp_shard=4), {}, {}, "zero_stage=0: "),
         ("zero2", replace(LAYOUTS["zero2"], dp_replicate=2, dp_shard=2), {}, {}, "Use dp_replicate=1"),
-        ("ddp", LAYOUTS["ddp"], {"method": "lora", "lora": Lora(targets=("q_proj", "query"))}, {}, "query are not"),
+        (
+            "ddp",
+            LAYOUTS["ddp"],
+            {"method": "lora", "lora": Lora(targets=("q_proj", "query"))},
+            {},
+            "query is not a linear module",
+        ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
         ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
