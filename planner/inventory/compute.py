@@ -43,7 +43,8 @@ class Compute(msgspec.Struct, frozen=True):
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
     `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
-    (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of none).
+    (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
+    none).
     """
 
     @property
