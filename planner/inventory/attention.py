@@ -87,6 +87,7 @@ def walk_attention(
     if compute.autocast and model.qk_norm:
         q, k = _narrowed(tape, q, compute), _narrowed(tape, k, compute)
     heads = compute.heads(model.heads)
+    shared = table[-1] if compute.masked else None
     if compute.kernels.attention == "unfused":
         attended = fused.core_attention(
             tape,
@@ -104,19 +105,27 @@ def walk_attention(
     elif compute.recompute == "attention":
 
         def core(inputs: tuple[Tensor, ...]) -> Tensor:
-            return _core(tape, *inputs, model, compute, heads)
+            return _core(tape, inputs, model, compute, heads, shared)
 
         attended = fused.recomputed(tape, (q, k, v), core)
     else:
-        attended = _core(tape, q, k, v, model, compute, heads)
+        attended = _core(tape, (q, k, v), model, compute, heads, shared)
     tape.drop(q, k, v)
     output = compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"))
     tape.drop(attended)
     return output
 
 
-def _core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, model: ModelSpec, compute: Compute, heads: int) -> Tensor:
-    """What Transformers' attention functions compute, with the kernels PyTorch picks."""
+def _core(
+    tape: Tape,
+    inputs: tuple[Tensor, ...],
+    model: ModelSpec,
+    compute: Compute,
+    heads: int,
+    shared_mask: Tensor | None,
+) -> Tensor:
+    """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks."""
+    q, k, v = inputs
     groups = model.heads // model.kv_heads
     if is_written_out(model):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
@@ -130,7 +139,7 @@ def _core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, model: ModelSpec, compute
         # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
         k, v = repeated = (ops.copied(tape, k, groups), ops.copied(tape, v, groups))
     workspace = compute.attention_workspace(k, v)
-    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask)
+    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask, shared_mask=shared_mask)
     tape.drop(*repeated)
     return ops.laid_out(tape, attended) if model.family in PARTIAL else attended
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, Finished
+from chats import chat_file
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
@@ -109,6 +110,12 @@ CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
 }
+
+# Fine-tuning: loss on the answers of chats alone, so that ranks and micro-batches differ in what they count. Packed
+# rows are as wide as the plan says, so every claim about memory holds for them; padded ones are looked at in
+# test_finetune.py.
+PACKED_CHATS = replace(FULL, packing="packed", recipe=replace(FULL.recipe, data=chat_file()))
+CASES |= {"fsdp2-packed-chats-accum2": Case(_accumulating(FSDP2, 2), PACKED_CHATS)}
 
 # Adapters beside a frozen base that every framework shards, or keeps, in its own way.
 CASES |= {

@@ -62,6 +62,9 @@ COMPUTES = {
         4, 4, lora=Lora(targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
     ),
     "tied": Compute(4, 4),
+    "packed": Compute(4, 4, masked=True),
+    "packed-autocast": Compute(4, 2, autocast=True, masked=True),
+    "packed-recompute": Compute(2, 2, recompute="full", masked=True),
     "qlora": Compute(4, 4, lora=Lora(), layer_form="nf4-double"),
     "qlora-single": Compute(4, 4, lora=Lora(), layer_form="nf4"),
     "qlora-bf16": Compute(2, 2, lora=Lora(), layer_form="nf4-double"),
@@ -111,6 +114,15 @@ def bytes_at(moment: Moment, model: ModelSpec, compute: Compute) -> float:
     return float(sum(size.at(BATCH, SEQ) for size in moment.live)) + grads
 
 
+def packed_in_two(compute: Compute) -> dict[str, torch.Tensor]:
+    """What the trainer hands the model for rows of two documents."""
+    from executor.worker.rows import block_diagonal_mask
+
+    positions = torch.cat([torch.arange(SEQ // 2), torch.arange(SEQ - SEQ // 2)]).repeat(BATCH, 1)
+    mask = block_diagonal_mask(positions, torch.bfloat16 if compute.element_bytes == 2 else torch.float32)
+    return {"position_ids": positions, "attention_mask": mask}
+
+
 def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
     """Peak live bytes beside weights and inputs, of the second step of the real model."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -147,8 +159,14 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
                 for t in (*real.parameters(), *real.buffers(), *scales(real), tokens, labels)
             )
             with tracker.recording("forward"), torch.autocast("cpu", torch.bfloat16, enabled=compute.autocast):
+                apart = packed_in_two(compute) if compute.masked else {}
                 loss = real(
-                    input_ids=tokens, labels=tokens, shift_labels=labels, num_items_in_batch=count, use_cache=False
+                    input_ids=tokens,
+                    labels=tokens,
+                    shift_labels=labels,
+                    num_items_in_batch=count,
+                    use_cache=False,
+                    **apart,
                 ).loss
             with tracker.recording("backward"):
                 loss.backward()
