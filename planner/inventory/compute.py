@@ -44,7 +44,7 @@ class Compute(msgspec.Struct, frozen=True):
     `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
     (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
-    none).
+    none). `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py).
     """
 
     @property
@@ -122,6 +122,7 @@ class Compute(msgspec.Struct, frozen=True):
     cp: int = 1
     cp_method: str = "ring"
     ep: int = 1
+    sorts_received: bool = False
     seq_len: int = 0
     keeps_output: bool = True
     receives_into_buffer: bool = False

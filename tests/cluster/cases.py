@@ -43,6 +43,7 @@ class Case:
     layout: Layout
     job: TrainingJob = FULL
     model: ModelSpec = TINY
+    environment: dict[str, str] | None = None
 
 
 SplitRun = Callable[[str], Finished]
@@ -109,6 +110,13 @@ CASES |= {
 CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
+}
+# Experts over ranks. Their router is forced to be even (balanced.py): the planner knows nothing of a router's choice.
+BALANCED = {"BALANCED_ROUTER": "1"}
+EP2 = Layout(engine="transformers-tp", dp_shard=4, ep=2, zero_stage=3)
+CASES |= {
+    "ep2-accum1": Case(_accumulating(EP2, 1), model=TINY_MIXTRAL, environment=BALANCED),
+    "ep4-qwen3-moe-accum2": Case(_accumulating(replace(EP2, ep=4), 2), model=TINY_QWEN3_MOE, environment=BALANCED),
 }
 
 # Fine-tuning: loss on the answers of chats alone, so that ranks and micro-batches differ in what they count. Packed
