@@ -78,7 +78,11 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
 
 
 PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
-FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4)
+FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4, tied=True)
+TINY_GPT2 = replace(
+    TINY, name="test-gpt2", family="gpt2", kv_heads=4, ffn=256, tied=True, positions="learned", norm="layernorm",
+    gated=False, activation="gelu_new", qkv_bias=True, output_bias=True, mlp_bias=True,
+)  # fmt: skip
 
 CASES: dict[str, Case] = {
     f"{name}-accum{accum}": Case(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
@@ -138,7 +142,8 @@ CASES |= {
 # Pipelines, whose micro-batches are those of the accumulation.
 CASES |= {
     "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
-    "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
+    "gpt2-pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4), model=TINY_GPT2),
+    "tied-pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
     "pp2-tp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, tp=2, dp_shard=2), 8)),
 }
 
