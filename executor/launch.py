@@ -43,7 +43,7 @@ REFUSALS = (2, 3, 4, 5)
 """Exit codes by which a rank of ours says itself what kind of end it was."""
 PORT_TRIES = 5
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
-RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
+RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
     started = 1 if options.fake_world else plan.layout.world_size
     preflight.check_devices(plan, ranks=started)
-    preflight.check_software(plan.layout.engine)
+    preflight.check_software(plan.layout.engine, plan.job.method)
     preflight.check_host_memory(plan, ranks=started)
     plan = as_run(plan, options, echo)
     if options.script:

@@ -36,10 +36,11 @@ def check_shape(plan: Plan, nodes: int) -> int:
     return world // nodes
 
 
-def check_software(engine: str) -> None:
+def check_software(engine: str, method: str = "full") -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
+    adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
     others = {"ddp": ["accelerate"], "fsdp2": ["accelerate"], "deepspeed": ["deepspeed"]}
-    check_packages(["torch", "transformers", *others.get(engine, [])])
+    check_packages(["torch", "transformers", *others.get(engine, []), *adapted.get(method, [])])
 
 
 def check_packages(needed: list[str]) -> None:

@@ -37,6 +37,8 @@ EXPORTED = (
     pytest.param("pp2-dp2-zero1", marks=pytest.mark.smoke),
     "hsdp-2x2-lora-accum2",
     "zero3-lora-accum1",
+    "fsdp2-qlora-accum2",
+    "zero3-qlora-accum1",
 )
 """Cases whose trained weights are exported, adapters merged; no layout is trained here for it."""
 LOADED = (
