@@ -35,6 +35,7 @@ EXPORTED = (
     "tp2-zero3-accum2",
     "qwen3-moe-fsdp2-accum1",
     pytest.param("pp2-dp2-zero1", marks=pytest.mark.smoke),
+    "pp2-tp2-dp2-zero1",
     "hsdp-2x2-lora-accum2",
     "zero3-lora-accum1",
 )
@@ -53,6 +54,7 @@ LOADED = (
     ("tp2-zero3-accum2", False),
     ("pp2-dp2-zero1", False),
     ("pp2-dp2-zero1", True),
+    ("pp2-tp2-dp2-zero1", False),
 )
 """(case, whether the model's head is its embedding)."""
 PROJECT = Path(__file__).parents[2]
