@@ -23,7 +23,8 @@ LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl. `loss` is the mean over the global batch's target tokens, before the update.
 
-    `tokens` are those of the rows without their padding.
+    `tokens` are those of the rows without their padding; `time` is the Unix time at which the step was over, so that
+    what happens between steps can be seen too.
     """
 
     step: int
@@ -33,6 +34,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     target_tokens: int
     step_s: float
+    time: float
 
 
 class Reporter:
