@@ -109,6 +109,8 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     preflight.check_devices(plan, ranks=started)
     preflight.check_software(plan.layout.engine, plan.job.method)
     preflight.check_host_memory(plan, ranks=started)
+    if not options.script and not options.build_on_meta:
+        preflight.check_loading_memory(plan, ranks=started)
     plan = as_run(plan, options, echo)
     if options.script:
         preflight.check_script(plan, options.script[0])

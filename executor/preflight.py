@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.inventory import parameters
 from planner.plan import Plan
 from planner.units import format_bytes
 
@@ -111,6 +112,27 @@ def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int 
             f"{ranks} ranks x {format_bytes(max(peaks))}",
             f"predicted {format_bytes(need)} on a machine with {format_bytes(have)} free",
             "Plan a smaller model, micro-batch or sequence, or fewer ranks",
+            exit_code=PREFLIGHT,
+        )
+
+
+def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: int) -> None:
+    """With GPUs every rank builds the whole model in host memory before it is sharded or copied over.
+
+    With CPUs the predicted peaks hold that moment (`check_host_memory`).
+    """
+    if plan.cluster.gpu.kind == "cpu":
+        return
+    job = plan.job  # the formats in which worker/model.py holds weights
+    width = 4 if job.precision == "fp32" or (job.precision == "bf16" and job.method == "full") else 2
+    model_bytes = parameters(plan.model) * width
+    have = available_memory() if available is None else available
+    if ranks * model_bytes > have:
+        raise PlannerError(
+            "host memory",
+            f"{ranks} ranks x {format_bytes(model_bytes)}",
+            f"every rank loads the whole model first, and this machine has {format_bytes(have)} free",
+            "Use a host with more memory, or a smaller model",
             exit_code=PREFLIGHT,
         )
 
