@@ -38,7 +38,12 @@ def check_shape(plan: Plan, nodes: int) -> int:
 
 def check_software(engine: str) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    others = {"ddp": ["accelerate"], "fsdp2": ["accelerate"], "deepspeed": ["deepspeed"]}
+    others = {
+        "ddp": ["accelerate"],
+        "fsdp2": ["accelerate"],
+        "deepspeed": ["deepspeed"],
+        "deepspeed-autotp": ["deepspeed"],
+    }
     check_packages(["torch", "transformers", *others.get(engine, [])])
 
 

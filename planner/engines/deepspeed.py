@@ -338,7 +338,8 @@ def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], int], 
 
 
 def _fetched(case: Case, tp: int) -> Fetches:
-    return fetches(case.walked_model, case.lora, limits_of(case), layer_form(case), tp, case.runtime.parts)
+    parts, recompute = case.runtime.parts, case.layout.recompute
+    return fetches(case.walked_model, case.lora, limits_of(case), layer_form(case), tp, parts, recompute)
 
 
 def secondary_bytes(case: Case) -> Number:

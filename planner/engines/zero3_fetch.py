@@ -8,7 +8,7 @@ runtime/zero/partitioned_param_coordinator.py; the first step, without a trace, 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import msgspec
 
@@ -51,10 +51,24 @@ class _Use(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def fetches(
-    model: ModelSpec, lora: Lora | None, limits: Limits, layer_form: str = "plain", tp: int = 1, kernels: Kernels = HF
+    model: ModelSpec,
+    lora: Lora | None,
+    limits: Limits,
+    layer_form: str = "plain",
+    tp: int = 1,
+    kernels: Kernels = HF,
+    recompute: str = "none",
 ) -> Fetches:
     """One steady step's gathers, of what tensor parallelism leaves to a rank."""
-    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=layer_form, tp=tp, kernels=kernels)
+    compute = Compute(
+        weight_bytes=0,
+        element_bytes=0,
+        lora=lora,
+        layer_form=layer_form,
+        tp=tp,
+        kernels=kernels,
+        recompute=recompute,
+    )
     uses, sizes = _trace(model, lora, compute)
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
     following = _next_uses(uses)
@@ -103,6 +117,7 @@ def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[
     """Every use of a weight in a step, forward then backward, and the weights' sizes."""
     units = unit_weights(model, lora)
     sizes: list[int] = []
+    modules: list[str] = []
     forward: list[_Use] = []
     trained_so_far = False
     needs_backward: list[bool] = []
@@ -118,6 +133,7 @@ def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[
             if weight.trainable:
                 trained_here.append(weight)
             forward.append(_Use("forward", unit, layer, len(sizes)))
+            modules.append(weight.name.removesuffix(".bias"))
             sizes.append(fetched_elements(compute.local(compute.trained(weight))))
         trained_so_far = trained_so_far or bool(trained_here)
 
@@ -136,12 +152,20 @@ def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[
     if table:  # tied: the head uses the embedding's weight again
         needs_backward.append(True)
         forward.append(_Use("forward", "tail", -1, 0))
-    backward = [
-        _Use("backward", use.unit, use.layer, use.weight)
-        for use, needed in zip(reversed(forward), reversed(needs_backward), strict=True)
-        if needed
-    ]
+    backward: list[_Use] = []
+    for (unit, at), group in groupby(zip(reversed(forward), reversed(needs_backward), strict=True), _place):
+        uses = list(group)
+        if compute.recompute == "full" and unit in LAYERS and any(needed for _, needed in uses):
+            # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
+            last = modules[uses[0][0].weight]
+            again = [use.weight for use, _ in reversed(uses) if modules[use.weight] != last]
+            backward += [_Use("backward", unit, at, weight) for weight in again]
+        backward += [_Use("backward", unit, at, use.weight) for use, needed in uses if needed]
     return forward + backward, sizes
+
+
+def _place(one: tuple[_Use, bool]) -> tuple[str, int]:
+    return one[0].unit, one[0].layer
 
 
 def _reads_after(weight: Weight, trained: Weight, order: dict[str, tuple[int, int]]) -> bool:
