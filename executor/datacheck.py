@@ -1,21 +1,28 @@
 """What can be said of a run's data, tokenizer and checkpoint before anything is launched: no torch, no tokens read.
 
-`executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here:
-reading the data (worker/data.py), or what a checkpoint must be (checkpoint.py).
+`executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here: what a
+line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py), or reading the data (worker/data.py).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from executor.checkpoint import check_checkpoint
+from executor.examples import KINDS, kind_of, read_examples
 from planner.errors import PlannerError
 from planner.plan import Plan
+from planner.spec import TrainingJob
 
 DEMO_TEXT = Path(__file__).parent / "worker" / "demo.txt"
 SUFFIXES = (".txt", ".jsonl", ".bin")
 BYTE_VOCABULARY = 258
 """Ids of the built-in tokenizer: 256 bytes, then begin and end of text."""
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+"""Where Transformers keeps a tokenizer's chat template beside tokenizer_config.json's key of that name."""
 
 
 def data_path(data: str | None) -> Path:
@@ -28,20 +35,24 @@ def token_bytes(vocab: int) -> int:
     return 2 if vocab <= 2**16 else 4
 
 
-def check_inputs(plan: Plan) -> None:
-    """Refuse data, tokenizer or checkpoint that cannot work (PlannerError)."""
+def by_documents(job: TrainingJob) -> bool:
+    """Whether the job is about documents of their own length even where the data are plain texts."""
+    return job.packing == "packed" or job.mean_seq_len is not None
+
+
+def check_inputs(plan: Plan, *, every_line: bool = True) -> None:
+    """Refuse data, tokenizer or checkpoint that cannot work (PlannerError). A rank, which reads every line anyway,
+    needs not `every_line` looked at here."""
     recipe = plan.job.recipe
-    check_data(plan, recipe.data, "recipe.data")
+    if recipe.tokenizer:
+        check_tokenizer(recipe.tokenizer, plan.model.vocab)
+    check_data(plan, recipe.data, "recipe.data", every_line=every_line)
     if recipe.validation_data:
-        check_data(plan, recipe.validation_data, "recipe.validation_data")
-    if recipe.tokenizer and not Path(recipe.tokenizer).exists():
-        raise PlannerError(
-            "recipe.tokenizer", recipe.tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
-        )
+        check_data(plan, recipe.validation_data, "recipe.validation_data", every_line=every_line)
     check_checkpoint(plan)
 
 
-def check_data(plan: Plan, data: str | None, field: str) -> None:
+def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = True) -> None:
     """Refuse one data file that is missing, empty, too short or of an unknown kind."""
     path, need = data_path(data), plan.job.seq_len + 1
     if not path.is_file():
@@ -51,6 +62,9 @@ def check_data(plan: Plan, data: str | None, field: str) -> None:
     size = path.stat().st_size
     if size == 0:
         raise PlannerError(field, path, "is empty", "Give a file with text or tokens")
+    if by_documents(plan.job) and path.suffix != ".jsonl":
+        rule = "is one stream of tokens, and the plan has packing or mean_seq_len, which are of documents"
+        raise PlannerError(field, path, rule, "Give a .jsonl file, a document a line, or plan without the two")
     if path.suffix == ".bin":
         width = token_bytes(plan.model.vocab)
         if size % width:
@@ -61,7 +75,10 @@ def check_data(plan: Plan, data: str | None, field: str) -> None:
                 f"Write it as uint{8 * width}, little-endian, without a header",
             )
         too_short(field, path, size // width, need)
-    elif not plan.job.recipe.tokenizer:
+        return
+    if path.suffix == ".jsonl":
+        _check_lines(plan, path, field, every_line=every_line)
+    if not plan.job.recipe.tokenizer:
         if plan.model.vocab < BYTE_VOCABULARY:
             raise PlannerError(
                 "model.vocab",
@@ -71,6 +88,73 @@ def check_data(plan: Plan, data: str | None, field: str) -> None:
             )
         if path.suffix == ".txt":
             too_short(field, path, size + 2, need)
+
+
+def _check_lines(plan: Plan, path: Path, field: str, *, every_line: bool) -> None:
+    tokenizer = plan.job.recipe.tokenizer
+    if kind_of(path, field) == "messages" and tokenizer and not has_chat_template(Path(tokenizer)):
+        raise no_chat_template(tokenizer)
+    if every_line:
+        for _ in read_examples(path, field):
+            pass
+
+
+def check_tokenizer(tokenizer: str, vocab: int) -> None:
+    """Refuse a tokenizer that is not there, or has ids that the model has no embedding for.
+
+    An embedding may be larger than its tokenizer: many are rounded up. The ids of a folder without tokenizer.json are
+    counted by the ranks, with the library that reads it.
+    """
+    path = Path(tokenizer)
+    if not path.exists():
+        raise PlannerError(
+            "recipe.tokenizer", tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
+        )
+    ids = tokenizer_ids(path / "tokenizer.json" if path.is_dir() else path)
+    if ids is not None and ids > vocab:
+        raise vocabulary_too_small(tokenizer, ids, vocab)
+
+
+def tokenizer_ids(path: Path) -> int | None:
+    """One more than the largest id of a tokenizer.json; None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        found: Any = msgspec.json.decode(path.read_bytes())
+        words = found["model"]["vocab"]
+        largest = max(words.values(), default=-1) if isinstance(words, dict) else len(words) - 1
+        return 1 + max([largest, *(int(one["id"]) for one in found.get("added_tokens") or ())])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlannerError(
+            "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
+        ) from None
+
+
+def has_chat_template(path: Path) -> bool:
+    """Whether a tokenizer's folder has a chat template. A tokenizer.json alone has none."""
+    if not path.is_dir():
+        return False
+    if any((path / name).exists() for name in TEMPLATE_FILES):
+        return True
+    config = path / "tokenizer_config.json"
+    try:
+        found = msgspec.json.decode(config.read_bytes()) if config.is_file() else {}
+    except msgspec.DecodeError:
+        return True  # the library that reads it says what is wrong
+    return isinstance(found, dict) and bool(found.get("chat_template"))
+
+
+def no_chat_template(tokenizer: str) -> PlannerError:
+    """The refusal of chats for a tokenizer that cannot render them."""
+    rule = "has no chat template, which data with messages need"
+    fix = f"Give the tokenizer folder of a chat model, or lines of {KINDS['prompt/response']}"
+    return PlannerError("recipe.tokenizer", tokenizer, rule, fix)
+
+
+def vocabulary_too_small(tokenizer: str, ids: int, vocab: int) -> PlannerError:
+    """The refusal of a tokenizer whose ids the model cannot look up."""
+    rule = f"has ids up to {ids - 1}, so {ids} of them, and the model's vocabulary has {vocab}"
+    return PlannerError("recipe.tokenizer", tokenizer, rule, f"Use the model's own tokenizer, or a vocabulary of {ids}")
 
 
 def too_short(field: str, path: Path, tokens: int, need: int) -> None:

@@ -49,9 +49,20 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return self.job.adapters
 
     @property
+    def host_apart(self) -> bool:
+        """Whether hosts have a memory of their own. CPU processes have one memory for both: what a framework offloads
+        there goes through the same code and stays beside everything else."""
+        return self.cluster.gpu.kind != "cpu"
+
+    @property
     def tokens(self) -> Number:
         """Tokens of one micro-batch on one rank: context parallelism splits the sequence."""
         return self.layout.micro_batch_size * self.rank_seq_len
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention runs under a mask that keeps packed documents apart."""
+        return self.job.packing == "packed" and self.runtime.parts.packing == "mask"
 
     @property
     def rank_seq_len(self) -> Number:
@@ -87,6 +98,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
                 if (kind := (stage.first, stage.last, stage.layers)) not in seen:
                     seen.add(kind)
                     yield stage
+
+    def every_stage(self) -> list[StageClass]:
+        """All stages, first to last, also those that hold the same (numbers, not columns)."""
+        return list(self._all_stages()) if self.pipelined else list(self.stages())
 
     def _all_stages(self) -> Iterator[StageClass]:
         counts = self.layout.layers_by_stage(self.model.layers)

@@ -63,9 +63,14 @@ def transfer_seconds(case: Case, transfer: Transfer) -> Number | None:
     return offload_seconds(transfer.to_host_bytes, transfer.to_device_bytes, link.bytes_per_s_per_direction)
 
 
+def steps_on_host(case: Case) -> bool:
+    """Whether the optimizer runs beside another memory than the device's."""
+    return case.layout.offload_optimizer and case.host_apart
+
+
 def update_seconds(case: Case) -> Number | None:
     """Seconds of an optimizer step on the host, 0 when it is on the device; None when the host's rate is unknown."""
-    if not case.layout.offload_optimizer:
+    if not steps_on_host(case):
         return 0.0
     rate = case.cluster.host_memory_bytes_per_s
     return None if rate is None else host_update_seconds(update_accesses_bytes(case), rate, case.cluster.gpus_per_node)

@@ -51,6 +51,8 @@ def _value(case: Case, field: str) -> Any:
     """What was asked for: a number or switch of the layout, or a choice of the job."""
     if field == "optimizer":
         return case.job.optimizer.name
+    if field == "lora_targets":
+        return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
     if field == "quant_storage":
         return None if case.job.base_quantization is None else case.job.base_quantization.storage
     return getattr(case.layout, field, getattr(case.job, field, None))
@@ -103,22 +105,13 @@ OFFLOADS = {
 """Which engines can keep what in host memory."""
 
 
-def _offload_rules(field: str) -> tuple[Rule, ...]:
-    return (
-        Rule(
-            name=f"{field} not offered by the engine",
-            field=field,
-            holds=lambda case: not getattr(case.layout, field) or case.layout.engine in OFFLOADS[field],
-            sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
-            fix=lambda case: f"Use {field}=false, or engine {' or '.join(OFFLOADS[field])}",
-        ),
-        Rule(
-            name="offload without a device",
-            field=field,
-            holds=lambda case: not getattr(case.layout, field) or case.cluster.gpu.kind != "cpu",
-            sentence=lambda case: "these devices are CPU processes, so host memory is all they have",
-            fix=lambda case: f"Use {field}=false",
-        ),
+def _offered(field: str) -> Rule:
+    return Rule(
+        name=f"{field} not offered by the engine",
+        field=field,
+        holds=lambda case: not getattr(case.layout, field) or case.layout.engine in OFFLOADS[field],
+        sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
+        fix=lambda case: f"Use {field}=false, or engine {' or '.join(OFFLOADS[field])}",
     )
 
 
@@ -126,7 +119,15 @@ ON_HOST = (*OFFLOADS, "zero_secondary_shard")
 """Fields that OFFLOAD's rules speak of."""
 
 OFFLOAD: tuple[Rule, ...] = (
-    *(rule for field in OFFLOADS for rule in _offload_rules(field)),
+    *map(_offered, OFFLOADS),
+    Rule(
+        name="activations offloaded without a device",
+        field="offload_activations",
+        # States that CPU processes offload take the frameworks' own path to buffers beside the rest (Case.host_apart).
+        holds=lambda case: not case.layout.offload_activations or case.host_apart,
+        sentence=lambda case: "these devices are CPU processes, so activations are in host memory already",
+        fix=lambda case: "Use offload_activations=false",
+    ),
     Rule(
         name="secondary shards not offered by the engine",
         field="zero_secondary_shard",
@@ -261,13 +262,6 @@ JOB: tuple[Rule, ...] = (
         holds=lambda case: case.job.precision != "fp8" or case.job.method == "full",
         sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
         fix=lambda case: "Use precision=bf16, or method full",
-    ),
-    Rule(
-        name="4-bit weights compute in 16 bits",
-        field="precision",
-        holds=lambda case: case.job.base_quantization is None or case.job.precision in ("bf16", "fp16", "pure-bf16"),
-        sentence=lambda case: "QLoRA unpacks 4-bit weights to 16 bits for every product",
-        fix=lambda case: "Use precision=bf16",
     ),
 )
 """What a job asks of any engine that runs Transformers' modules."""

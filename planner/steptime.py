@@ -20,7 +20,7 @@ from planner.engines.base import Call
 from planner.engines.common import parallel_calls, updated
 from planner.formula import formula
 from planner.groups import axis_stride
-from planner.host import offload_traffic, transfer_seconds, update_seconds
+from planner.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
 from planner.linktime import collective_seconds
 from planner.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
@@ -288,7 +288,7 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
         return unknown
     moved_s, updated_on_host_s = host_s
     exposed_s = exposed_s + moved_s
-    optimizer_s = updated_on_host_s if layout.offload_optimizer else _optimizer_seconds(first, device)
+    optimizer_s = updated_on_host_s if steps_on_host(case) else _optimizer_seconds(first, device)
     bubble_s = pipeline_s - passes_s
     compute_s = accum * (beside.forward_s + beside.backward_s)
     step_s = compute_s + exposed_s + bubble_s + optimizer_s
@@ -343,8 +343,9 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     """(model's, hardware's) FLOP of a step on one rank, on average over the pipeline's stages."""
     times, pp = case.whole_repeats, case.layout.pp
     model = sum(times[unit] * (one.forward.flops + one.backward.flops) for unit, one in work.items())
-    again = sum(times[unit] * one.again.flops for unit, one in work.items())
-    return case.layout.grad_accum * model / pp, case.layout.grad_accum * (model + again) / pp
+    passes = [(unit, load) for unit, one in work.items() for load in (one.forward, one.backward, one.again)]
+    computed = sum(times[unit] * load.computed_flops for unit, load in passes)
+    return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
 
 
 class _Seconds(NamedTuple):
@@ -382,7 +383,9 @@ def _working_s(load: Load, device: _Device) -> Number:
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
     products_s = maximum(products_s, memory_seconds(load.operands * device.element_bytes, *memory))
-    attention_s = attention_seconds(load.attention_flops, device.peak_flops_per_s, known.attention_share)
+    attention_s = attention_seconds(
+        load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
+    )
     return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
 
 

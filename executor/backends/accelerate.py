@@ -111,7 +111,7 @@ def _fsdp(plan: Plan) -> dict[str, object]:
         "fsdp_activation_checkpointing": False,  # recompute is the model's own, the same under every engine
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_cpu_ram_efficient_loading": False,  # every rank builds the same weights from one seed
-        "fsdp_offload_params": False,
+        "fsdp_offload_params": plan.layout.offload_params,
         "fsdp_reshard_after_forward": plan.layout.reshard_after_forward,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_transformer_layer_cls_to_wrap": FORMATS[plan.model.family].layer,

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.case import Case
-from planner.errors import PlannerError
+from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
 from planner.inventory import lora_targets
 from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
+MISSING = 3
+"""Exit code by which the reading process says that the framework lacks a name."""
 RECOMPUTE = ("none", "full")
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
@@ -38,7 +40,15 @@ def not_built(field: str, why: str) -> Rule:
 
 def _targets_unknown(case: Case) -> list[str]:
     legal = lora_targets(case.model)
-    return [name for name in (case.job.lora.targets if case.job.lora else ()) if name not in legal]
+    return [name for name in (case.job.adapters.targets if case.job.adapters else ()) if name not in legal]
+
+
+def _blends_documents(case: Case) -> str:
+    """What of a model's attention stands in its own mask, so that the trainer's would lose it."""
+    if case.model.positions == "alibi":
+        return "ALiBi"
+    window = case.model.sliding_window
+    return f"a sliding window of {window} tokens" if window is not None and window < case.job.seq_len else ""
 
 
 TRAINER: tuple[Rule, ...] = (
@@ -58,17 +68,19 @@ TRAINER: tuple[Rule, ...] = (
     ),
     Rule(
         name="adapters for modules that do not exist",
-        field="targets",
+        field="lora_targets",
         holds=lambda case: not _targets_unknown(case),
-        sentence=lambda case: f"{', '.join(_targets_unknown(case))} are not linear modules of {case.model.name}",
-        fix=lambda case: f"Known: {', '.join(lora_targets(case.model))}",
+        sentence=lambda case: (
+            f"{_targets_unknown(case)[0]} is not a linear module of a layer of {case.model.name}, a {case.model.family}"
+        ),
+        fix=lambda case: did_you_mean(_targets_unknown(case)[0], lora_targets(case.model)),
     ),
     Rule(
-        name="documents of their own length",
-        field="mean_seq_len",
-        holds=lambda case: case.job.mean_seq_len is None,
-        sentence=lambda case: "it is planned, but not launchable yet: the trainer fills every sequence",
-        fix=lambda case: "Leave it out",
+        name="packed documents are not kept apart",
+        field="packing",
+        holds=lambda case: case.job.packing != "packed" or not _blends_documents(case),
+        sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which a mask of documents replaces",
+        fix=lambda case: "Use packing=padded",
     ),
     Rule(
         name="recomputation not built",
@@ -79,9 +91,15 @@ TRAINER: tuple[Rule, ...] = (
     ),
     accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
     accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),
-    accepts("method", ("full", "lora"), "the trainer quantises nothing"),
-    not_built("offload_optimizer", "states stay on the devices"),
-    not_built("offload_params", "states stay on the devices"),
+    Rule(
+        name="4-bit experts",
+        field="method",
+        holds=lambda case: case.job.base_quantization is None or case.model.moe is None,
+        sentence=lambda case: (
+            f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
+        ),
+        fix=lambda case: "Use method=lora",
+    ),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )
@@ -124,6 +142,9 @@ def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[s
             raise PlannerError(
                 framework, None, f"cannot be imported ({reason})", "Install meshwright[run]", exit_code=4
             )
+        if done.returncode == MISSING:
+            rule = f"installed without what the trainer imports: {reason}"
+            raise PlannerError(framework, None, rule, "Install the version of constraints.txt", exit_code=3)
         return {"error": reason}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

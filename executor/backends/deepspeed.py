@@ -12,6 +12,7 @@ from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
+from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
 from planner.rules import Rule, one_of
 
@@ -32,6 +33,14 @@ DENSE = Rule(
     holds=lambda case: case.model.moe is None,
     sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
     fix=lambda case: "Use engine fsdp2",
+)
+HOST_STEP = Rule(
+    name="16-bit states on the host",
+    field="precision",
+    # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
+    holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
+    sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
+    fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
 )
 
 
@@ -61,8 +70,8 @@ class DeepSpeedBackend:
     """Backend of ZeRO, alone and with AutoTP."""
 
     name = "deepspeed"
-    engines = ("deepspeed", "deepspeed-autotp")
-    rules = (SHARDED, *TRAINER, DENSE, *SPLIT)
+    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
+    rules = (SHARDED, *TRAINER, DENSE, *SPLIT, HOST_STEP)
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -81,8 +90,8 @@ class DeepSpeedBackend:
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
-    # Of this rank's part: a bucket for the whole model would be as many times too large as there are tensor ranks.
-    elements = int(Case(plan.model, job, layout, plan.cluster, plan.runtime).total(trainable=True))
+    # Of a rank's part: a bucket for the whole model would be as many times too large as the model is split.
+    elements = int(configured_elements(Case(plan.model, job, layout, plan.cluster, plan.runtime)))
     zero: dict[str, Any] = {
         "stage": layout.zero_stage,
         "contiguous_gradients": True,
@@ -97,22 +106,33 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "stage3_max_live_parameters": layout.zero3_max_live_elements,
             "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
         }
+    host = {"device": "cpu", "pin_memory": plan.cluster.gpu.kind != "cpu"}
+    if layout.offload_optimizer:
+        zero["offload_optimizer"] = host
+    if layout.offload_params:
+        zero["offload_param"] = host
     pure = job.precision == "pure-bf16"
+    # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
+    own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
     split = {
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
-    return (split if layout.tp > 1 else {}) | {
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.grad_accum,
-        "gradient_clipping": job.recipe.max_grad_norm,
-        "zero_optimization": zero,
-        "bf16": {
-            "enabled": job.precision != "fp32",
-            "bf16_master_weights_and_grads": pure,
-            "bf16_optimizer_states": pure,
-        },
-        # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
-        "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
-        "steps_per_print": 10**9,
-    }
+    return (
+        (split if layout.tp > 1 else {})
+        | own_step
+        | {
+            "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+            "gradient_accumulation_steps": layout.grad_accum,
+            "gradient_clipping": job.recipe.max_grad_norm,
+            "zero_optimization": zero,
+            "bf16": {
+                "enabled": job.precision != "fp32",
+                "bf16_master_weights_and_grads": pure,
+                "bf16_optimizer_states": pure,
+            },
+            # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
+            "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
+            "steps_per_print": 10**9,
+        }
+    )

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from executor.worker.rows import Rows
 from planner.plan import Plan
 from planner.units import format_bytes
 
@@ -20,13 +21,17 @@ LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of metrics.jsonl. `loss` is the mean over the global batch's tokens, before the update."""
+    """One line of metrics.jsonl. `loss` is the mean over the global batch's target tokens, before the update.
+
+    `tokens` are those of the rows without their padding.
+    """
 
     step: int
     loss: float
     grad_norm: float
     lr: float
     tokens: int
+    target_tokens: int
     step_s: float
 
 
@@ -37,6 +42,7 @@ class Reporter:
         self.plan, self.folder, self.speaks = plan, Path(folder), rank == 0
         self.steps: list[StepMetrics] = []
         self.validation: list[dict[str, float]] = []
+        self.data: dict[str, str] = {}
         self._bar: Any = None
         if not self.speaks:
             return
@@ -45,6 +51,13 @@ class Reporter:
             from tqdm import tqdm
 
             self._bar = tqdm(total=plan.job.recipe.steps, unit="step", dynamic_ncols=True)
+
+    def opened(self, rows: Rows, validation: Rows | None) -> None:
+        """Say what the data are, where they are documents."""
+        found = {"data": rows.summary, "validation data": validation.summary if validation else ""}
+        self.data = {name: text for name, text in found.items() if text}
+        for name, text in self.data.items():
+            self.say(f"{name}: {text}")
 
     def step(self, metrics: StepMetrics) -> None:
         """Log one optimizer step."""
@@ -84,8 +97,10 @@ class Reporter:
             "grad_norms": [step.grad_norm for step in self.steps],
             "step_s": [step.step_s for step in self.steps],
             "validation": self.validation,
+            "data": self.data,
             "seconds": seconds,
             "tokens": sum(step.tokens for step in self.steps),
+            "target_tokens": sum(step.target_tokens for step in self.steps),
             "versions": versions(),
         }
 

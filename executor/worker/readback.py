@@ -1,16 +1,20 @@
 """Print what a framework's own parser makes of a configuration file, as one line of JSON.
 
-A process of its own, started by the backends, so that they need no torch. Not here: comparing (executor/backends/).
+Before, everything that the trainer's engines import from that framework is imported once: version ranges do not tell
+that a release lost a name. A process of its own, started by the backends, so that they need no torch. Not here:
+comparing (executor/backends/).
 
     python -m executor.worker.readback accelerate RUN_FOLDER/config/accelerate.yaml
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,6 @@ def accelerate_values(path: str) -> dict[str, Any]:
 
 def deepspeed_values(path: str) -> dict[str, Any]:
     """The values DeepSpeed would run with, under the names of its own file."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # parsing needs no device
     from deepspeed.runtime.config import DeepSpeedConfig
 
     parsed = DeepSpeedConfig(path)
@@ -57,6 +60,7 @@ def deepspeed_values(path: str) -> dict[str, Any]:
         "zero_optimization": zero | {f"stage3_{name}": zero[name] for name in _STAGE3 if name in zero},
         "bf16": parsed.bfloat16_config.model_dump(mode="json"),
         "zero_allow_untested_optimizer": parsed.zero_allow_untested_optimizer,
+        "zero_force_ds_cpu_optimizer": parsed.zero_force_ds_cpu_optimizer,
         "steps_per_print": parsed.steps_per_print,
         "tensor_parallel": parsed.tensor_parallel_config.model_dump(include={"autotp_size", "vocab_parallel_lm_head"}),
     }
@@ -80,11 +84,40 @@ READERS = {"accelerate": accelerate_values, "deepspeed": deepspeed_values, "tran
 _STAGE3 = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
 
 
+ENGINES = Path(__file__).parent / "engines"
+MISSING = 3
+"""Exit code where the framework lacks a name."""
+
+
+def missing_names(framework: str, folder: Path = ENGINES) -> list[str]:
+    """What the engines of a framework (`folder`/FRAMEWORK*.py) import from it that this release does not have."""
+    found = []
+    for path in sorted(folder.glob(f"{framework}*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == framework:
+                found += [f"{node.module}.{one.name}" for one in node.names if not _there(str(node.module), one.name)]
+    return found
+
+
+def _there(module: str, name: str) -> bool:
+    try:
+        return hasattr(import_module(module), name) or import_module(f"{module}.{name}") is not None
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"{module.partition('.')[0]}."):
+            raise  # the framework is not here, or something that it needs
+        return False
+
+
 def main(arguments: list[str]) -> int:
-    """Read one file back; a file the framework refuses is exit code 1 with the reason on the last line of stderr."""
+    """Read one file back; a file the framework refuses is exit code 1, a name it lacks MISSING, with the reason on the
+    last line of stderr."""
     framework, path = arguments
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # reading needs no device
     try:
         with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout
+            if missing := missing_names(framework):
+                print(", ".join(missing), file=sys.stderr)
+                return MISSING
             values = READERS[framework](path)
     except ImportError:
         raise

@@ -18,11 +18,11 @@ import torch
 from msgspec.structs import replace
 
 from executor.trace import Kept, Traced
-from executor.worker.data import Batch
 from executor.worker.engines import start_engine
 from executor.worker.mesh import write_json
 from executor.worker.meter import Meter, logits_widths
 from executor.worker.model import build_model, build_optimizer
+from executor.worker.rows import Batch
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
 from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from executor.worker.traffic import Call, collectives
@@ -90,13 +90,14 @@ def fake_run(plan: Plan, rank: int) -> Run:
                 engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
             reduce_in_python(engine.model)
             meter.attach(engine.state_tensors)
+            tokens = layout.global_batch_size * plan.job.seq_len
             for step in range(WARM_STEPS + 1):
                 with meter.step(step):
-                    _optimizer_step(plan, engine, _batches(plan, meter, marks), meter, plan.job.optimizer.lr)
+                    _optimizer_step(engine, _batches(plan, meter, marks), tokens, meter, plan.job.optimizer.lr)
             phases = tuple(phase_of(*recorded) for recorded in live.history)
             calls = tuple(meter.calls)
-            tokens = layout.micro_batch_size * plan.job.seq_len
-            kept = kept_of(next(start for phase, start, _ in live.history if phase == "backward"), tokens)
+            one_pass = layout.micro_batch_size * plan.job.seq_len
+            kept = kept_of(next(start for phase, start, _ in live.history if phase == "backward"), one_pass)
         del engine, live, meter
     gc.collect()
     return Run(phases, calls, tuple(marks), kept)
@@ -108,7 +109,8 @@ def _batches(plan: Plan, meter: Meter, marks: list[int]) -> Iterator[Batch]:
     marks.clear()
     for _ in range(plan.layout.grad_accum):
         marks.append(len(meter.calls))
-        yield Batch(*(torch.zeros(shape, dtype=torch.int64, device="cpu") for _ in range(2)))
+        inputs, targets, positions = (torch.zeros(shape, dtype=torch.int64, device="cpu") for _ in range(3))
+        yield Batch(inputs, targets, positions if plan.job.packing == "packed" else None)
 
 
 def _kept_by_a_block(plan: Plan, rank: int) -> tuple[Kept, ...]:

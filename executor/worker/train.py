@@ -22,12 +22,13 @@ import torch.distributed as dist
 
 from executor.datacheck import check_inputs
 from executor.worker import cpu, fake_world, limits, weights
-from executor.worker.data import Order, Windows, micro_batches, open_windows, validation_batches
+from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
 from executor.worker.model import build_model, build_optimizer
 from executor.worker.progress import Reporter, StepMetrics
+from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
 from executor.worker.seeds import seed_rank
 from executor.worker.unmetered import Unmetered
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     begin = time.perf_counter()
     folder = str(options.folder)
     plan = read_plan(Path(folder) / "plan.json")
-    check_inputs(plan)
+    check_inputs(plan, every_line=False)
     _choose_device(plan)
     if options.fake_world:
         fake_world.start(plan)
@@ -64,7 +65,9 @@ def run(options: argparse.Namespace) -> None:
     rank, world_size = engine.world()
     check_world(plan, rank, world_size)
 
-    train_windows = open_windows(plan, plan.job.recipe.data)
+    recipe = plan.job.recipe
+    rows = open_rows(plan, recipe.data)
+    validation = open_rows(plan, recipe.validation_data, "recipe.validation_data") if recipe.validation_data else None
     meter = _meter(plan, rank, engine.device, measure=not options.no_meter)
     if options.memory_limit is not None:
         limits.limit_memory(engine.device, options.memory_limit)
@@ -72,7 +75,8 @@ def run(options: argparse.Namespace) -> None:
         if options.build_on_meta:
             fake_world.prepare_from_meta(engine)
         else:
-            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+            offloaded = plan.layout.offload_optimizer
+            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job, on_host=offloaded))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device))
     check_mesh(plan, live)
@@ -81,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     seed_rank(plan.job.recipe.seed, live.data_parallel_rank)
     reporter = Reporter(plan, folder, rank)
     try:
-        _train(plan, engine, train_windows, meter, reporter, live.data_parallel_rank)
+        _train(plan, engine, rows, validation, meter, reporter, live.data_parallel_rank)
     finally:
         reporter.close()
     measured = meter.result()
@@ -96,25 +100,33 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _train(
-    plan: Plan, engine: Engine, windows: Windows, meter: Any, reporter: Reporter, data_parallel_rank: int
+    plan: Plan,
+    engine: Engine,
+    rows: Rows,
+    validation: Rows | None,
+    meter: Any,
+    reporter: Reporter,
+    data_parallel_rank: int,
 ) -> None:
     recipe, layout = plan.job.recipe, plan.layout
-    order = Order(len(windows), recipe.seed)
-    validation = (
-        open_windows(plan, recipe.validation_data, "recipe.validation_data") if recipe.validation_data else None
-    )
+    order = order_of(plan, rows)
+    reporter.opened(rows, validation)
     for step in range(recipe.steps):
-        batches = micro_batches(windows, order, layout, data_parallel_rank, step)
+        batches = micro_batches(rows, order, layout, data_parallel_rank, step)
+        # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
+        whole = order.batch(step)
+        tokens, targets = int(rows.lengths[whole].sum()), int(rows.targets[whole].sum())
         rate = learning_rate(plan.job.optimizer, recipe, step)
         begin = time.perf_counter()
         with meter.step(step):
-            loss_sum, norm = _optimizer_step(plan, engine, batches, meter, rate)
+            loss_sum, norm = _optimizer_step(engine, batches, targets, meter, rate)
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
-        tokens = layout.global_batch_size * plan.job.seq_len
-        loss = float(loss_sum) / (tokens * layout.tp)
-        metrics = StepMetrics(step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, step_s=seconds)
+        loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
+        metrics = StepMetrics(
+            step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, target_tokens=targets, step_s=seconds
+        )
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
                 "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
@@ -125,37 +137,28 @@ def _train(
             reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank))
 
 
-def _optimizer_step(plan: Plan, engine: Engine, batches: Any, meter: Any, rate: float) -> tuple[torch.Tensor, float]:
-    """(this rank's summed loss, global gradient norm) of one optimizer step."""
-    layout = plan.layout
-    step_tokens = layout.global_batch_size * plan.job.seq_len
-    loss_sum = torch.zeros((), device=engine.device)
-    for index, batch in enumerate(batches):
-        last, suffix = index == layout.grad_accum - 1, ".next" if index else ""
-        placed = batch.to(engine.device)
-        with meter.phase("forward" + suffix):
-            loss = engine.forward(placed, step_tokens, last=last)
-        with meter.phase("backward" + suffix):
-            engine.backward(loss, last=last)
-        loss_sum += loss.detach() * (step_tokens / engine.loss_divisor)
-        del loss, placed
+def _optimizer_step(
+    engine: Engine, batches: Any, step_tokens: int, meter: Any, rate: float
+) -> tuple[torch.Tensor, float]:
+    """(this rank's summed loss, global gradient norm) of one optimizer step over so many target tokens in all."""
+    loss_sum = engine.run(batches, step_tokens, meter)
     with meter.phase("optimizer"):
         norm = engine.step(rate)
     return loss_sum, norm
 
 
-def _validate(engine: Engine, windows: Windows, plan: Plan, data_parallel_rank: int) -> tuple[float, int]:
-    """Mean loss over all validation tokens, and how many there are."""
+def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -> tuple[float, int]:
+    """Mean loss over all target tokens of the validation data, and how many there are."""
     engine.model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
-    for batch in validation_batches(windows, plan.layout, data_parallel_rank):
+    for batch in validation_batches(rows, plan.layout, data_parallel_rank):
         placed = batch.to(engine.device)
         total += torch.stack(
             [engine.loss_sum(placed).double(), torch.tensor(float(target_tokens(placed))).double().to(engine.device)]
         )
     dist.all_reduce(total)
     engine.model.train()
-    return float(total[0] / total[1]), int(total[1])
+    return float(total[0] / total[1]), int(total[1]) // (plan.layout.tp * plan.layout.pp)
 
 
 def _choose_device(plan: Plan) -> None:

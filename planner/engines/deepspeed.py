@@ -23,13 +23,14 @@ from planner.engines.common import (
     parallel_compute,
     sent_elements,
     stored_weight_bytes,
+    unpacked_model_bytes,
     weights_are_columns,
 )
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.engines.zero3_fetch import Fetches, Limits, fetches
+from planner.engines.zero3_fetch import Codes, Fetches, Gather, Limits, fetches
 from planner.inventory import Compute, Moment
-from planner.inventory.forms import PACKED, nf4_scale_bytes
+from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, whole_bytes
@@ -102,18 +103,6 @@ rules: tuple[Rule, ...] = (
         sentence=lambda case: "stage 3 reduce-scatters gradients, and DeepSpeed refuses Muon there",
         fix=lambda case: "Use zero_stage 1 or 2, engine fsdp2 or ddp, or optimizer adamw",
     ),
-    Rule(
-        name="ZeRO-3 cannot shard uint8 codes",
-        field="quant_storage",
-        # peft's guide to QLoRA with DeepSpeed: bitsandbytes 0.43, a floating bnb_4bit_quant_storage, no zero.Init.
-        holds=lambda case: (
-            case.layout.zero_stage < 3
-            or case.job.base_quantization is None
-            or case.job.base_quantization.storage == "bf16"
-        ),
-        sentence=lambda case: "stage 3 shards floating formats only",
-        fix=lambda case: "Use quant_storage=bf16 (bnb_4bit_quant_storage, the compute format)",
-    ),
 )
 
 
@@ -128,8 +117,18 @@ def compute(case: Case) -> Compute:
         adapter_bytes=element,
         # Stage 3 puts its own linear function in place of PyTorch's, and that keeps the input of frozen weights too.
         linear_keeps_input=case.layout.zero_stage == 3,
+        codes_kept_above=_largest_persistent_bytes(case),
         **parallel_compute(case),
     )
+
+
+def _largest_persistent_bytes(case: Case) -> float | None:
+    """At stage 3 bitsandbytes' graph holds a view of the gathered codes, and a weight that is let go is only pointed
+    elsewhere (partition_parameters.py, free_param): its bytes stay until backward. Persistent ones stay anyhow."""
+    quantization = case.job.base_quantization
+    if quantization is None or case.layout.zero_stage != 3:
+        return None
+    return case.layout.zero3_persistence_elements * storage_bytes(quantization)
 
 
 def states(case: Case) -> StateBytes:
@@ -154,7 +153,17 @@ def held_grad_bytes(case: Case) -> float:
 
 def bucket_elements(case: Case) -> Number:
     """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
-    return reduce_bucket_elements(case.layout, case.total(trainable=True))
+    return reduce_bucket_elements(case.layout, configured_elements(case))
+
+
+def configured_elements(case: Case) -> Number:
+    """Trained elements that buckets are sized to: a rank's, of the fullest pipeline stage (one file configures all)."""
+    if not case.pipelined:
+        return case.total(trainable=True)
+    most: Number = 0
+    for stage in case.stages():
+        most = maximum(most, case.at(stage).total(trainable=True))
+    return most
 
 
 def partition_elements(case: Case) -> Number:
@@ -209,8 +218,60 @@ def frozen_bytes(case: Case) -> Number:
 
 
 def resident(case: Case) -> Held:
-    """What stays between steps."""
-    return _resident_stage3(case) if case.layout.zero_stage == 3 else _resident_stage12(case)
+    """What stays between steps, on CPU processes what is offloaded too."""
+    held = _resident_stage3(case) if case.layout.zero_stage == 3 else _resident_stage12(case)
+    return held if case.host_apart else _with(held, host(case))
+
+
+def host(case: Case, *, built: bool = False) -> Held:
+    """Bytes of one rank in host memory by term; empty without offload. `built`: before the first step, when there are
+    neither moments nor accumulated gradients."""
+    layout = case.layout
+    if not (layout.offload_optimizer or layout.offload_params):
+        return {}
+    held = _host_stage3(case) if layout.zero_stage == 3 else _host_stage12(case, built)
+    if built and layout.offload_optimizer:
+        held["optimizer"] = updated_elements(case) * states(case).master
+    return held
+
+
+def _host_stage12(case: Case, built: bool) -> Held:
+    """Master, moments, a gradient in the master's format, the 16-bit copy that is uploaded, a buffer of one weight;
+    accumulation keeps the gradients of every weight that touches the partition, whole."""
+    each, partition = states(case), partition_elements(case)
+    gradients = partition * each.master
+    if accumulates_on_host(case) and not built:
+        gradients = gradients + where(case.layout.grad_accum > 1, touching_elements(case) * each.weight, 0.0)
+    return {
+        "optimizer": optimizer_bytes(case, partition),
+        "grads": gradients,
+        "buckets": (partition + largest_trained(case)) * each.weight,
+    }
+
+
+def accumulates_on_host(case: Case) -> bool:
+    """Whether a micro-batch adds to gradients on the host; at stage 1 they wait whole on the device."""
+    return case.layout.offload_optimizer and case.layout.zero_stage == 2
+
+
+def _host_stage3(case: Case) -> Held:
+    each, trained = states(case), shard_elements(case, trainable=True)
+    held: Held = {}
+    if case.layout.offload_params:
+        held["params"] = shard_elements(case) * each.weight
+    if case.layout.offload_optimizer:
+        held["optimizer"] = optimizer_bytes(case, trained)
+        held["grads"] = trained * (each.grad + each.master)  # as reduced, and in the master's format for the step
+    return held
+
+
+def updated_elements(case: Case) -> Number:
+    """Elements whose optimizer states a rank has."""
+    return shard_elements(case, trainable=True) if case.layout.zero_stage == 3 else partition_elements(case)
+
+
+def _with(held: Held, more: Held) -> Held:
+    return held | {term: held.get(term, 0.0) + size for term, size in more.items()}
 
 
 def _resident_stage12(case: Case) -> Held:
@@ -235,27 +296,36 @@ def largest_trained(case: Case) -> Number:
 
 
 def shard_elements(case: Case, *, trainable: bool | None = None) -> Number:
-    """Elements a rank holds at stage 3, where every weight is padded on its own to a multiple of the ranks.
-
-    Four 4-bit weights are one 16-bit element.
-    """
-    ranks = case.layout.dp_shard
-    return sum(
-        case.repeats(unit) * padded_elements(elements, elements, ranks) / ranks
-        for unit in UNITS
-        for weight in case.units()[unit]
-        if trainable in (None, weight.trainable)
-        for elements in (weight.elements * PACKED if packed(case, weight) else weight.elements,)
-    ) + 0.0  # fmt: skip
+    """Elements a rank holds at stage 3, where every weight is padded on its own to a multiple of the ranks; of 4-bit
+    weights as many of the training format as fill their codes' bytes."""
+    ranks, element = case.layout.dp_shard, states(case).weight
+    quantization = case.job.base_quantization
+    found: Number = 0.0
+    for unit in UNITS:
+        for weight in case.units()[unit]:
+            if trainable not in (None, weight.trainable):
+                continue
+            if quantization is not None and packed(case, weight):
+                held = storage_bytes(quantization)
+                codes = weight.elements * CODE_BYTES / held
+                share = padded_elements(codes, codes, ranks) * (held / element)
+            else:
+                share = padded_elements(weight.elements, weight.elements, ranks)
+            found = found + case.repeats(unit) * share / ranks
+    return found
 
 
 def scale_bytes(case: Case) -> Number:
-    """Scales of 4-bit weights: no weights, so stage 3 leaves them whole on every rank."""
+    """Scales and tables of 4-bit weights: no weights, so stage 3 leaves them whole on every rank."""
     quantization = case.job.base_quantization
     if quantization is None:
         return 0.0
-    four_bit = sum(case.repeats(u) * w.elements for u in UNITS for w in case.units()[u] if packed(case, w))
-    return nf4_scale_bytes(four_bit, quantization.double)
+    return sum(
+        case.repeats(unit) * nf4_state_bytes(weight.elements, quantization.double)
+        for unit in UNITS
+        for weight in case.units()[unit]
+        if packed(case, weight)
+    ) + 0.0  # fmt: skip
 
 
 def _resident_stage3(case: Case) -> Held:
@@ -284,14 +354,19 @@ def load(case: Case) -> list[Held]:
     whole = case.total(trainable=True) * each.weight + frozen_bytes(case)
     if case.layout.zero_stage < 3:
         copied = partition_elements(case) * partitions(case) * each.weight if case.layout.zero_stage else 0.0
-        return [{"params": whole + copied}]
+        begun: Held = {"params": maximum(whole + copied, unpacked_model_bytes(case))}
+        buffers = {} if case.host_apart else host(case, built=True)
+        return [begun, _with(_resident_stage12(case), buffers)] if buffers else [begun]
     built = dict(_resident_stage3(case))
+    if not case.host_apart:
+        built = _with(built, host(case, built=True))
     if not case.layout.offload_optimizer:
         built["optimizer"] = whole_bytes(shard_elements(case, trainable=True), each.master)
     largest = max(weight.elements for unit in UNITS for weight in case.units()[unit])
     built["params"] = built["params"] + largest * each.weight
     all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
-    return [built, {"params": whole + 0.0 * built["params"]}] if all_there else [built]
+    there = maximum(whole, unpacked_model_bytes(case))
+    return [built, {"params": there + 0.0 * built["params"]}] if all_there else [built]
 
 
 def holder(case: Case) -> Holder:
@@ -301,7 +376,7 @@ def holder(case: Case) -> Holder:
     bucket = bucket_elements(case)
     accumulated = 0.0 if stage == 3 else _accumulated(case)
     secondary = secondary_bytes(case)
-    in_use: dict[int, Number] = {}
+    in_use: dict[float, Number] = {}
     looks_ahead, live, persistent = _stage3_fetches(case) if stage == 3 else (False, {}, 0.0)
 
     def held(moment: Moment, later: bool) -> Held:
@@ -330,16 +405,24 @@ def holder(case: Case) -> Holder:
     return held
 
 
-def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], int], float]:
+def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], float], float]:
     """(whether anything is kept or fetched beyond the module at work, elements whole by unit, persistent bytes)."""
     limits = limits_of(case)
-    plan = _fetched(case, int(case.layout.tp))
-    return limits.prefetch + limits.max_reuse > 0, plan.live, sum(plan.persistent) * states(case).weight
+    plan, each = _fetched(case, int(case.layout.tp)), states(case)
+    persistent = sum(size * _bytes(code, each) for size, code in plan.persistent)
+    return limits.prefetch + limits.max_reuse > 0, plan.live, persistent
 
 
 def _fetched(case: Case, tp: int) -> Fetches:
+    quantization, element = case.job.base_quantization, states(case).weight
+    codes = None if quantization is None else Codes(layer_form(case), storage_bytes(quantization), element)
     parts, recompute = case.runtime.parts, case.layout.recompute
-    return fetches(case.walked_model, case.lora, limits_of(case), layer_form(case), tp, parts, recompute)
+    return fetches(case.walked_model, case.lora, limits_of(case), codes, tp, parts, recompute)
+
+
+def _bytes(code: float | None, each: StateBytes) -> float:
+    """Bytes of an element that is gathered: of a 4-bit weight's codes, or of any other weight."""
+    return each.weight if code is None else code
 
 
 def secondary_bytes(case: Case) -> Number:
@@ -352,14 +435,14 @@ def secondary_bytes(case: Case) -> Number:
     return zero.sharded_bytes(shards, states(case).weight, group)
 
 
-def _padded(elements: int, ranks: Number) -> Number:
+def _padded(elements: float, ranks: Number) -> Number:
     return ceil_div(elements, ranks) * ranks
 
 
 def _accumulated(case: Case) -> Number:
     """Gradients kept from earlier micro-batches: whole up to stage 1, of the partition's weights at stage 2, on the
     host when the optimizer is there."""
-    if case.layout.offload_optimizer and case.layout.zero_stage == 2:
+    if accumulates_on_host(case):
         return 0.0
     if case.layout.zero_stage <= 1:
         return case.total(trainable=True) * held_grad_bytes(case)
@@ -469,10 +552,11 @@ def step(case: Case) -> list[Held]:
     AdamW on CPU holds two results of the partition's size, on GPUs one (the list update has one tensor). Stage 3 then
     gathers the weights it never releases.
     """
-    each, stage3 = states(case), case.layout.zero_stage == 3
-    elements = shard_elements(case, trainable=True) if stage3 else partition_elements(case)
-    on_device = elements * each.master + _step_temporaries(case, elements)
-    moments = [resident(case) | {"temporaries": on_device * (0.0 if case.layout.offload_optimizer else 1.0)}]
+    each, stage3, offloaded = states(case), case.layout.zero_stage == 3, case.layout.offload_optimizer
+    elements = updated_elements(case)
+    # On the host one kernel updates in place, with the gradient that is there.
+    on_device = 0.0 * elements if offloaded else elements * each.master + _step_temporaries(case, elements)
+    moments = [resident(case) | {"temporaries": on_device}]
     if case.layout.zero_stage == 0:
         moments[0]["grads"] = case.total(trainable=True) * each.grad
     if stage3:
@@ -502,7 +586,7 @@ def _collectives_stage12(case: Case) -> list[Call]:
     rounds = layout.grad_accum if layout.zero_stage == 2 else layout.grad_accum * 0 + 1
     buckets = bucket_count(case, layout.zero_stage == 1)
     whole = partition_elements(case) * partitions(case)
-    gathers = maximum(1, whole // allgather_bucket_elements(layout, trained))
+    gathers = maximum(1, whole // allgather_bucket_elements(layout, configured_elements(case)))
     reduced = Call(
         "all_reduce",
         "dp_shard",
@@ -566,13 +650,14 @@ def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
 
 
 def _gathered_with(case: Case, tp: int) -> dict[str, tuple[Number, Number]]:
-    element, ranks, plan = states(case).weight, case.layout.dp_shard, _fetched(case, tp)
-    made = [*plan.gathers, *(("optimizer", (size,)) for size in plan.persistent)]
-    counts = Counter((phase, sizes) for phase, sizes in made if sum(sizes) * element >= CONTROL_BYTES)
+    each, ranks, plan = states(case), case.layout.dp_shard, _fetched(case, tp)
+    made = [*plan.gathers, *(Gather("optimizer", (size,), code) for size, code in plan.persistent)]
+    counts = Counter(call for call in made if sum(call.sizes) * _bytes(call.code, each) >= CONTROL_BYTES)
     found: dict[str, tuple[Number, Number]] = dict.fromkeys(("forward", "backward", "optimizer"), (0, 0.0))
-    for (phase, sizes), times in counts.items():
-        count, payload = found[phase]
-        found[phase] = count + times, payload + times * sum(_padded(size, ranks) for size in sizes) * element
+    for call, times in counts.items():
+        count, payload = found[call.phase]
+        sent = times * sum(_padded(size, ranks) for size in call.sizes) * _bytes(call.code, each)
+        found[call.phase] = count + times, payload + sent
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from planner.arith import Number, is_column, where
+from planner.arith import Number, is_column, maximum, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
@@ -25,6 +25,7 @@ from planner.engines.common import (
     sent_elements,
     stored_weight_bytes,
     trained_states,
+    unpacked_model_bytes,
 )
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
@@ -101,7 +102,7 @@ def compute(case: Case) -> Compute:
     return accelerate_compute(case, casts_weights=True)
 
 
-def gathered_bytes_of(case: Case, weight: Weight) -> float:
+def gathered_bytes_of(case: Case, weight: Weight) -> Number:
     """Bytes an element of a gathered weight takes; 4-bit weights are gathered as they are."""
     if packed(case, weight):
         return CODE_BYTES
@@ -176,7 +177,24 @@ def resident(case: Case) -> Held:
     """What stays between steps: the shards."""
     return {
         "params": device_shards(case),
-        "optimizer": moments(case, sharded=True) * (0.0 if case.layout.offload_optimizer else 1.0),
+        "optimizer": moments(case, sharded=True) * (0.0 if offloads(case) else 1.0),
+    }
+
+
+def offloads(case: Case) -> bool:
+    """Whether shards, their gradients and the optimizer are in a memory other than the device's. Of CPU processes all
+    of CPUOffloadPolicy's copies from one to the other are the tensors themselves."""
+    return case.layout.offload_params and case.host_apart
+
+
+def host(case: Case) -> Held:
+    """Bytes of one rank in host memory by term, all as stored; empty without offload."""
+    if not offloads(case):
+        return {}
+    return {
+        "params": weight_shards(case),
+        "grads": trained_shards(case, trained_states(case).grad),
+        "optimizer": moments(case, sharded=True),
     }
 
 
@@ -206,12 +224,12 @@ def load(case: Case) -> Held:
     }
     all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
     whole = sum(case.repeats(unit) * size for unit, size in stored.items()) if all_there else max(stored.values())
-    return {"params": whole + device_shards(case)}
+    return {"params": maximum(whole + device_shards(case), unpacked_model_bytes(case))}
 
 
 def device_shards(case: Case) -> Number:
     """Bytes of all weights' shards that rest on the device: none when they are offloaded."""
-    return 0.0 * weight_shards(case) if case.layout.offload_params else weight_shards(case)
+    return 0.0 * weight_shards(case) if offloads(case) else weight_shards(case)
 
 
 class Units(msgspec.Struct, frozen=True):
@@ -267,11 +285,14 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
         communication = _resharded if case.layout.reshard_after_forward else _kept
         communication = _tied if case.walked_model.tied else communication
     gather, grads, stay = communication, _grads(case, units), resident(case)
+    unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
     # An offloaded shard is on the device while its unit's gather copies it in.
-    fetched = {unit: unit_weight_shards(case, unit) if case.layout.offload_params else 0.0 for unit in UNITS}
+    fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in UNITS}
 
     def held(moment: Moment, later: bool) -> Held:
         weights, buckets = gather(units, moment)
+        if not later and moment.phase == "backward":
+            buckets = where(holds_whole(case), gather(unreduced, moment)[1], buckets)
         buckets = buckets + fetched["tail" if moment.unit == "loss" else moment.unit]
         return stay | {"gathered": weights, "buckets": buckets, "grads": grads(moment, later)}
 
@@ -339,15 +360,21 @@ def _kept(units: Units, moment: Moment) -> tuple[Number, Number]:
     return piled, tail + _gathered_before(units, moment) if moment.phase == "forward" else 0.0
 
 
+def holds_whole(case: Case) -> Number:
+    """Whether gradients wait whole for the last micro-batch, which alone reduces them."""
+    held: Number = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
+    return held
+
+
 def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
     """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
     element = grad_element_bytes(case)
     # Reduced gradients leave the device when their weights are offloaded.
-    stays = 0.0 if case.layout.offload_params else trained_states(case).grad
+    stays = 0.0 if offloads(case) else trained_states(case).grad
     shards = {unit: unit_shards(case, unit, stays) for unit in UNITS}
     whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
     all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
-    hold_whole = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
+    hold_whole = holds_whole(case)
 
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":
@@ -365,8 +392,10 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
                 done_shards = done_shards + layers * shards[unit]
         if not later:
             return where(hold_whole, done, done_shards) + at_work
-        # In the last micro-batch whole gradients become shards as units finish; reduced every time, shards are there.
-        return where(hold_whole, whole - done + done_shards, all_shards) + at_work
+        # In the last micro-batch whole gradients become shards as units finish, and new ones are added to them in
+        # place; reduced every time, shards are there.
+        added = moment.in_flight * element
+        return where(hold_whole, whole - done + done_shards + added, all_shards + at_work)
 
     return grads
 
@@ -374,12 +403,12 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
 def step(case: Case) -> Held:
     """Everything sharded; nothing when it is on the host, where the step runs then."""
     states = trained_states(case)
-    if case.layout.offload_optimizer:
+    if offloads(case):
         return {"params": device_shards(case)}
-    return resident(case) | {
-        "grads": trained_shards(case, states.grad),
-        "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
-    }
+    held = resident(case) | {"grads": trained_shards(case, states.grad)}
+    if case.layout.offload_optimizer:  # torch's fused kernel, in place
+        return held
+    return held | {"temporaries": optimizer_temporaries(case, states.weight, sharded=True)}
 
 
 def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = False) -> list[Call]:

@@ -108,8 +108,13 @@ def walk_attention(
         groups = model.heads // model.kv_heads
         attended = math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes)
     else:
-        # Falcon always builds a mask, which the kernels want as numbers.
-        mask = Size(per_pair=compute.element_bytes) if model.family == "falcon" else None
+        # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
+        own = model.family == "falcon" and not compute.masked
+        mask = Size(per_pair=compute.element_bytes) if own else None
+        if compute.masked and model.heads > model.kv_heads:
+            # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+            groups = model.heads // model.kv_heads
+            k, v = _repeated(tape, k, groups), _repeated(tape, v, groups)
         workspace = compute.attention_workspace(k, v)
         attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask)
         if model.family in PARTIAL:
@@ -118,6 +123,13 @@ def walk_attention(
     output = compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"))
     tape.drop(attended)
     return output
+
+
+def _repeated(tape: Tape, x: Tensor, groups: int) -> Tensor:
+    """A head of keys or values for every head of its group; takes over x."""
+    wide = ops.copied(tape, x, groups)
+    tape.drop(x)
+    return wide
 
 
 def _narrowed(tape: Tape, x: Tensor, compute: Compute) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from planner.inventory.block import walk_layer
 from planner.inventory.compute import Compute
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
-from planner.inventory.tape import ACTIVATIONS, Moment, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, TEMPORARIES, TERMS, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size
 from planner.inventory.units import LAYERS, unit_weights
 from planner.spec import ModelSpec
@@ -73,6 +73,8 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
     tape = Tape()
     table: tuple[Tensor, ...]
+    buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
+    tape.live[TEMPORARIES] = buffer
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
@@ -84,6 +86,8 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         else:  # nothing but the head
             tape.enter("tail")
         x = tape.hold(tape.new(residual(model, compute), needs_grad=True, term=ACTIVATIONS))
+        if compute.receives_into_buffer:
+            tape.allocate(residual(model, compute), ACTIVATIONS)
         table = rotary_tables(tape, model, compute)
     held = [tuple(tape.live.values())]
     for index in range(dense + layers):
@@ -110,14 +114,17 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
             sent = tape.view(x)
             tape.record(sent, (x,), lambda grad: None)
             tape.drop(sent)
-        tape.drop(x)
+        if not compute.receives_into_buffer:
+            tape.drop(x)
         kept = tuple(tape.live.values())
-        tape.backward(x, x.size)
+        tape.live[TEMPORARIES] = tape.live[TEMPORARIES] - buffer  # it is the gradient now, and stays
+        tape.backward(x, x.size, stays=compute.receives_into_buffer)
     each = tuple(
         _minus(held[at + min(count, 2)], held[at + min(count, 2) - 1]) if count else (NOTHING,) * len(kept)
         for at, count in ((0, dense), (dense, layers))
     )
-    return _Sampled(tuple(_highest(tape.moments)), (each[0], each[1]), kept)
+    once = tuple(buffer if term == TEMPORARIES else NOTHING for term in TERMS)  # not of every micro-batch
+    return _Sampled(tuple(_highest(tape.moments)), (each[0], each[1]), _minus(kept, once))
 
 
 @lru_cache(maxsize=1024)

@@ -54,6 +54,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the trainer needs beyond the plan's figures: length of the run, schedule, data, seed.
 
     `data` is a text, .jsonl or .bin file, or None for the text that ships with the project.
+    `group_by_length` makes global batches of documents of similar length, so that little is padding.
     `checkpoint` is a local model folder to start from, or None for fresh weights from `seed`.
     `max_grad_norm` 0 turns clipping off. `min_lr_ratio` is the cosine's floor over its peak.
     """
@@ -66,6 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     data: str | None = None
     validation_data: str | None = None
     eval_every: int = 0
+    group_by_length: bool = True
     tokenizer: str | None = None
     checkpoint: str | None = None
 

@@ -47,6 +47,8 @@ LAYOUTS = {
         zero3_max_live_elements=30,
         zero3_max_reuse_elements=40,
     ),
+    "zero3-offload": Layout(engine="deepspeed", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
+    "fsdp2-offload": Layout(engine="fsdp2", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
     "tp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
 
@@ -205,7 +207,13 @@ def refusal(backend: Backend, made: Plan) -> str:
         ("ddp", Layout(engine="ddp", dp_replicate=2), {}, {}, "2 x 1 = 2, but there are 4 GPUs"),
         ("zero2", Layout(engine="deepspeed", dp_shard=4), {}, {}, "zero_stage=0: "),
         ("zero2", replace(LAYOUTS["zero2"], dp_replicate=2, dp_shard=2), {}, {}, "Use dp_replicate=1"),
-        ("ddp", LAYOUTS["ddp"], {"method": "lora", "lora": Lora(targets=("q_proj", "query"))}, {}, "query are not"),
+        (
+            "ddp",
+            LAYOUTS["ddp"],
+            {"method": "lora", "lora": Lora(targets=("q_proj", "query"))},
+            {},
+            "query is not a linear module",
+        ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
         ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
@@ -303,6 +311,21 @@ def test_buckets_never_exceed_the_model_and_follow_the_layout_when_it_says_so() 
     assert reduce_bucket_elements(automatic, 1000) == 1000
     assert reduce_bucket_elements(automatic, 7_000_000_000) == LARGEST_BUCKET_ELEMENTS
     assert reduce_bucket_elements(replace(automatic, reduce_bucket_elements=123), 7_000_000_000) == 123
+
+
+def test_a_name_that_a_release_lost_is_found_by_a_real_import(tmp_path: Path) -> None:
+    from executor.worker.readback import missing_names
+
+    (tmp_path / "transformers_tp.py").write_text(
+        "def later():\n    from transformers.integrations.tensor_parallel import ReplicateParallel\n"
+        "    from transformers.nowhere import Anything\n    from transformers import AutoConfig, utils\n"
+    )
+
+    assert missing_names("transformers", tmp_path) == [
+        "transformers.integrations.tensor_parallel.ReplicateParallel",
+        "transformers.nowhere.Anything",
+    ]
+    assert missing_names("transformers") == []
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_a_dry_run_shows_files_commands_and_environment_and_leaves_no_trace(plan
     for one in shown["commands"]:
         argv = one["argv"]
         assert argv[argv.index("--nproc-per-node") + 1] == "1"
-        assert argv[-3:-1] == ["-m", "executor.worker.train"] and argv[-1] == shown["run_dir"]
+        assert argv[-4:] == ["-m", "executor.worker.train", shown["run_dir"], "--save-weights"]
         assert one["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
     assert sorted(tmp_path.rglob("*")) == before
 

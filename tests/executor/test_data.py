@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.datacheck import DEMO_TEXT, check_inputs
-from executor.worker.data import IGNORED, Order, Windows, micro_batches, open_windows, validation_batches
+from executor.worker.data import IGNORED, Windows, micro_batches, open_rows, validation_batches
+from executor.worker.order import Order
 from executor.worker.schedule import learning_rate
 from planner.errors import PlannerError
 from planner.plan import Plan
@@ -41,7 +42,7 @@ def windows(count: int) -> Windows:
 
 
 def test_every_token_but_the_first_is_a_target_exactly_once() -> None:
-    batch = windows(5).rows(list(range(5)))
+    batch = windows(5).batch(list(range(5)))
 
     assert batch.targets.flatten().tolist() == list(range(1, 5 * SEQ_LEN + 1))
     assert (batch.inputs + 1 == batch.targets).all()
@@ -57,23 +58,24 @@ def test_every_token_but_the_first_is_a_target_exactly_once() -> None:
 def test_the_global_batch_does_not_depend_on_the_layout(replicas: int, accum: int, count: int, step: int) -> None:
     source = windows(count)
     layout = Layout(engine="ddp", dp_replicate=replicas, grad_accum=accum, micro_batch_size=16 // replicas // accum)
-    whole = next(micro_batches(source, Order(count, 7), Layout(engine="ddp", micro_batch_size=16), 0, step))
+    order = Order(source.lengths, 16, 7, grouped=True)
+    whole = next(micro_batches(source, order, Layout(engine="ddp", micro_batch_size=16), 0, step))
 
-    seen = [
-        batch.inputs for rank in range(replicas) for batch in micro_batches(source, Order(count, 7), layout, rank, step)
-    ]
+    seen = [batch.inputs for rank in range(replicas) for batch in micro_batches(source, order, layout, rank, step)]
 
     assert sorted(torch.cat(seen)[:, 0].tolist()) == sorted(whole.inputs[:, 0].tolist())
 
 
 def test_an_epoch_shows_every_window_once_and_the_next_in_another_order() -> None:
-    order = Order(50, seed=3)
+    def drawn() -> Order:
+        return Order(windows(50).lengths, 8, seed=3, grouped=True)
 
+    order = drawn()
     first, second = [order.at(k) for k in range(50)], [order.at(k) for k in range(50, 100)]
 
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
-    assert first == [Order(50, seed=3).at(k) for k in range(50)]
+    assert first == [drawn().at(k) for k in range(50)]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -90,7 +92,7 @@ def test_validation_covers_every_window_once_and_padding_has_no_targets(replicas
 def test_the_demo_text_trains_without_any_file() -> None:
     check_inputs(plan())
 
-    assert len(open_windows(plan(), None)) * SEQ_LEN > 30_000
+    assert len(open_rows(plan(), None)) * SEQ_LEN > 30_000
     assert DEMO_TEXT.read_text().isascii()
 
 
@@ -98,7 +100,7 @@ def test_jsonl_documents_are_packed_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("abcdef", "ghé", "ijklmnop")))
 
-    tokens = open_windows(plan(), str(path)).tokens.tolist()
+    tokens = open_rows(plan(), str(path)).tokens.tolist()
 
     expected = [[256, *text.encode(), 257] for text in ("abcdef", "ghé", "ijklmnop")]
     assert tokens == [token for document in expected for token in document]
@@ -109,10 +111,10 @@ def test_bin_files_are_mapped_with_the_width_the_vocabulary_needs(vocab: int, dt
     path = tmp_path / "d.bin"
     np.arange(100, dtype=dtype).tofile(path)
 
-    found = open_windows(plan(vocab), str(path))
+    found = open_rows(plan(vocab), str(path))
 
     assert isinstance(found.tokens, np.memmap)
-    assert found.rows([1]).inputs.tolist() == [list(range(8, 16))]
+    assert found.batch([1]).inputs.tolist() == [list(range(8, 16))]
 
 
 def test_a_tokenizer_file_is_used(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_tokenizer_file_is_used(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "d.txt").write_text("a b c " * 10)
 
-    found = open_windows(plan(vocab=3, tokenizer=str(tmp_path / "tokenizer.json")), str(tmp_path / "d.txt"))
+    found = open_rows(plan(vocab=3, tokenizer=str(tmp_path / "tokenizer.json")), str(tmp_path / "d.txt"))
 
     assert found.tokens.tolist() == [0, 1, 2] * 10
 
@@ -168,13 +170,13 @@ def test_data_that_only_tokenising_can_judge_is_refused_by_the_worker(tmp_path: 
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 20)
 
     with pytest.raises(PlannerError, match=r"token id 700.*ends at 511"):
-        open_windows(plan(), str(tmp_path / "high.bin")).rows([0])
-    with pytest.raises(PlannerError, match=r"line 2.*not a JSON object"):
-        open_windows(plan(), str(tmp_path / "bad.jsonl"))
+        open_rows(plan(), str(tmp_path / "high.bin")).batch([0])
+    with pytest.raises(PlannerError, match=r"line 2: is not an object with .text."):
+        open_rows(plan(), str(tmp_path / "bad.jsonl"))
     with pytest.raises(PlannerError, match="has 4 tokens"):
-        open_windows(plan(), str(tmp_path / "short.jsonl"))
+        open_rows(plan(), str(tmp_path / "short.jsonl"))
     with pytest.raises(PlannerError, match="not UTF-8"):
-        open_windows(plan(), str(tmp_path / "latin.txt"))
+        open_rows(plan(), str(tmp_path / "latin.txt"))
 
 
 def test_checks_before_launch_import_no_torch() -> None:

@@ -169,6 +169,25 @@ def test_times_follow_from_the_hosts_facts_and_are_unknown_without_them():
     assert update_seconds(unknown) is None
 
 
+def test_what_cpu_processes_offload_stays_in_their_one_memory():
+    """The code runs as on GPUs: DeepSpeed's buffers come on top, FSDP2's copies are the tensors themselves."""
+
+    def on_cpu(**layout) -> Case:
+        return case(4, cluster="localhost", model="tiny", dp_shard=4, **layout)
+
+    zero2 = on_cpu(engine="deepspeed", zero_stage=2, offload_optimizer=True, grad_accum=2)
+    gpus = case(4, model="tiny", dp_shard=4, engine="deepspeed", zero_stage=2, offload_optimizer=True, grad_accum=2)
+    device, host = terms(gpus), memory_breakdown(gpus).host
+    fsdp2 = {"engine": "fsdp2", "zero_stage": 3, "grad_accum": 2}
+
+    assert {term: terms(zero2)[term] - device[term] for term in host} == pytest.approx(host)
+    assert terms(on_cpu(**fsdp2, **STATES), "backward.next") == terms(on_cpu(**fsdp2), "backward.next")
+    for one in (zero2, on_cpu(**fsdp2, **STATES)):
+        check(one, [rule for rule in engine_of(one.layout.engine).rules if rule.field != "seq_len"])
+        assert memory_breakdown(one).host == {}
+        assert not offload_traffic(one)
+
+
 def test_hpz_holds_a_second_copy_of_2p_over_its_group_and_lets_it_go_for_the_step():
     plain, copied = zero(3, 32), zero(3, 32, zero_secondary_shard=8)
 
@@ -218,8 +237,8 @@ def test_only_the_first_forward_of_a_step_gathers_over_all_ranks_under_hpz():
             "kernels for GPUs",
         ),
         (
-            case(2, cluster="localhost", model="tiny", engine="fsdp2", dp_shard=2, zero_stage=3, **STATES),
-            "host memory is all they have",
+            case(2, "tiny", "localhost", engine="fsdp2", dp_shard=2, zero_stage=3, offload_activations=True),
+            "in host memory already",
         ),
     ],
 )  # fmt: skip

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
+from executor.worker.quantized import scales
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
@@ -46,6 +47,8 @@ class AccelerateEngine(Engine):
         self.loss_divisor = layout.data_parallel
         if layout.engine == "fsdp2":
             self._keep_the_loss_exact()
+        if layout.offload_params and self.device.type == "cpu":
+            self._leave_memory_unpinned()
 
     def _keep_the_loss_exact(self) -> None:
         # Under bf16 Accelerate also casts what the root returns, so the loss would have three digits. The layers
@@ -53,6 +56,12 @@ class AccelerateEngine(Engine):
         plugin = self.accelerator.state.fsdp_plugin
         if plugin.mixed_precision_policy is not None:
             plugin.mixed_precision_policy = dataclasses.replace(plugin.mixed_precision_policy, output_dtype=None)
+
+    def _leave_memory_unpinned(self) -> None:
+        # Accelerate takes FSDP2's policy as it comes, which pins host memory, and that needs an accelerator's driver.
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
+        self.accelerator.state.fsdp_plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)
 
     @override
     def world(self) -> tuple[int, int]:
@@ -112,7 +121,7 @@ class DdpEngine(AccelerateEngine):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         weights = list(self.model.parameters())
         return {
-            "params": [weight.detach() for weight in weights],
+            "params": [*(weight.detach() for weight in weights), *scales(self.model)],
             # With gradient_as_bucket_view these are views of the buckets; without it the reducer's C++ side holds a
             # second copy that Python cannot see.
             "grads": [weight.grad for weight in weights if weight.grad is not None],
@@ -141,7 +150,7 @@ class Fsdp2Engine(AccelerateEngine):
         weights = list(self.model.parameters())
         grads = [local_of(weight.grad) for weight in weights if weight.grad is not None]
         return {
-            "params": [local_of(weight.detach()) for weight in weights],
+            "params": [*(local_of(weight.detach()) for weight in weights), *scales(self.model)],
             "grads": grads + whole_gradients(self.model),
             "optimizer": self._optimizer_state(),
             "buckets": [],

@@ -15,9 +15,17 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.quantized import scales
+from executor.worker.rows import Batch
 from planner.plan import Plan
+
+OFFLOAD_BUFFERS = (
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+    "temp_grad_buffer_for_cpu_offload",
+    "temp_grad_buffer_for_gpu_offload",
+)
+"""Stages 1 and 2 keep these for good when the optimizer is offloaded (runtime/zero/stage_1_and_2.py of 0.19.8)."""
 
 
 class DeepSpeedEngine(Engine):
@@ -88,9 +96,12 @@ class DeepSpeedEngine(Engine):
         grads += [master.grad for master in masters]
         for holder in ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer"):
             grads += _flat(getattr(zero, holder, None))
+        grads += _flat(getattr(zero, "accumulated_grads_in_cpu", None))
         buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
+        for buffer in OFFLOAD_BUFFERS:
+            buckets += _flat(getattr(zero, buffer, None))
         return {
-            "params": sharded or [weight.detach() for weight in weights],
+            "params": [*(sharded or [weight.detach() for weight in weights]), *scales(self.engine.module)],
             "grads": _flat(grads),
             # In fp32 the master copy of ZeRO-3 is the shard itself; the meter counts a storage once, as params.
             "optimizer": [*(master.detach() for master in masters), *_flat(states)],
@@ -110,7 +121,7 @@ class DeepSpeedEngine(Engine):
                 yield name, deepspeed.utils.safe_get_full_fp32_param(tensor)
             elif id(tensor) in buffers or self.plan.layout.zero_stage < 3:
                 yield name, tensor.detach()
-            elif names[id(tensor)] == name:
+            elif names.get(id(tensor)) == name:  # scales of 4-bit weights have no name: they are found on the modules
                 with deepspeed.zero.GatheredParameters([tensor]):
                     whole = tensor.detach().cpu().clone()
                 yield name, whole

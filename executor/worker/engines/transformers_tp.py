@@ -19,8 +19,8 @@ from torch import nn
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker.data import Batch
 from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
+from executor.worker.rows import Batch
 from planner.plan import Plan
 
 
