@@ -40,8 +40,9 @@ def check_shape(plan: Plan, nodes: int) -> int:
 def check_software(engine: str, method: str = "full") -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
     adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
-    others = {"ddp": ["accelerate"], "fsdp2": ["accelerate"], "deepspeed": ["deepspeed"]}
-    check_packages(["torch", "transformers", *others.get(engine, []), *adapted.get(method, [])])
+    frameworks = {"ddp": ["accelerate"], "fsdp2": ["accelerate"]}
+    framework = ["deepspeed"] if engine.startswith("deepspeed") else frameworks.get(engine, [])
+    check_packages(["torch", "transformers", *framework, *adapted.get(method, [])])
 
 
 def check_packages(needed: list[str]) -> None:

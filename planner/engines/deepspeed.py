@@ -416,7 +416,8 @@ def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], float]
 def _fetched(case: Case, tp: int) -> Fetches:
     quantization, element = case.job.base_quantization, states(case).weight
     codes = None if quantization is None else Codes(layer_form(case), storage_bytes(quantization), element)
-    return fetches(case.walked_model, case.lora, limits_of(case), codes, tp, case.runtime.parts)
+    parts, recompute = case.runtime.parts, case.layout.recompute
+    return fetches(case.walked_model, case.lora, limits_of(case), codes, tp, parts, recompute)
 
 
 def _bytes(code: float | None, each: StateBytes) -> float:
