@@ -6,6 +6,7 @@
 #   make check     lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
 #   make bench     timings, for information           make accuracy  predictions against published measurements
+#   make layouts   the layouts of make test-cluster again, and the table of docs/accuracy.md made of them
 #   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
 #   make install   only the installation
 
@@ -22,7 +23,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster check format demo bench docs accuracy calibration measure-gpu trace
+.PHONY: help install test test-cluster check format demo bench docs accuracy layouts calibration measure-gpu trace
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -66,6 +67,11 @@ bench: install
 
 docs: install
 	$(BIN)/python scripts/docs.py
+
+# Every layout of tests/cluster/cases.py for real, and the tables of docs/accuracy.md and README.md that say how it went.
+layouts: install
+	$(BIN)/python -m pytest -q tests/cluster/test_equivalence.py tests/cluster/test_prediction.py --layouts docs/accuracy/layouts.json
+	$(BIN)/python scripts/docs.py docs/accuracy.md README.md
 
 accuracy: install
 	$(BIN)/planner replay tests/truth/*.jsonl

@@ -15,7 +15,8 @@ import msgspec
 
 from executor import rundir
 from planner.errors import PlannerError
-from planner.plan import Collective, PhaseMemory, Plan
+from planner.groups import coordinates
+from planner.plan import Collective, PhaseMemory, Plan, StagePrediction
 from planner.record import Measured
 from planner.units import format_bytes, format_seconds, format_volume
 
@@ -124,7 +125,7 @@ def build(folder: Path) -> Report:
         launcher=record.launcher if record else None,
         world_size=plan.layout.world_size,
         nodes=record.nodes if record else plan.cluster.nodes,
-        memory=join_memory(plan.prediction.memory, measured),
+        memory=join_memory(prediction_of(plan, heaviest(measured)).memory, measured),
         traffic=join_traffic(plan, measured),
         step_s=Line(
             name="step", predicted=plan.prediction.step_s, measured=statistics.median(steps) if steps else None
@@ -137,12 +138,21 @@ def build(folder: Path) -> Report:
     )
 
 
+def heaviest(measured: Iterable[Measured]) -> Measured | None:
+    """The rank whose fullest phase holds most."""
+    known = (one for one in measured if one.memory)
+    return max(known, key=lambda one: max(phase.total for phase in one.memory), default=None)
+
+
+def prediction_of(plan: Plan, one: Measured | None) -> StagePrediction:
+    """What was predicted of a rank: of its pipeline stage."""
+    return plan.prediction.of_stage(coordinates(plan.layout, one.rank)["pp"] if one is not None else 0)
+
+
 def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ...]) -> MemoryReport:
     """The prediction beside the rank whose fullest phase holds most, phase by phase and term by term."""
-    heaviest = max(
-        (one for one in measured if one.memory), key=lambda one: max(phase.total for phase in one.memory), default=None
-    )
-    actual = heaviest.memory if heaviest else ()
+    fullest = heaviest(measured)
+    actual = fullest.memory if fullest else ()
     top_predicted, top_measured = _fullest(predicted), _fullest(actual)
     peak = Line(
         name="peak",
@@ -153,24 +163,24 @@ def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ..
     threshold = SMALL_SHARE * max(peak.predicted or 0, peak.measured or 0)
     large = [line for line in lines if max(line.predicted or 0, line.measured or 0) >= threshold]
     return MemoryReport(
-        rank=heaviest.rank if heaviest else None,
-        node=heaviest.node if heaviest else None,
-        source=heaviest.memory_source if heaviest else None,
+        rank=fullest.rank if fullest else None,
+        node=fullest.node if fullest else None,
+        source=fullest.memory_source if fullest else None,
         predicted_phase=top_predicted.phase if top_predicted else None,
         measured_phase=top_measured.phase if top_measured else None,
         peak=peak,
         lines=tuple(large),
         small=tuple(line for line in lines if line not in large),
-        allocator_peak_bytes=heaviest.allocator_peak_bytes if heaviest else {},
+        allocator_peak_bytes=fullest.allocator_peak_bytes if fullest else {},
     )
 
 
 def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
     """Predicted collectives beside those of the rank that was given most bytes, by key."""
-    predicted = plan.prediction.collectives
-    known = bool(predicted or plan.prediction.ideal_collectives or plan.prediction.memory)
     totals = {one.rank: sum(call.payload_bytes for call in one.collectives) for one in measured}
     busiest = max(measured, key=lambda one: totals[one.rank], default=None)
+    predicted = prediction_of(plan, busiest).collectives
+    known = bool(predicted or plan.prediction.ideal_collectives or plan.prediction.memory)
     actual = busiest.collectives if busiest else ()
 
     def total(field: str) -> Line:

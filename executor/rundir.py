@@ -22,6 +22,7 @@ from planner.record import Measured, RunRecord
 PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
 CONFIG, LOGS, MESH, MEASURED, FAILED = "config", "logs", "mesh", "measured", "failed"
 WEIGHTS = "weights"
+ADAPTER = "adapter"
 DEFAULT_PARENT = "runs"
 
 T = TypeVar("T")

@@ -60,6 +60,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return self.layout.micro_batch_size * self.rank_seq_len
 
     @property
+    def masks_documents(self) -> bool:
+        """Whether attention runs under a mask that keeps packed documents apart."""
+        return self.job.packing == "packed" and self.runtime.parts.packing == "mask"
+
+    @property
     def rank_seq_len(self) -> Number:
         """Positions of a sequence on one rank."""
         return self.job.seq_len / self.layout.cp if is_column(self.layout.cp) else self.job.seq_len // self.layout.cp
@@ -93,6 +98,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
                 if (kind := (stage.first, stage.last, stage.layers)) not in seen:
                     seen.add(kind)
                     yield stage
+
+    def every_stage(self) -> list[StageClass]:
+        """All stages, first to last, also those that hold the same (numbers, not columns)."""
+        return list(self._all_stages()) if self.pipelined else list(self.stages())
 
     def _all_stages(self) -> Iterator[StageClass]:
         counts = self.layout.layers_by_stage(self.model.layers)

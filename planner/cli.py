@@ -257,6 +257,20 @@ def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], a
     return 0
 
 
+@planner.command("backends")
+@JSON_OPTION
+def list_backends(as_json: bool) -> int:
+    """What each engine can be launched with; everything else is planned, not launched."""
+    import msgspec
+
+    from planner import capabilities
+
+    found = capabilities.capabilities()
+    answer = {"schema": capabilities.SCHEMA, "engines": found}
+    click.echo(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))
+    return 0
+
+
 @planner.command("groups")
 @click.argument("plan_file", metavar="PLAN")
 @JSON_OPTION

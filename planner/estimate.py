@@ -19,9 +19,9 @@ from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.inventory import default_lora
 from planner.launchable import launch_refusal
-from planner.memory import MemoryBreakdown, memory_breakdown
+from planner.memory import MemoryBreakdown, memory_breakdown, stage_phases
 from planner.nearest import changes_text, nearest_launchable
-from planner.plan import PhaseMemory, Plan, Prediction
+from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
 from planner.question import Question, Strategy, case_of, check_batch, check_switches, exact_layout, limit_bytes
 from planner.reasons import reasons_of
 from planner.rules import JOB, check
@@ -283,9 +283,20 @@ def _plan(case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime,
             memory=memory.phases,
             collectives=comm.engine,
             ideal_collectives=comm.ideal,
+            stages=stage_predictions(case),
             step_s=scalar(time.step_s),
             tokens_per_s=scalar(speed.tokens_per_s),
         ),
+    )
+
+
+def stage_predictions(case: Case) -> tuple[StagePrediction, ...]:
+    """What the ranks of each pipeline stage will hold and send; empty without a pipeline."""
+    if not case.pipelined:
+        return ()
+    return tuple(
+        StagePrediction(stage=place, memory=stage_phases(here), collectives=comm_volume(here).engine)
+        for place, here in enumerate(map(case.at, case.every_stage()))
     )
 
 

@@ -4,6 +4,7 @@ Ranks are laid out row-major over the dense mesh pp, dp_replicate, dp_shard, cp,
 init_device_mesh does. Experts see the same ranks as pp, dp_replicate, edp, ep: ep takes neighbours among the
 dp_shard x cp x tp ranks, and edp (those that hold the same experts) is what is left of them. Sharded states are split
 over dp_shard and cp together, the axis dp_shard_cp; ZeRO++'s second copies over dp_secondary, neighbours in dp_shard.
+pp_ends is the first and the last stage of a pipeline, which share a tied table.
 Not here: bytes or time of a group (comm.py).
 """
 
@@ -41,6 +42,8 @@ def mesh_of(layout: Layout, axis: str) -> dict[str, int]:
         dense, copy = mesh_sizes(layout), max(layout.zero_secondary_shard, 1)
         outer = {"pp": dense["pp"], "dp_replicate": dense["dp_replicate"], "copies": dense["dp_shard"] // copy}
         return outer | {axis: copy, "cp": dense["cp"], "tp": dense["tp"]}
+    if axis == "pp_ends":
+        return {axis: 2, "between": layout.pp - 1} | {name: getattr(layout, name) for name in MESH_AXES[1:]}
     return expert_mesh_sizes(layout)
 
 
@@ -49,6 +52,8 @@ def axis_size(layout: Layout, axis: str) -> Number:
 
     In columns some rows may not split experts (ep=1): theirs are sharded with everything else, over dp_shard and cp.
     """
+    if axis == "pp_ends":
+        return 2 - (layout.pp == 1)
     size: Number = mesh_of(layout, axis)[axis]
     return where(layout.ep > 1, size, layout.state_shards) if axis == "edp" and is_column(layout.ep) else size
 
@@ -74,7 +79,7 @@ def axis_groups(layout: Layout, axis: str) -> list[list[int]]:
     """The ranks that differ only in their place on `axis`, one list a group, in rank order."""
     sizes = mesh_of(layout, axis)
     stride = int(axis_stride(layout, axis))
-    others = [range(1) if name == axis else range(size) for name, size in sizes.items()]
+    others = [range(1) if name in (axis, "between") else range(size) for name, size in sizes.items()]
     firsts = []
     for place in product(*others):
         rank = 0

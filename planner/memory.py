@@ -136,7 +136,7 @@ def _terms(case: Case, held: Held, moment: Moment | None) -> dict[str, float]:
 
 def memory_breakdown(case: Case) -> MemoryBreakdown:
     """The whole answer for one layout (numbers, not columns): of the fullest pipeline stage."""
-    stages = tuple(StageMemory(int(stage.place), _phases(case.at(stage))) for stage in case.stages())
+    stages = tuple(StageMemory(int(stage.place), stage_phases(case.at(stage))) for stage in case.stages())
     fullest = max(stages, key=lambda stage: stage.peak.total)
     allocated = fullest.peak.total
     return MemoryBreakdown(
@@ -166,7 +166,8 @@ def host_bytes(case: Case) -> Number:
     return most
 
 
-def _phases(case: Case) -> tuple[PhaseMemory, ...]:
+def stage_phases(case: Case) -> tuple[PhaseMemory, ...]:
+    """Live bytes at the fullest moment of each phase on the case's stage."""
     fullest: dict[str, tuple[float, Held, Moment | None]] = {}
     for phase, held, moment, total in _totals(case):
         if phase not in fullest or total > fullest[phase][0]:

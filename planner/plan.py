@@ -61,14 +61,31 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.op}/{self.group}/{self.unit}/{self.phase}"
 
 
+class StagePrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner said of the ranks of one pipeline stage (0-based)."""
+
+    stage: int
+    memory: tuple[PhaseMemory, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the planner said of the layout: compared with the run, line by line, by `executor report`."""
+    """What the planner said of the layout: compared with the run, line by line, by `executor report`.
+
+    With a pipeline `memory` is the fullest stage's and `collectives` the first one's; `stages` has each stage's own.
+    """
 
     memory: tuple[PhaseMemory, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    stages: tuple[StagePrediction, ...] = ()
     ideal_collectives: tuple[Collective, ...] = ()
     step_s: float | None = None
     tokens_per_s: float | None = None
+
+    def of_stage(self, stage: int) -> StagePrediction:
+        """One stage's memory and collectives; without a pipeline every rank's."""
+        found = (one for one in self.stages if one.stage == stage)
+        return next(found, StagePrediction(stage=stage, memory=self.memory, collectives=self.collectives))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

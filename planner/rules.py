@@ -51,6 +51,8 @@ def _value(case: Case, field: str) -> Any:
     """What was asked for: a number or switch of the layout, or a choice of the job."""
     if field == "optimizer":
         return case.job.optimizer.name
+    if field == "lora_targets":
+        return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
     if field == "quant_storage":
         return None if case.job.base_quantization is None else case.job.base_quantization.storage
     return getattr(case.layout, field, getattr(case.job, field, None))
@@ -260,13 +262,6 @@ JOB: tuple[Rule, ...] = (
         holds=lambda case: case.job.precision != "fp8" or case.job.method == "full",
         sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
         fix=lambda case: "Use precision=bf16, or method full",
-    ),
-    Rule(
-        name="4-bit weights compute in 16 bits",
-        field="precision",
-        holds=lambda case: case.job.base_quantization is None or case.job.precision in ("bf16", "fp16", "pure-bf16"),
-        sentence=lambda case: "QLoRA unpacks 4-bit weights to 16 bits for every product",
-        fix=lambda case: "Use precision=bf16",
     ),
 )
 """What a job asks of any engine that runs Transformers' modules."""

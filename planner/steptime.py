@@ -343,8 +343,9 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     """(model's, hardware's) FLOP of a step on one rank, on average over the pipeline's stages."""
     times, pp = case.whole_repeats, case.layout.pp
     model = sum(times[unit] * (one.forward.flops + one.backward.flops) for unit, one in work.items())
-    again = sum(times[unit] * one.again.flops for unit, one in work.items())
-    return case.layout.grad_accum * model / pp, case.layout.grad_accum * (model + again) / pp
+    passes = [(unit, load) for unit, one in work.items() for load in (one.forward, one.backward, one.again)]
+    computed = sum(times[unit] * load.computed_flops for unit, load in passes)
+    return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
 
 
 class _Seconds(NamedTuple):
@@ -382,7 +383,9 @@ def _working_s(load: Load, device: _Device) -> Number:
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
     products_s = maximum(products_s, memory_seconds(load.operands * device.element_bytes, *memory))
-    attention_s = attention_seconds(load.attention_flops, device.peak_flops_per_s, known.attention_share)
+    attention_s = attention_seconds(
+        load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
+    )
     return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
 
 

@@ -49,12 +49,14 @@ class Load(msgspec.Struct, frozen=True):
     """What one pass asks of one device.
 
     `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
-    the products. `fixed_bytes` do not depend on the tokens: weights unpacked, gradients of a table, gradients added up.
+    the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens:
+    weights unpacked, gradients of a table, gradients added up.
     """
 
     product_flops: Number = 0.0
     operands: Number = 0.0
     attention_flops: Number = 0.0
+    masked_flops: Number = 0.0
     moved_bytes: Number = 0.0
     fixed_bytes: Number = 0.0
     operations: Number = 0.0
@@ -63,6 +65,11 @@ class Load(msgspec.Struct, frozen=True):
     def flops(self) -> Number:
         """All FLOP, of linear modules and of attention."""
         return self.product_flops + self.attention_flops
+
+    @property
+    def computed_flops(self) -> Number:
+        """With those that a mask throws away."""
+        return self.flops + self.masked_flops
 
     def and_again(self, other: Load) -> Load:
         """Both, one after the other."""
@@ -212,22 +219,31 @@ def _layer_work(case: Case, unit: str) -> Work:
     split = ceil_div(model.heads, layout.tp) / model.heads
     width = (model.qk_width + model.v_width) * split
     attention = attention_flops(tokens, model.attended(case.job.attention_span), width, 1)
+    # Kernels under a mask compute the whole square, of which a causal one needs half.
+    square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
         attention_flops=attention,
+        masked_flops=square - attention,
         moved_bytes=_elementwise_bytes(case, unit, split),
         fixed_bytes=unpacked,
         operations=found.modules + _layer_operations(case),
     )
     backward = _backward(case, unit, found, forward)
-    backward = msgspec.structs.replace(backward, attention_flops=2 * attention, moved_bytes=2 * forward.moved_bytes)
+    backward = msgspec.structs.replace(
+        backward,
+        attention_flops=2 * attention,
+        masked_flops=2 * forward.masked_flops,
+        moved_bytes=2 * forward.moved_bytes,
+    )
     again_products, again_attention, again_elementwise = recomputed_share(layout.recompute)
     again = Load(
         product_flops=again_products * forward.product_flops,
         operands=again_products * forward.operands,
         attention_flops=again_attention * attention,
+        masked_flops=again_attention * forward.masked_flops,
         moved_bytes=again_elementwise * forward.moved_bytes,
         fixed_bytes=again_products * unpacked,
         operations=max(again_products, again_elementwise) * forward.operations,

@@ -1,4 +1,5 @@
-"""Rewrite what is generated in the documentation: whole pages, and the output under a console block's commands.
+"""Rewrite what is generated in the documentation: whole pages, the output under a console block's commands, and the
+README's table of layouts that were run.
 
     python scripts/docs.py [--check] [FILE...]
 
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
+LAYOUTS = re.compile(r"(?<=^<!-- layouts -->\n).*?(?=^<!-- end -->)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TRUTH = " ".join(shlex.quote(str(path)) for path in sorted((PROJECT / "tests" / "truth").glob("*.jsonl")))
 PARTS = shlex.quote(str(PROJECT / "docs" / "accuracy"))
@@ -64,6 +66,11 @@ def rewritten(page: Path, text: str) -> str:
     if page in WHOLE_PAGES:
         with tempfile.TemporaryDirectory() as folder:
             return output(WHOLE_PAGES[page], folder)
+    if LAYOUTS.search(text):
+        from planner.truth.layouts import FILE, read_record, summary
+
+        table = summary(read_record(PROJECT / "docs" / "accuracy" / FILE))
+        text = LAYOUTS.sub(lambda _: f"{table}\n", text)
     return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1])}```", text)
 
 

@@ -19,6 +19,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("MESHWRIGHT_PRESETS", None)  # the packaged presets are what is tested
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--layouts docs/accuracy/layouts.json`: tests/cluster keeps the figures of its cases there (make layouts)."""
+    parser.addoption("--layouts", type=Path, metavar="FILE", help="keep the figures of the cases that are run in FILE")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by folder: tests/cluster starts several processes, tests/gpu needs a GPU."""
     for item in items:

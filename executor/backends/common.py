@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.case import Case
-from planner.errors import PlannerError
+from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
 from planner.inventory import lora_targets
 from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
@@ -20,7 +20,8 @@ HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
 MISSING = 3
 """Exit code by which the reading process says that the framework lacks a name."""
-RECOMPUTE = ("none", "full")
+SELECTIVE = ("ddp", "fsdp2", "deepspeed")
+"""Engines whose selective recomputation was trained against one process."""
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
 5.23 has it (`output_router_logits`): it is the mean of a micro-batch's own load, so a split batch would have another
@@ -40,7 +41,7 @@ def not_built(field: str, why: str) -> Rule:
 
 def _targets_unknown(case: Case) -> list[str]:
     legal = lora_targets(case.model)
-    return [name for name in (case.job.lora.targets if case.job.lora else ()) if name not in legal]
+    return [name for name in (case.job.adapters.targets if case.job.adapters else ()) if name not in legal]
 
 
 def _blends_documents(case: Case) -> str:
@@ -68,10 +69,12 @@ TRAINER: tuple[Rule, ...] = (
     ),
     Rule(
         name="adapters for modules that do not exist",
-        field="targets",
+        field="lora_targets",
         holds=lambda case: not _targets_unknown(case),
-        sentence=lambda case: f"{', '.join(_targets_unknown(case))} are not linear modules of {case.model.name}",
-        fix=lambda case: f"Known: {', '.join(lora_targets(case.model))}",
+        sentence=lambda case: (
+            f"{_targets_unknown(case)[0]} is not a linear module of a layer of {case.model.name}, a {case.model.family}"
+        ),
+        fix=lambda case: did_you_mean(_targets_unknown(case)[0], lora_targets(case.model)),
     ),
     Rule(
         name="packed documents are not kept apart",
@@ -83,13 +86,21 @@ TRAINER: tuple[Rule, ...] = (
     Rule(
         name="recomputation not built",
         field="recompute",
-        holds=lambda case: case.layout.recompute in RECOMPUTE,
-        sentence=lambda case: f"it is planned, but not launchable yet: the trainer has {one_of(RECOMPUTE)}",
-        fix=lambda case: "Use recompute=full",
+        holds=lambda case: case.layout.recompute in ("none", "full") or case.layout.engine in SELECTIVE,
+        sentence=lambda case: f"only whole layers are recomputed where {case.layout.engine} splits them",
+        fix=lambda case: f"Use recompute=full, or engine {one_of(SELECTIVE)}",
     ),
     accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
     accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),
-    accepts("method", ("full", "lora"), "the trainer quantises nothing"),
+    Rule(
+        name="4-bit experts",
+        field="method",
+        holds=lambda case: case.job.base_quantization is None or case.model.moe is None,
+        sentence=lambda case: (
+            f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
+        ),
+        fix=lambda case: "Use method=lora",
+    ),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

@@ -12,6 +12,7 @@ from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
+from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
 from planner.rules import Rule
 
@@ -45,7 +46,7 @@ class DeepSpeedBackend:
     """Backend of ZeRO, alone and with AutoTP."""
 
     name = "deepspeed"
-    engines = ("deepspeed", "deepspeed-autotp")
+    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
     rules = (SHARDED, *TRAINER, DENSE, HOST_STEP)
 
     def files(self, plan: Plan) -> dict[str, str]:
@@ -65,8 +66,8 @@ class DeepSpeedBackend:
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
-    # Of this rank's part: a bucket for the whole model would be as many times too large as there are tensor ranks.
-    elements = int(Case(plan.model, job, layout, plan.cluster, plan.runtime).total(trainable=True))
+    # Of a rank's part: a bucket for the whole model would be as many times too large as the model is split.
+    elements = int(configured_elements(Case(plan.model, job, layout, plan.cluster, plan.runtime)))
     zero: dict[str, Any] = {
         "stage": layout.zero_stage,
         "contiguous_gradients": True,

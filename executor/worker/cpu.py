@@ -20,7 +20,7 @@ def prepare(layout: Layout) -> None:
     elif layout.engine == "fsdp2":
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         _let_accelerate_shard()
-    elif layout.engine in ("deepspeed", "deepspeed-autotp"):
+    elif layout.engine.startswith("deepspeed"):
         os.environ["DS_ACCELERATOR"] = "cpu"
         _leave_shared_memory_collective_out()
     elif layout.engine == "transformers-tp":

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from executor.worker import transport
 from executor.worker.modules import Modules
+from executor.worker.quantized import python_kernel
 from executor.worker.traffic import LAYER, FsdpUnits
 from planner.plan import PhaseMemory
 
@@ -185,7 +186,7 @@ class LiveTensors(TorchDispatchMode):
         self._settle_transports(inputs)
         for tensor in inputs:
             self._storage_of(tensor, adopted=True)
-        result = func(*args, **kwargs)
+        result = self._run(func, args, kwargs)
         if self._recording and self.transports_hold and self.device_type == "cpu" and func.namespace in COLLECTIVES:
             if func._opname not in POINT_TO_POINT:
                 transport.finish(result)
@@ -193,8 +194,19 @@ class LiveTensors(TorchDispatchMode):
         self._note(func, inputs, result)
         return result
 
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        inside = python_kernel(func) if self.device_type == "cpu" else None
+        if inside is None:
+            return func(*args, **kwargs)
+        super().__enter__()  # what a kernel written in Python allocates is seen like everything else
+        try:
+            return inside(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
+
     def _note(self, func: Any, inputs: list[Tensor], result: Any) -> None:
-        sent = func.namespace in COLLECTIVES
+        # What goes to one peer, or comes from one, is no copy made for sending.
+        sent = func.namespace in COLLECTIVES and func._opname not in POINT_TO_POINT
         for tensor in inputs:
             storage = self._storage_of(tensor)
             if storage is None:

@@ -1,6 +1,6 @@
 """The model and its optimizer, before any framework touches them: on CPU, from one seed or a local checkpoint.
 
-Not here: wrapping and sharding (engines/).
+Not here: adapters (adapters.py), 4-bit weights (quantized.py), wrapping and sharding (engines/).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from executor.worker import recompute
+from executor.worker.adapters import add_adapters
+from executor.worker.quantized import quantize_layers
 from executor.worker.seeds import seed_weights
 from planner.errors import PlannerError
 from planner.huggingface import config_dict
 from planner.plan import Plan
 from planner.spec import ModelSpec, TrainingJob
-from planner.spec.job import Lora
 
 
 def build_model(plan: Plan) -> nn.Module:
@@ -36,8 +37,11 @@ def build_model(plan: Plan) -> nn.Module:
     model.config.use_cache = False
     if plan.model.moe is not None:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
-    if job.method == "lora":
-        _add_adapters(model, job)
+    if job.base_quantization is not None:
+        device = torch.device("cpu" if plan.cluster.gpu.kind == "cpu" else "cuda")
+        quantize_layers(model, job.base_quantization, dtype, device)
+    if job.adapters is not None:
+        add_adapters(model, job, dtype)
     recompute.enable(model, plan)
     trained: nn.Module = model.train()
     return trained
@@ -92,22 +96,6 @@ def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
     return AutoConfig.for_model(**facts)
 
 
-def _add_adapters(model: nn.Module, job: TrainingJob) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    lora = job.adapters or Lora()
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none"
-    )
-    # Injected, not wrapped: the model keeps its class, so every engine finds its layers and its head as without LoRA.
-    inject_adapter_in_model(config, model)
-    # peft upcasts in get_peft_model only, and injection skips it.
-    dtype = torch.float32 if lora.upcast_adapters else weight_dtype(job)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.to(dtype)
-
-
 def build_optimizer(model: nn.Module, job: TrainingJob, *, on_host: bool = False) -> torch.optim.Optimizer:
     """One group with every trainable weight: weight decay does not spare norms, so all engines shard one list.
 
@@ -129,8 +117,3 @@ def build_optimizer(model: nn.Module, job: TrainingJob, *, on_host: bool = False
         weight_decay=chosen.weight_decay,
         fused=fused,
     )
-
-
-def ordinary_name(name: str) -> str:
-    """What Transformers calls a weight that carries an adapter; an adapter is `<module>.lora_A.weight`."""
-    return name.replace(".base_layer.", ".").replace(".default.", ".")

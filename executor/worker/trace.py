@@ -93,7 +93,7 @@ def fake_run(plan: Plan, rank: int) -> Run:
             tokens = layout.global_batch_size * plan.job.seq_len
             for step in range(WARM_STEPS + 1):
                 with meter.step(step):
-                    _optimizer_step(plan, engine, _batches(plan, meter, marks), tokens, meter, plan.job.optimizer.lr)
+                    _optimizer_step(engine, _batches(plan, meter, marks), tokens, meter, plan.job.optimizer.lr)
             phases = tuple(phase_of(*recorded) for recorded in live.history)
             calls = tuple(meter.calls)
             one_pass = layout.micro_batch_size * plan.job.seq_len

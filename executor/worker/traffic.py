@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-from planner.groups import MESH_AXES, axis_groups
+from planner.groups import MESH_AXES, axis_groups, axis_size
 from planner.plan import Collective
 from planner.spec import Layout
 
@@ -44,9 +44,7 @@ _C10D: dict[str, tuple[str, int, bool]] = {
     "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, False),
     "alltoall_": ("all_to_all", 1, False),
     "alltoall_base_": ("all_to_all", 1, False),
-    "send": ("send", 0, False),
-    "recv_": ("recv", 0, False),
-    "recv_any_source_": ("recv", 0, False),
+    "send": ("send", 0, False),  # what is received was sent by somebody, and counts there
     "barrier": ("barrier", 0, False),
 }
 # The functional forms: all take the input first and the group's name last; a gather's result is input x group.
@@ -65,7 +63,9 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
 
 LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
 """How families number their layers in module paths."""
-_DEEPSPEED_UNIT = {"all_gather": "params", "all_reduce": "bucket", "reduce_scatter": "bucket", "reduce": "bucket"}
+_DEEPSPEED_UNIT = {
+    "all_gather": "params", "all_reduce": "bucket", "reduce_scatter": "bucket", "reduce": "bucket", "send": "boundary",
+}  # fmt: skip
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -109,6 +109,8 @@ class Traffic(TorchDispatchMode):
         if func.namespace == "c10d" and name in _C10D:
             op, place, times_group = _C10D[name]
             ranks = _ranks_of(args)
+            if op == "send":
+                ranks = (dist.get_rank(), ranks[args[2]])
             payload = args[place]
         elif name.removesuffix("_") in _FUNCTIONAL:
             op, times_group = _FUNCTIONAL[name.removesuffix("_")]
@@ -116,6 +118,8 @@ class Traffic(TorchDispatchMode):
             payload = args[0]
         else:
             return  # waits and other bookkeeping move nothing
+        if len(ranks) == 1:
+            return  # neither does a group of one
         size = sum(tensor.nbytes for tensor in tree_leaves(payload) if isinstance(tensor, Tensor))
         size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
         phase = self._phase().removesuffix(".next")
@@ -130,7 +134,7 @@ class Traffic(TorchDispatchMode):
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
         if engine == "ddp" and op == "all_reduce" and phase == "backward":
             return "bucket"
-        if engine in ("deepspeed", "deepspeed-autotp"):
+        if engine.startswith("deepspeed"):
             return _DEEPSPEED_UNIT.get(op, "other")
         return "other"
 
@@ -152,10 +156,13 @@ def _group_name(args: Any) -> str:
 
 
 def group_name(layout: Layout, ranks: tuple[int, ...]) -> str:
-    """The mesh axis these ranks form in the plan's layout; "world" for all ranks of a mesh with several axes."""
-    for axis in MESH_AXES:
-        if getattr(layout, axis) > 1 and sorted(ranks) in axis_groups(layout, axis):
+    """The mesh axis these ranks form in the plan's layout; "world" for all ranks of a mesh with several axes. Two that
+    send to each other are of the axis that has both."""
+    for axis in (*MESH_AXES, "pp_ends"):
+        if axis_size(layout, axis) > 1 and sorted(ranks) in axis_groups(layout, axis):
             return axis
+    if len(ranks) == 2 and any(set(ranks) < set(group) for group in axis_groups(layout, "pp")):
+        return "pp"
     return "world" if len(ranks) == layout.world_size else "ranks " + ",".join(map(str, sorted(ranks)))
 
 

@@ -119,11 +119,11 @@ def _train(
         rate = learning_rate(plan.job.optimizer, recipe, step)
         begin = time.perf_counter()
         with meter.step(step):
-            loss_sum, norm = _optimizer_step(plan, engine, batches, targets, meter, rate)
+            loss_sum, norm = _optimizer_step(engine, batches, targets, meter, rate)
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
-        loss = float(loss_sum) / (targets * layout.tp)
+        loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
         metrics = StepMetrics(
             step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, target_tokens=targets, step_s=seconds
         )
@@ -138,20 +138,10 @@ def _train(
 
 
 def _optimizer_step(
-    plan: Plan, engine: Engine, batches: Any, step_tokens: int, meter: Any, rate: float
+    engine: Engine, batches: Any, step_tokens: int, meter: Any, rate: float
 ) -> tuple[torch.Tensor, float]:
     """(this rank's summed loss, global gradient norm) of one optimizer step over so many target tokens in all."""
-    layout = plan.layout
-    loss_sum = torch.zeros((), device=engine.device)
-    for index, batch in enumerate(batches):
-        last, suffix = index == layout.grad_accum - 1, ".next" if index else ""
-        placed = batch.to(engine.device)
-        with meter.phase("forward" + suffix):
-            loss = engine.forward(placed, step_tokens, last=last)
-        with meter.phase("backward" + suffix):
-            engine.backward(loss, last=last)
-        loss_sum += loss.detach() * (step_tokens / engine.loss_divisor)
-        del loss, placed
+    loss_sum = engine.run(batches, step_tokens, meter)
     with meter.phase("optimizer"):
         norm = engine.step(rate)
     return loss_sum, norm
@@ -168,7 +158,7 @@ def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -
         )
     dist.all_reduce(total)
     engine.model.train()
-    return float(total[0] / total[1]), int(total[1])
+    return float(total[0] / total[1]), int(total[1]) // (plan.layout.tp * plan.layout.pp)
 
 
 def _choose_device(plan: Plan) -> None:

@@ -1,7 +1,7 @@
 """A model's weights on disk, as a Transformers folder: written weight by weight, read back the same way.
 
 `save` is a run's last act and makes RUN/weights; `executor export` (worker/export.py) makes other folders of it. Not
-here: gathering a weight that is split over ranks (engines/), or adapters.
+here: gathering a weight that is split over ranks (engines/), or what a folder of adapters holds (adapters.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from executor.rundir import WEIGHTS
+from executor.rundir import ADAPTER, WEIGHTS
+from executor.worker.adapters import is_adapter, ordinary_name, save_adapters
 from executor.worker.engines.base import Engine
-from executor.worker.model import model_config, ordinary_name
+from executor.worker.model import model_config
+from executor.worker.quantized import unpacked
 from planner.errors import PlannerError
 from planner.plan import Plan
 
@@ -31,19 +33,27 @@ TIED_HEAD = "lm_head.weight"
 
 
 def save(plan: Plan, engine: Engine, folder: Path, rank: int, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write RUN/weights on rank 0, from every rank's part; it is there whole or not at all."""
+    """Write RUN/weights on rank 0, from every rank's part; it is there whole or not at all.
+
+    Adapters go to RUN/adapter as peft saves them, and RUN/weights is the base that they were trained on.
+    """
     target = folder / WEIGHTS
     if rank != 0:
         for _ in engine.weights():
             pass  # the gathers that rank 0 waits for
         return
     partial = target.with_name(target.name + ".partial")
+    adapters: dict[str, torch.Tensor] = {}
     try:
         with Writer(partial, shard_bytes) as writer:
-            for name, weight in engine.weights():
-                if not (plan.model.tied and name.endswith(TIED_HEAD)):
+            for name, weight in unpacked(engine.model, engine.weights()):
+                if is_adapter(name):
+                    adapters[ordinary_name(name)] = weight.detach().cpu().contiguous()
+                elif not (plan.model.tied and name.endswith(TIED_HEAD)):
                     writer.add(ordinary_name(name), weight)
         write_configuration(plan, writer.dtype, partial)
+        if adapters:
+            save_adapters(folder / ADAPTER, plan.job, adapters)
         partial.rename(target)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

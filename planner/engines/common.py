@@ -15,7 +15,7 @@ from planner.case import LAYERS, UNITS, Case
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.inventory import Compute, Weight, unit_weights
-from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_element_bytes, nf4_scale_bytes
+from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_state_bytes
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import IdealCollective, merged
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
@@ -57,6 +57,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "cp": layout.cp,
         "cp_method": layout.cp_method,
         "ep": layout.ep,
+        "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if parts.attention == "unfused" else 0,
     }
@@ -65,7 +66,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
 def layer_form(case: Case) -> str:
     """How the layers' linear weights are held or multiplied."""
     if case.job.base_quantization is not None:
-        return "nf4"
+        return "nf4-double" if case.job.base_quantization.double else "nf4"
     return "fp8" if case.job.precision == "fp8" else "plain"
 
 
@@ -86,11 +87,18 @@ def trained_states(case: Case) -> StateBytes:
     return StateBytes(element, element, 0.0, moment_bytes(case.job.optimizer, element))
 
 
-def stored_weight_bytes(case: Case, weight: Weight) -> float:
-    """Bytes an element of this weight takes where it rests between steps, a 4-bit one's scales included."""
+def stored_weight_bytes(case: Case, weight: Weight) -> Number:
+    """Bytes an element of this weight takes where it rests between steps, a 4-bit one's scales and tables included."""
     if packed(case, weight) and case.job.base_quantization is not None:
-        return nf4_element_bytes(case.job.base_quantization)
+        return CODE_BYTES + nf4_state_bytes(weight.elements, case.job.base_quantization.double) / weight.elements
     return adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
+
+
+def unpacked_model_bytes(case: Case) -> Number:
+    """Bytes on a device that is host memory while a model is built that is packed into 4 bits afterwards; else 0."""
+    if case.job.base_quantization is None or case.cluster.gpu.kind != "cpu":
+        return 0.0
+    return case.total(adapter=False) * base_weight_bytes(case)
 
 
 def packed(case: Case, weight: Weight) -> bool:
@@ -101,7 +109,7 @@ def packed(case: Case, weight: Weight) -> bool:
 def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:
     """A 4-bit weight on a rank: the codes are sharded like any weight, their scales are no weight and stay whole."""
     codes = padded_elements(weight.elements, weight.elements * PACKED, shards)
-    return sharded_bytes(codes, CODE_BYTES, shards) + nf4_scale_bytes(weight.elements, quantization.double)
+    return sharded_bytes(codes, CODE_BYTES, shards) + nf4_state_bytes(weight.elements, quantization.double)
 
 
 def sent_elements(case: Case) -> Number:

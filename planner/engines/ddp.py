@@ -14,6 +14,7 @@ from planner.engines.common import (
     optimizer_temporaries,
     stored_weight_bytes,
     trained_states,
+    unpacked_model_bytes,
     weights_are_columns,
 )
 from planner.inventory import Compute, Moment
@@ -83,6 +84,7 @@ def load(case: Case) -> list[Held]:
     """Weights beside the broadcast of them, then beside the reducer's buckets; moments come with the first step."""
     whole = weight_bytes(case)
     return [
+        {"params": unpacked_model_bytes(case)},
         {"params": whole, "buckets": minimum(whole, BROADCAST_BYTES)},
         {"params": whole, "buckets": grad_bytes(case)},
     ]

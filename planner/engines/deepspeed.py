@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import Any
 
 from planner import optimizers
 from planner.arith import Number, by_value, ceil_div, is_column, maximum, where
@@ -22,13 +23,14 @@ from planner.engines.common import (
     parallel_compute,
     sent_elements,
     stored_weight_bytes,
+    unpacked_model_bytes,
     weights_are_columns,
 )
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.engines.zero3_fetch import Fetches, Limits, fetches
+from planner.engines.zero3_fetch import Codes, Fetches, Gather, Limits, fetches
 from planner.inventory import Compute, Moment
-from planner.inventory.forms import PACKED, nf4_scale_bytes
+from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, whole_bytes
@@ -101,18 +103,6 @@ rules: tuple[Rule, ...] = (
         sentence=lambda case: "stage 3 reduce-scatters gradients, and DeepSpeed refuses Muon there",
         fix=lambda case: "Use zero_stage 1 or 2, engine fsdp2 or ddp, or optimizer adamw",
     ),
-    Rule(
-        name="ZeRO-3 cannot shard uint8 codes",
-        field="quant_storage",
-        # peft's guide to QLoRA with DeepSpeed: bitsandbytes 0.43, a floating bnb_4bit_quant_storage, no zero.Init.
-        holds=lambda case: (
-            case.layout.zero_stage < 3
-            or case.job.base_quantization is None
-            or case.job.base_quantization.storage == "bf16"
-        ),
-        sentence=lambda case: "stage 3 shards floating formats only",
-        fix=lambda case: "Use quant_storage=bf16 (bnb_4bit_quant_storage, the compute format)",
-    ),
 )
 
 
@@ -127,8 +117,18 @@ def compute(case: Case) -> Compute:
         adapter_bytes=element,
         # Stage 3 puts its own linear function in place of PyTorch's, and that keeps the input of frozen weights too.
         linear_keeps_input=case.layout.zero_stage == 3,
+        codes_kept_above=_largest_persistent_bytes(case),
         **parallel_compute(case),
     )
+
+
+def _largest_persistent_bytes(case: Case) -> float | None:
+    """At stage 3 bitsandbytes' graph holds a view of the gathered codes, and a weight that is let go is only pointed
+    elsewhere (partition_parameters.py, free_param): its bytes stay until backward. Persistent ones stay anyhow."""
+    quantization = case.job.base_quantization
+    if quantization is None or case.layout.zero_stage != 3:
+        return None
+    return case.layout.zero3_persistence_elements * storage_bytes(quantization)
 
 
 def states(case: Case) -> StateBytes:
@@ -153,7 +153,17 @@ def held_grad_bytes(case: Case) -> float:
 
 def bucket_elements(case: Case) -> Number:
     """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
-    return reduce_bucket_elements(case.layout, case.total(trainable=True))
+    return reduce_bucket_elements(case.layout, configured_elements(case))
+
+
+def configured_elements(case: Case) -> Number:
+    """Trained elements that buckets are sized to: a rank's, of the fullest pipeline stage (one file configures all)."""
+    if not case.pipelined:
+        return case.total(trainable=True)
+    most: Number = 0
+    for stage in case.stages():
+        most = maximum(most, case.at(stage).total(trainable=True))
+    return most
 
 
 def partition_elements(case: Case) -> Number:
@@ -286,27 +296,36 @@ def largest_trained(case: Case) -> Number:
 
 
 def shard_elements(case: Case, *, trainable: bool | None = None) -> Number:
-    """Elements a rank holds at stage 3, where every weight is padded on its own to a multiple of the ranks.
-
-    Four 4-bit weights are one 16-bit element.
-    """
-    ranks = case.layout.dp_shard
-    return sum(
-        case.repeats(unit) * padded_elements(elements, elements, ranks) / ranks
-        for unit in UNITS
-        for weight in case.units()[unit]
-        if trainable in (None, weight.trainable)
-        for elements in (weight.elements * PACKED if packed(case, weight) else weight.elements,)
-    ) + 0.0  # fmt: skip
+    """Elements a rank holds at stage 3, where every weight is padded on its own to a multiple of the ranks; of 4-bit
+    weights as many of the training format as fill their codes' bytes."""
+    ranks, element = case.layout.dp_shard, states(case).weight
+    quantization = case.job.base_quantization
+    found: Number = 0.0
+    for unit in UNITS:
+        for weight in case.units()[unit]:
+            if trainable not in (None, weight.trainable):
+                continue
+            if quantization is not None and packed(case, weight):
+                held = storage_bytes(quantization)
+                codes = weight.elements * CODE_BYTES / held
+                share = padded_elements(codes, codes, ranks) * (held / element)
+            else:
+                share = padded_elements(weight.elements, weight.elements, ranks)
+            found = found + case.repeats(unit) * share / ranks
+    return found
 
 
 def scale_bytes(case: Case) -> Number:
-    """Scales of 4-bit weights: no weights, so stage 3 leaves them whole on every rank."""
+    """Scales and tables of 4-bit weights: no weights, so stage 3 leaves them whole on every rank."""
     quantization = case.job.base_quantization
     if quantization is None:
         return 0.0
-    four_bit = sum(case.repeats(u) * w.elements for u in UNITS for w in case.units()[u] if packed(case, w))
-    return nf4_scale_bytes(four_bit, quantization.double)
+    return sum(
+        case.repeats(unit) * nf4_state_bytes(weight.elements, quantization.double)
+        for unit in UNITS
+        for weight in case.units()[unit]
+        if packed(case, weight)
+    ) + 0.0  # fmt: skip
 
 
 def _resident_stage3(case: Case) -> Held:
@@ -335,7 +354,7 @@ def load(case: Case) -> list[Held]:
     whole = case.total(trainable=True) * each.weight + frozen_bytes(case)
     if case.layout.zero_stage < 3:
         copied = partition_elements(case) * partitions(case) * each.weight if case.layout.zero_stage else 0.0
-        begun: Held = {"params": whole + copied}
+        begun: Held = {"params": maximum(whole + copied, unpacked_model_bytes(case))}
         buffers = {} if case.host_apart else host(case, built=True)
         return [begun, _with(_resident_stage12(case), buffers)] if buffers else [begun]
     built = dict(_resident_stage3(case))
@@ -346,7 +365,8 @@ def load(case: Case) -> list[Held]:
     largest = max(weight.elements for unit in UNITS for weight in case.units()[unit])
     built["params"] = built["params"] + largest * each.weight
     all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
-    return [built, {"params": whole + 0.0 * built["params"]}] if all_there else [built]
+    there = maximum(whole, unpacked_model_bytes(case))
+    return [built, {"params": there + 0.0 * built["params"]}] if all_there else [built]
 
 
 def holder(case: Case) -> Holder:
@@ -356,14 +376,22 @@ def holder(case: Case) -> Holder:
     bucket = bucket_elements(case)
     accumulated = 0.0 if stage == 3 else _accumulated(case)
     secondary = secondary_bytes(case)
-    in_use: dict[int, Number] = {}
+    in_use: dict[float, Number] = {}
     looks_ahead, live, persistent = _stage3_fetches(case) if stage == 3 else (False, {}, 0.0)
+    # What a layer's second forward gathered stays with its graph until each weight's backward, which gathers it once
+    # more: checkpoint keeps the weight's storage, not the parameter that ZeRO empties (seen in a timeline, torch 2.13).
+    again = _layer_elements(case) if runs_layers_again(case) and case.job.base_quantization is None else {}
 
     def held(moment: Moment, later: bool) -> Held:
         grads = stay["grads"] + moment.in_flight * each.grad
         buckets = stay["buckets"] + _flush_bytes(case, moment)
         if stage == 3:
-            whole = live.get((moment.phase, moment.unit, moment.layer), 0) if looks_ahead else moment.weight
+            if looks_ahead:
+                whole = live.get((moment.phase, moment.unit, moment.layer), 0)
+            elif moment.unit in again and moment.phase == "backward":
+                whole = again[moment.unit] - moment.unit_grads + (moment.weight if moment.unit_grads else 0)
+            else:
+                whole = moment.weight
             if whole not in in_use:
                 in_use[whole] = _padded(whole, case.layout.dp_shard) * each.weight + persistent
             gathered = in_use[whole]
@@ -385,15 +413,34 @@ def holder(case: Case) -> Holder:
     return held
 
 
-def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], int], float]:
+def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], float], float]:
     """(whether anything is kept or fetched beyond the module at work, elements whole by unit, persistent bytes)."""
     limits = limits_of(case)
-    plan = _fetched(case, int(case.layout.tp))
-    return limits.prefetch + limits.max_reuse > 0, plan.live, sum(plan.persistent) * states(case).weight
+    plan, each = _fetched(case, int(case.layout.tp)), states(case)
+    persistent = sum(size * _bytes(code, each) for size, code in plan.persistent)
+    return limits.prefetch + limits.max_reuse > 0, plan.live, persistent
+
+
+def _layer_elements(case: Case) -> dict[str, float]:
+    return {unit: float(sum(weight.elements for weight in case.units()[unit])) for unit in LAYERS}
+
+
+def runs_layers_again(case: Case) -> bool:
+    """Whether backward makes a layer's forward anew."""
+    return case.layout.recompute in ("full", "sac:matmul")
 
 
 def _fetched(case: Case, tp: int) -> Fetches:
-    return fetches(case.walked_model, case.lora, limits_of(case), layer_form(case), tp, case.runtime.parts)
+    quantization, element = case.job.base_quantization, states(case).weight
+    codes = None if quantization is None else Codes(layer_form(case), storage_bytes(quantization), element)
+    return fetches(
+        case.walked_model, case.lora, limits_of(case), codes, tp, case.runtime.parts, runs_layers_again(case)
+    )
+
+
+def _bytes(code: float | None, each: StateBytes) -> float:
+    """Bytes of an element that is gathered: of a 4-bit weight's codes, or of any other weight."""
+    return each.weight if code is None else code
 
 
 def secondary_bytes(case: Case) -> Number:
@@ -406,7 +453,7 @@ def secondary_bytes(case: Case) -> Number:
     return zero.sharded_bytes(shards, states(case).weight, group)
 
 
-def _padded(elements: int, ranks: Number) -> Number:
+def _padded(elements: float, ranks: Number) -> Number:
     return ceil_div(elements, ranks) * ranks
 
 
@@ -557,7 +604,7 @@ def _collectives_stage12(case: Case) -> list[Call]:
     rounds = layout.grad_accum if layout.zero_stage == 2 else layout.grad_accum * 0 + 1
     buckets = bucket_count(case, layout.zero_stage == 1)
     whole = partition_elements(case) * partitions(case)
-    gathers = maximum(1, whole // allgather_bucket_elements(layout, trained))
+    gathers = maximum(1, whole // allgather_bucket_elements(layout, configured_elements(case)))
     reduced = Call(
         "all_reduce",
         "dp_shard",
@@ -607,7 +654,7 @@ def _collectives_stage3(case: Case) -> list[Call]:
 
 def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
     """Stage 3's gathers of one pass by phase, and after the step: calls and bytes; of every distinct tp of a column."""
-    tp = case.layout.tp
+    tp: Any = case.layout.tp
     if not is_column(tp):
         return _gathered_with(case, int(tp))
     by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}
@@ -621,13 +668,14 @@ def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
 
 
 def _gathered_with(case: Case, tp: int) -> dict[str, tuple[Number, Number]]:
-    element, ranks, plan = states(case).weight, case.layout.dp_shard, _fetched(case, tp)
-    made = [*plan.gathers, *(("optimizer", (size,)) for size in plan.persistent)]
-    counts = Counter((phase, sizes) for phase, sizes in made if sum(sizes) * element >= CONTROL_BYTES)
+    each, ranks, plan = states(case), case.layout.dp_shard, _fetched(case, tp)
+    made = [*plan.gathers, *(Gather("optimizer", (size,), code) for size, code in plan.persistent)]
+    counts = Counter(call for call in made if sum(call.sizes) * _bytes(call.code, each) >= CONTROL_BYTES)
     found: dict[str, tuple[Number, Number]] = dict.fromkeys(("forward", "backward", "optimizer"), (0, 0.0))
-    for (phase, sizes), times in counts.items():
-        count, payload = found[phase]
-        found[phase] = count + times, payload + times * sum(_padded(size, ranks) for size in sizes) * element
+    for call, times in counts.items():
+        count, payload = found[call.phase]
+        sent = times * sum(_padded(size, ranks) for size in call.sizes) * _bytes(call.code, each)
+        found[call.phase] = count + times, payload + sent
     return found
 
 

@@ -11,8 +11,10 @@ parallelism, which a PipelineModule must bring along in its own layers.
 
 from __future__ import annotations
 
+import msgspec
+
 from planner import optimizers
-from planner.arith import Number, ceil_div, maximum, minimum
+from planner.arith import Number, ceil_div, is_column, maximum, minimum
 from planner.case import Case
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
@@ -64,8 +66,8 @@ rules: tuple[Rule, ...] = (
 
 
 def compute(case: Case) -> Compute:
-    """As under ZeRO: DeepSpeed casts the model."""
-    return deepspeed.compute(case)
+    """As under ZeRO: DeepSpeed casts the model. Stages receive into buffers of their own."""
+    return msgspec.structs.replace(deepspeed.compute(case), receives_into_buffer=True)
 
 
 def _narrow(case: Case) -> bool:
@@ -136,26 +138,33 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """One all-reduce of the stage's gradients a step, one gather of its new weights, the sends between stages."""
+    return _data(case) + _tied(case) + parallel_calls(case)
+
+
+def _data(case: Case) -> list[Call]:
+    if not _narrow(case) and case.layout.zero_stage:
+        return deepspeed.collectives(case)
     trained = case.total(trainable=True)
     each = float(BYTES["fp32"]) if _narrow(case) else states(case).grad
     buckets = ceil_div(trained, REDUCED_AT_ONCE)
     calls = [Call("all_reduce", "dp_shard", "bucket", "backward", buckets, trained * each)]
-    if _narrow(case) or case.layout.zero_stage >= 1:
+    if _narrow(case):
         whole = _flat(case)
         gathers = maximum(1, ceil_div(whole, GATHERED_AT_ONCE))
         calls.append(Call("all_gather", "dp_shard", "params", "optimizer", gathers, whole * states(case).weight))
-    return calls + _tied(case) + parallel_calls(case)
+    return calls
 
 
 def _tied(case: Case) -> list[Call]:
-    """The first and the last stage sum the gradients of the table they share: over two ranks each sends it once."""
+    """The first and the last stage sum the gradients of the table they share."""
     if not case.model.tied or case.lora is not None:
         return []
-    unit = "embed" if case.here.first else "tail"
     if not (case.here.first or case.here.last):
         return []
     table = case.model.vocab * case.model.hidden
-    return [Call("send", "pp", unit, "backward", 1, table * float(BYTES["fp32"]))]
+    pp = case.layout.pp
+    axis = "pp_ends" if is_column(pp) or pp > 2 else "pp"
+    return [Call("all_reduce", axis, "bucket", "backward", 1, table * float(BYTES["fp32"]))]
 
 
 def ideal(case: Case) -> list[IdealCollective]:

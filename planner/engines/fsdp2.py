@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from planner.arith import Number, is_column, where
+from planner.arith import Number, is_column, maximum, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
@@ -25,6 +25,7 @@ from planner.engines.common import (
     sent_elements,
     stored_weight_bytes,
     trained_states,
+    unpacked_model_bytes,
 )
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
@@ -101,7 +102,7 @@ def compute(case: Case) -> Compute:
     return accelerate_compute(case, casts_weights=True)
 
 
-def gathered_bytes_of(case: Case, weight: Weight) -> float:
+def gathered_bytes_of(case: Case, weight: Weight) -> Number:
     """Bytes an element of a gathered weight takes; 4-bit weights are gathered as they are."""
     if packed(case, weight):
         return CODE_BYTES
@@ -223,7 +224,7 @@ def load(case: Case) -> Held:
     }
     all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
     whole = sum(case.repeats(unit) * size for unit, size in stored.items()) if all_there else max(stored.values())
-    return {"params": whole + device_shards(case)}
+    return {"params": maximum(whole + device_shards(case), unpacked_model_bytes(case))}
 
 
 def device_shards(case: Case) -> Number:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +17,7 @@ from planner.inventory import LAYERS, Compute, Weight, unit_weights
 from planner.inventory.block import execution_order
 from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
+from planner.inventory.forms import NF4
 from planner.inventory.ops import fetched_elements
 from planner.inventory.units import repeats
 from planner.spec import Kernels, Lora, ModelSpec
@@ -31,13 +33,30 @@ class Limits(msgspec.Struct, frozen=True):
     max_reuse: int
 
 
-class Fetches(msgspec.Struct, frozen=True):
-    """`gathers` holds (phase, elements of each weight in the call); `live` the most elements whole at once while a
-    unit runs, by (phase, unit, layer); `persistent` the sizes of the weights that are never released."""
+class Codes(NamedTuple):
+    """4-bit weights: their form, bytes of an element of the tensor that holds their codes, and of the other weights."""
 
-    gathers: tuple[tuple[str, tuple[int, ...]], ...]
-    live: dict[tuple[str, str, int], int]
-    persistent: tuple[int, ...]
+    form: str
+    storage: float
+    element: float
+
+
+class Gather(NamedTuple):
+    """One call: elements of each weight in it; `code` is None, or bytes of an element if they are 4-bit weights'."""
+
+    phase: str
+    sizes: tuple[int, ...]
+    code: float | None
+
+
+class Fetches(msgspec.Struct, frozen=True):
+    """`live` holds the most elements whole at once while a unit runs, by (phase, unit, layer), of 4-bit weights in
+    elements of the others' format and without those that the graph holds from forward to backward; `persistent`
+    (size, code) of the weights that are never released."""
+
+    gathers: tuple[Gather, ...]
+    live: dict[tuple[str, str, int], float]
+    persistent: tuple[tuple[int, float | None], ...]
 
 
 class _Use(msgspec.Struct, frozen=True):
@@ -51,23 +70,35 @@ class _Use(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def fetches(
-    model: ModelSpec, lora: Lora | None, limits: Limits, layer_form: str = "plain", tp: int = 1, kernels: Kernels = HF
+    model: ModelSpec,
+    lora: Lora | None,
+    limits: Limits,
+    codes: Codes | None = None,
+    tp: int = 1,
+    kernels: Kernels = HF,
+    recomputes: bool = False,
 ) -> Fetches:
-    """One steady step's gathers, of what tensor parallelism leaves to a rank."""
-    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=layer_form, tp=tp, kernels=kernels)
-    uses, sizes = _trace(model, lora, compute)
+    """One steady step's gathers, of what tensor parallelism leaves to a rank. `recomputes`: a layer's forward runs
+    again in backward."""
+    form = "plain" if codes is None else codes.form
+    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels)
+    uses, weights = _trace(model, lora, compute, codes, recomputes)
+    sizes = [size for size, _ in weights]
+    ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
+    again_in_backward = {use.weight for use in uses if use.phase == "backward"}
+    of_graph: set[int] = set()  # 4-bit weights that are whole since their forward: the walk counts them
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
     following = _next_uses(uses)
     passed = [0, *accumulate(sizes[use.weight] for use in uses)]  # elements traversed before each step
     available: set[int] = set()
     fetched_for = [-1] * len(sizes)
     queue = 0  # the next use that the prefetcher has not looked at
-    gathers: list[tuple[str, tuple[int, ...]]] = []
-    live: dict[tuple[str, str, int], int] = {}
+    gathers: list[Gather] = []
+    live: dict[tuple[str, str, int], float] = {}
     whole = 0
     for step, use in enumerate(uses):
         if use.weight not in available and use.weight not in persistent:
-            gathers.append((use.phase, (sizes[use.weight],)))
+            gathers.append(Gather(use.phase, (sizes[use.weight],), weights[use.weight][1]))
             available.add(use.weight)
             whole += sizes[use.weight]
         if fetched_for[use.weight] < step:
@@ -84,25 +115,41 @@ def fetches(
                 coming_elements += sizes[coming]
                 available.add(coming)
             queue += 1
-        if ahead:
-            gathers.append((use.phase, tuple(sizes[index] for index in ahead)))
-            whole += coming_elements
+        whole += coming_elements
+        for code in dict.fromkeys(_format(weights[index][1], codes) for index in ahead):  # a call a format
+            together = [index for index in ahead if _format(weights[index][1], codes) == code]
+            gathers.append(Gather(use.phase, tuple(sizes[index] for index in together), code))
+        if use.phase == "forward" and weights[use.weight][1] is not None and use.weight in again_in_backward:
+            of_graph.add(use.weight)
         place = (use.phase, use.unit, use.layer)
-        live[place] = max(live.get(place, 0), whole)
+        whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
+        live[place] = max(live.get(place, 0), whole_now)
+        if use.phase == "backward":
+            of_graph.discard(use.weight)
         again = following[step]
         reused_soon = again is not None and passed[again] - passed[step + 1] < limits.max_reuse
         if use.weight in available and fetched_for[use.weight] <= step and not reused_soon:
             available.discard(use.weight)
+            of_graph.discard(use.weight)  # fetched again, it will be there twice
             whole -= sizes[use.weight]
         if use.phase == "forward" and use.unit == "tail":
-            live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole
-    return Fetches(tuple(gathers), live, tuple(sizes[index] for index in sorted(persistent)))
+            whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
+            live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
+    return Fetches(tuple(gathers), live, tuple(weights[index] for index in sorted(persistent)))
 
 
-def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[_Use], list[int]]:
-    """Every use of a weight in a step, forward then backward, and the weights' sizes."""
+def _format(code: float | None, codes: Codes | None) -> float | None:
+    """What weights must share to be gathered in one call: DeepSpeed makes one for each format (_all_gather_dtype), and
+    16-bit weights have that of codes stored as bf16."""
+    return None if codes is None or code == codes.element else code
+
+
+def _trace(
+    model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None, recomputes: bool
+) -> tuple[list[_Use], list[tuple[int, float | None]]]:
+    """Every use of a weight in a step, forward then backward, and of each weight the elements and `Gather.code`."""
     units = unit_weights(model, lora)
-    sizes: list[int] = []
+    sizes: list[tuple[int, float | None]] = []
     forward: list[_Use] = []
     trained_so_far = False
     needs_backward: list[bool] = []
@@ -118,7 +165,9 @@ def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[
             if weight.trainable:
                 trained_here.append(weight)
             forward.append(_Use("forward", unit, layer, len(sizes)))
-            sizes.append(fetched_elements(compute.local(compute.trained(weight))))
+            held = compute.local(compute.trained(weight))
+            code = codes.storage if codes is not None and held.form in NF4 else None
+            sizes.append((fetched_elements(held, code or 1.0), code))
         trained_so_far = trained_so_far or bool(trained_here)
 
     first = {weight.name for weight in first_weights(model)} if model.tied else set()
@@ -136,11 +185,16 @@ def _trace(model: ModelSpec, lora: Lora | None, compute: Compute) -> tuple[list[
     if table:  # tied: the head uses the embedding's weight again
         needs_backward.append(True)
         forward.append(_Use("forward", "tail", -1, 0))
-    backward = [
-        _Use("backward", use.unit, use.layer, use.weight)
-        for use, needed in zip(reversed(forward), reversed(needs_backward), strict=True)
-        if needed
-    ]
+    backward: list[_Use] = []
+    layer = -1
+    for use, needed in zip(reversed(forward), reversed(needs_backward), strict=True):
+        if recomputes and use.unit in LAYERS and use.layer != layer:
+            layer = use.layer
+            # The second forward stops inside the last module, whose backward finds the weight there.
+            again = [one for one in forward if one.unit in LAYERS and one.layer == layer][:-1]
+            backward += [_Use("backward", one.unit, one.layer, one.weight) for one in again]
+        if needed:
+            backward.append(_Use("backward", use.unit, use.layer, use.weight))
     return forward + backward, sizes
 
 

@@ -115,19 +115,21 @@ def walk_attention(
     return output
 
 
-def _core(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, model: ModelSpec, compute: Compute, heads: int
-) -> Tensor:
+def _core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, model: ModelSpec, compute: Compute, heads: int) -> Tensor:
     """What Transformers' attention functions compute, with the kernels PyTorch picks."""
     groups = model.heads // model.kv_heads
     if is_written_out(model):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
     if model.family == "falcon" and model.layer_norms == 1:
         return math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes)
-    # Falcon always builds a mask, which the kernels want as numbers.
-    mask = Size(per_pair=compute.element_bytes) if model.family == "falcon" else None
+    # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
+    mask = Size(per_pair=compute.element_bytes) if model.family == "falcon" and not compute.masked else None
+    # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+    wide = groups > 1 and compute.masked
+    k, v = (ops.copied(tape, one, groups) if wide else tape.hold(one) for one in (k, v))
     workspace = compute.attention_workspace(k, v)
     attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask)
+    tape.drop(k, v)
     return ops.laid_out(tape, attended) if model.family in PARTIAL else attended
 
 

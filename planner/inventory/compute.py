@@ -10,7 +10,7 @@ import msgspec
 from planner.arith import Number
 from planner.errors import PlannerError
 from planner.inventory import fused, ops
-from planner.inventory.forms import is_layer_linear
+from planner.inventory.forms import CODE_BYTES, is_layer_linear
 from planner.inventory.lora import adapted_linear
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
@@ -22,6 +22,7 @@ KERNELS = {
     "attention": ("flash", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
     "loss": ("eager-fp32", "native", "megatron", "nanotron", "fused-linear"),
+    "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
@@ -37,9 +38,13 @@ class Compute(msgspec.Struct, frozen=True):
 
     They differ only under autocast (fp32 weights, 16-bit products). `adapter_bytes` is an element of LoRA's matrices
     as the forward sees them. `linear_keeps_input` is for linear functions that keep it though the weight is frozen,
-    `keeps_output` for pipeline stages that hold their output until its gradient comes. `seq_len` is told to kernels
+    `keeps_output` for pipeline stages that hold their output until its gradient comes, `receives_into_buffer` for
+    those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
+    its backward is over (DeepSpeed). `seq_len` is told to kernels
     that keep something quadratic in it, else 0. `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a
-    full element on a CPU. `layer_form` is how the layers' linear weights are held or multiplied (forms.py).
+    full element on a CPU. `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the
+    layers' linear weights are held or multiplied (forms.py).
+    The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of none).
     """
 
     @property
@@ -119,8 +124,11 @@ class Compute(msgspec.Struct, frozen=True):
     ep: int = 1
     seq_len: int = 0
     keeps_output: bool = True
+    receives_into_buffer: bool = False
     mask_bytes: float = 1.0
+    masked: bool = False
     layer_form: str = "plain"
+    codes_kept_above: float | None = None
 
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters, QLoRA packs the layers' matrices."""
@@ -144,6 +152,7 @@ class Compute(msgspec.Struct, frozen=True):
                 adapter_bytes=self.adapter_bytes,
                 base_copied=copied,
                 keeps_input=self.linear_keeps_input,
+                keeps_codes=self._keeps_codes(weight),
                 autocast=self.autocast,
                 bias=bias,
             )
@@ -154,9 +163,13 @@ class Compute(msgspec.Struct, frozen=True):
             element_bytes=self.element_bytes,
             copies_weight=copied,
             keeps_input=self.linear_keeps_input,
+            keeps_codes=self._keeps_codes(weight),
             term=term,
             bias=bias,
         )
+
+    def _keeps_codes(self, weight: Weight) -> bool:
+        return self.codes_kept_above is not None and weight.elements * CODE_BYTES > self.codes_kept_above
 
     def norm(
         self, tape: Tape, x: Tensor, weight: Weight, *, rows: int | None = None, scales_in_fp32: bool = False

@@ -106,8 +106,8 @@ def residual(model: ModelSpec, compute: Compute) -> Size:
 
 
 def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:
-    """What all layers of a stage share: cosines and sines, or ALiBi's line a head; and the masks of attention that is
-    written out."""
+    """What all layers of a stage share: cosines and sines, or ALiBi's line a head; the masks of attention that is
+    written out; and that of packed documents, whose positions differ from row to row."""
     width = compute.weight_bytes
     tables: tuple[Size, ...] = ()
     if model.family == "deepseek_v2":
@@ -115,10 +115,13 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
     elif model.positions == "rope":
         # Gemma 3 has one pair of tables for its sliding layers and one for the others.
         share = 0.5 if model.family == "gpt_oss" else 2.0 if model.rope_theta_local else 1.0
-        tables = (Size(per_position=model.rotary_dim * width * share),) * 2
+        each = model.rotary_dim * width * share
+        tables = (Size(per_token=each) if compute.masked else Size(per_position=each),) * 2
     elif model.positions == "alibi":
         tables = (Size(per_token=model.heads * width),)
-    if is_written_out(model):
+    if compute.masked:
+        tables += (Size(per_pair=compute.element_bytes),)
+    elif is_written_out(model):
         tables += (Size(per_pair=width * (2 if model.sliding_window else 1)),)
     elif model.family == "falcon":
         tables += (Size(per_pair=1.0),)

@@ -15,8 +15,13 @@ CODE_BYTES = 0.5
 """A 4-bit code."""
 BLOCK, OUTER_BLOCK = 64, 256
 """Weights a scale, and scales a scale of scales (bitsandbytes' defaults)."""
+TABLE_BYTES, SCALE_TABLE_BYTES = 16 * BYTES["fp32"], 256 * BYTES["fp32"] + BYTES["fp32"]
+"""What every 4-bit weight has of its own: the values of its codes, and under double quantisation those of its scales
+with their mean (bitsandbytes 0.50, functional.quantize_4bit)."""
 PACKED = CODE_BYTES / BYTES["bf16"]
 """16-bit elements that one 4-bit weight is stored in."""
+NF4 = ("nf4", "nf4-double")
+"""Forms of 4-bit weights: with fp32 scales, and with scales that are quantised too."""
 
 
 def is_layer_linear(weight: Weight) -> bool:
@@ -30,6 +35,21 @@ def nf4_scale_bytes(elements: Number, double: bool) -> Number:
     if not double:
         return elements * BYTES["fp32"] / BLOCK
     return elements / BLOCK + elements * BYTES["fp32"] / (BLOCK * OUTER_BLOCK)
+
+
+def storage_bytes(quantization: Quantization) -> float:
+    """Bytes of one element of the tensor that codes are packed in."""
+    return float(BYTES["bf16"]) if quantization.storage == "bf16" else 1.0
+
+
+def nf4_state_bytes(elements: Number, double: bool) -> Number:
+    """What one weight has beside its codes: scales and tables. No framework shards them: they are no weights."""
+    return nf4_scale_bytes(elements, double) + TABLE_BYTES + (SCALE_TABLE_BYTES if double else 0)
+
+
+def unpacked_scale_bytes(weight: Weight) -> float:
+    """fp32 scales that are made anew from quantised ones for every product."""
+    return weight.elements * BYTES["fp32"] / BLOCK if weight.form == "nf4-double" else 0.0
 
 
 def nf4_element_bytes(quantization: Quantization) -> float:

@@ -5,7 +5,8 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 
 from __future__ import annotations
 
-from planner.inventory.ops import add, cast, linear
+from planner.inventory.forms import NF4
+from planner.inventory.ops import add, cast, cloned, linear
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Weight
 from planner.spec import Lora
@@ -47,18 +48,33 @@ def adapted_linear(
     adapter_bytes: float,
     base_copied: bool,
     keeps_input: bool,
+    keeps_codes: bool,
     autocast: bool,
     bias: Weight | None = None,
 ) -> Tensor:
     """`base(x) + B(A(x)) * scaling`: the base is frozen; peft casts x to the adapter's own format first.
 
-    Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights.
+    Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
+    peft clones the base's result, and leaves casting to autocast where there is one (peft 0.21, tuners/lora/bnb.py).
     """
+    packed = weight.form in NF4
     a, b = adapter_weights(weight, lora)
     base = linear(
-        tape, x, weight, element_bytes=element_bytes, copies_weight=base_copied, keeps_input=keeps_input, bias=bias
+        tape,
+        x,
+        weight,
+        element_bytes=element_bytes,
+        copies_weight=base_copied,
+        keeps_input=keeps_input,
+        keeps_codes=keeps_codes,
+        bias=bias,
     )
-    wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token)
+    if packed:
+        result = base
+        base = cloned(tape, result)
+        tape.drop(result)
+    casts = not (packed and autocast)
+    wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
     product_bytes = element_bytes if autocast else adapter_bytes
     copied = product_bytes < adapter_bytes
     down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied)

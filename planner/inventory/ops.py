@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.inventory.forms import PACKED
+from planner.inventory.forms import CODE_BYTES, NF4, unpacked_scale_bytes
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 
@@ -29,6 +29,7 @@ def linear(
     element_bytes: float,
     copies_weight: bool = False,
     keeps_input: bool = False,
+    keeps_codes: bool = False,
     term: str = TEMPORARIES,
     bias: Weight | None = None,
     share: float = 1.0,
@@ -36,10 +37,12 @@ def linear(
     """`x @ weight.T + bias`: keeps x when the weight is trained (or `keeps_input`); backward makes both gradients, then
     lets go.
 
-    A 4-bit weight is unpacked for every product and let go (bitsandbytes' MatMul4Bit); for an 8-bit product weight,
-    input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8, dynamic scaling).
+    A 4-bit weight is unpacked for every product, its scales before it, and let go (bitsandbytes' MatMul4Bit); for an
+    8-bit product weight, input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8,
+    dynamic scaling).
     An input of another format is cast anew for every call; under autocast the 16-bit copy of a weight that is held
-    in fp32 (`copies_weight`) lives with the graph. x has `share` of the tokens.
+    in fp32 (`copies_weight`) lives with the graph, and so do gathered 4-bit codes where nobody frees their storage
+    (`keeps_codes`). x has `share` of the tokens.
     """
     out_features, in_features = weight.features
     more = bias.elements if bias is not None else 0
@@ -47,7 +50,7 @@ def linear(
     inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
     if copies_weight:
         copies = (tape.new(Size(fixed=(weight.elements + more) * element_bytes), term=GATHERED),)
-    tape.weight = fetched_elements(weight)
+    tape.weight = in_use = fetched_elements(weight, element_bytes)
     forms = _forms(tape, weight, inner.size, element_bytes)
     output = tape.new(
         Size(per_token=out_features * element_bytes * share), needs_grad=x.needs_grad or weight.trainable, term=term
@@ -70,23 +73,28 @@ def linear(
             tape.release(regathered)
 
     # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
-    kept_input = (kept,) if weight.trainable or (keeps_input and weight.form != "nf4") else ()
+    kept_input = (kept,) if weight.trainable or (keeps_input and weight.form not in NF4) else ()
     kept_copy = copies if inner.needs_grad else ()
+    if keeps_codes and inner.needs_grad and weight.form in NF4:
+        tape.weight = 0  # what was gathered for the product is what is kept
+        kept_copy = copies = (tape.new(Size(fixed=weight.elements * CODE_BYTES), term=GATHERED),)
+        tape.weight = in_use
     tape.record(output, kept_input + kept_copy, backward)
     tape.weight = 0
     tape.drop(inner, *copies)
     return output
 
 
-def fetched_elements(weight: Weight) -> int:
-    """Elements a sharded engine sees of the weight: a 4-bit one is packed into 16-bit elements."""
-    return round(weight.elements * PACKED) if weight.form == "nf4" else weight.elements
+def fetched_elements(weight: Weight, element_bytes: float) -> int:
+    """Elements of that many bytes that a sharded engine gathers of the weight: of a 4-bit one its codes."""
+    return round(weight.elements * CODE_BYTES / element_bytes) if weight.form in NF4 else weight.elements
 
 
 def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float) -> list[Storage]:
     """What a product makes of its operands in another format and lets go: `other` is the size of the second one."""
-    if weight.form == "nf4":
-        return [tape.allocate(Size(fixed=weight.elements * element_bytes))]
+    if weight.form in NF4:
+        scales = tape.allocate(Size(fixed=unpacked_scale_bytes(weight)))
+        return [tape.allocate(Size(fixed=weight.elements * element_bytes)), scales]
     if weight.form == "fp8":
         return [tape.allocate(Size(fixed=float(weight.elements))), tape.allocate(other * (1 / element_bytes))]
     return []
@@ -282,6 +290,12 @@ def copied(tape: Tape, x: Tensor, ratio: float = 1.0) -> Tensor:
     """A copy in another order of axes, or repeated `ratio` times: keeps nothing."""
     output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
     return tape.record(output, (), lambda grad: tape.grad_of(x))
+
+
+def cloned(tape: Tape, x: Tensor) -> Tensor:
+    """`clone`: a new tensor, whose gradient is passed on as it is."""
+    output = tape.new(x.size, needs_grad=x.needs_grad)
+    return tape.record(output, (), lambda grad: tape.grad_of(x, alias=grad))
 
 
 def laid_out(tape: Tape, attended: Tensor) -> Tensor:

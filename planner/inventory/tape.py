@@ -151,11 +151,12 @@ class Tape:
             self.nodes.append(Node(output, storages, backward, self.unit, self.layer, self.weight))
         return output
 
-    def backward(self, output: Tensor, grad: Size = NOTHING) -> None:
-        """Run all nodes in reverse order of creation, from the loss or (with the gradient received for it) from a
-        pipeline stage's output."""
+    def backward(self, output: Tensor, grad: Size = NOTHING, *, stays: bool = False) -> None:
+        """Run all nodes in reverse order of creation, from the loss or (with the gradient received for it, which may
+        stay) from a pipeline stage's output."""
         self.phase = "backward"
         self.grads[output] = self.allocate(grad)
+        self.grads[output].holders += stays
         nodes, self.nodes = self.nodes, []
         self.play(nodes)
 

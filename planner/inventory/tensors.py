@@ -50,7 +50,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True):
     layers) or "tail". `adapter` marks LoRA's matrices. `split` is the dimension that tensor parallelism divides (None:
     every rank holds it whole), in `pieces` that cannot be divided further (heads; None: its rows). The first dimension
     of an `expert` weight counts experts. `transposed` marks a matrix held as (in, out). `form` is how a linear function
-    finds it: "plain", or "nf4" and "fp8" (forms.py).
+    finds it: "plain", or "nf4", "nf4-double" and "fp8" (forms.py).
     """
 
     name: str

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from planner.inventory.block import walk_layer
 from planner.inventory.compute import Compute
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
-from planner.inventory.tape import ACTIVATIONS, Moment, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, TEMPORARIES, TERMS, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size
 from planner.inventory.units import LAYERS, unit_weights
 from planner.spec import ModelSpec
@@ -73,6 +73,8 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
     tape = Tape()
     table: tuple[Tensor, ...]
+    buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
+    tape.live[TEMPORARIES] = buffer
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
@@ -84,6 +86,8 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         else:  # nothing but the head
             tape.enter("tail")
         x = tape.hold(tape.new(residual(model, compute), needs_grad=True, term=ACTIVATIONS))
+        if compute.receives_into_buffer:
+            tape.allocate(residual(model, compute), ACTIVATIONS)
         table = rotary_tables(tape, model, compute)
     held = [tuple(tape.live.values())]
     for index in range(dense + layers):
@@ -110,14 +114,17 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
             sent = tape.view(x)
             tape.record(sent, (x,), lambda grad: None)
             tape.drop(sent)
-        tape.drop(x)
+        if not compute.receives_into_buffer:
+            tape.drop(x)
         kept = tuple(tape.live.values())
-        tape.backward(x, x.size)
+        tape.live[TEMPORARIES] = tape.live[TEMPORARIES] - buffer  # it is the gradient now, and stays
+        tape.backward(x, x.size, stays=compute.receives_into_buffer)
     each = tuple(
         _minus(held[at + min(count, 2)], held[at + min(count, 2) - 1]) if count else (NOTHING,) * len(kept)
         for at, count in ((0, dense), (dense, layers))
     )
-    return _Sampled(tuple(_highest(tape.moments)), (each[0], each[1]), kept)
+    once = tuple(buffer if term == TEMPORARIES else NOTHING for term in TERMS)  # not of every micro-batch
+    return _Sampled(tuple(_highest(tape.moments)), (each[0], each[1]), _minus(kept, once))
 
 
 @lru_cache(maxsize=1024)
@@ -237,7 +244,8 @@ def _checkpointed(
 
     PyTorch stops the second forward at the last tensor that is needed; the two residual-sized results it spares are
     counted here, which never decides the peak (the MLP's first gradients are larger). Selectively saved results are
-    taken to be let go as the second forward makes them again.
+    taken to be made when forward is over, and let go as the second one begins; in both the fullest moment is another
+    phase's or comes later. One that the second forward stops before is never asked for, and waits with the graph.
     """
     nodes, tape.nodes = tape.nodes, []
     tape.keeping = False
@@ -250,6 +258,7 @@ def _checkpointed(
     def backward(grad: Storage) -> None:
         if results is not None:
             tape.release(results)
+        waiting = tape.allocate(_never_asked_for(model, compute, kind), ACTIVATIONS)
         again = tape.view(source)
         tape.nodes = []
         result = walk_layer(tape, again, model, compute, table, kind)
@@ -259,12 +268,21 @@ def _checkpointed(
         tape.grads[result] = grad
         tape.play(inner)
         tape.drop(again)
+        tape.release(waiting)
         value = tape.grads.pop(again, None)
         if value is not None:
             tape.grad_of(source, alias=value)
             tape.release(value)
 
     return tape.record(output, (source, *table), backward)
+
+
+def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> Size:
+    """The MLP's own result under `sac:matmul`: nothing needs it that comes after its product, but for a norm after the
+    branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks for it."""
+    experts = model.moe is not None and kind == "layer"
+    asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts
+    return NOTHING if asked else residual(model, compute)
 
 
 def saved_results(model: ModelSpec, compute: Compute, kind: str) -> Size:

@@ -28,7 +28,8 @@ SCHEMA = "show/1"
 EXPERT_AXIS = "ep"
 """Not an axis of the dense mesh: expert groups are neighbours inside one stage and replica."""
 
-SENDING_AXES = (*MESH_AXES[:3], "dp_secondary", "dp_shard_cp", *MESH_AXES[3:], *EXPERT_AXES[2:])
+PARTS = ("dp_secondary", "dp_shard_cp")
+SENDING_AXES = ("pp", "pp_ends", *MESH_AXES[1:3], *PARTS, *MESH_AXES[3:], *EXPERT_AXES[2:])
 """Every axis whose groups may send, in the order they are told."""
 
 AXIS_WORDS = {

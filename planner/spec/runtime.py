@@ -21,7 +21,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `column_input` says whether a column-parallel linear keeps its gathered input or gathers it again in backward,
     `vocab_parallel` whether the embedding and the head are split too, `head_parallel` whether the head alone is,
-    `loss_parallel` whether logits stay split.
+    `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept apart: by a `mask`
+    of numbers that all layers add to their scores, or by kernels that are told their lengths (`varlen`).
     """
 
     norm: str = "eager-fp32"
@@ -29,6 +30,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     attention: str = "flash"
     mlp: str = "eager"
     loss: str = "eager-fp32"
+    packing: str = "mask"
     column_input: str = "kept"
     vocab_parallel: bool = False
     head_parallel: bool = False

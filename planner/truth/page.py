@@ -1,6 +1,6 @@
-"""docs/accuracy.md: the tables of a replay of the published rows in tests/truth, with what was written by hand.
+"""docs/accuracy.md: layouts that were run, a replay of the published rows in tests/truth, and what was written by hand.
 
-Hand-written parts stand in docs/accuracy/, one file each, and go into the page as they are. Not here: any figure.
+The record of the runs and the hand-written parts stand in docs/accuracy/. Not here: any figure.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.truth.layouts import FILE, read_record, section
 from planner.truth.score import Summary
 from planner.truth.tables import Table, tables
 
@@ -27,9 +28,11 @@ AFTER = "Which layout is best"
 
 
 def page(found: Summary, calibration: str, parts: str) -> str:
-    """The whole page; `parts` is the folder of what was written by hand, of which a file may be missing."""
+    """The whole page; `parts` is the folder of what is not replayed, of which a file may be missing."""
     rows, predicted = (sum(counts[place] for counts in found.rows.values()) for place in (0, 1))
     written = [HEAD.format(rows=rows, predicted=predicted, calibration=calibration)]
+    if (record := Path(parts) / FILE).is_file():
+        written.append(section(read_record(record)))
     own = _written(Path(parts))
     for table in tables(found):
         written.append(_markdown(table))

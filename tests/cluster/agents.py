@@ -24,6 +24,7 @@ from executor.backends.transformers import TransformersBackend
 from planner.backend import Backend
 from planner.case import Case
 from planner.comm import comm_volume
+from planner.estimate import stage_predictions
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction, encode_plan
 from planner.question import usual_runtime
@@ -56,8 +57,9 @@ class Finished:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The saved weights."""
-        return load_file(self.folder / "weights" / "model.safetensors")
+        """The weights that were trained, as saved: the adapters where there are any, else all."""
+        adapters = self.folder / "adapter" / "adapter_model.safetensors"
+        return load_file(adapters if adapters.exists() else self.folder / "weights" / "model.safetensors")
 
     def json(self, name: str) -> dict[str, object]:
         """One JSON file of the run folder."""
@@ -84,13 +86,18 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
 def predicted(plan: Plan) -> Plan:
     """The plan with the planner's memory and collectives."""
     case = Case(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
-    prediction = Prediction(memory=memory_breakdown(case).phases, collectives=comm_volume(case).engine)
+    prediction = Prediction(
+        memory=memory_breakdown(case).phases,
+        collectives=comm_volume(case).engine,
+        stages=stage_predictions(case),
+    )
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
 BACKENDS: dict[str, Backend] = {
     "deepspeed": DeepSpeedBackend(),
     "deepspeed-autotp": DeepSpeedBackend(),
+    "deepspeed-pipeline": DeepSpeedBackend(),
     "transformers-tp": TransformersBackend(),
 }
 

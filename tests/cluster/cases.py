@@ -24,10 +24,10 @@ def job(method: Method, seed: int = 1234) -> TrainingJob:
     """fp32, clipping active, a rate that moves the loss and does not make it swing (which magnifies rounding)."""
     return TrainingJob(
         method=method,
-        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method == "lora" else None,
+        lora=Lora(rank=4, targets=("q_proj", "v_proj", "down_proj")) if method != "full" else None,
         precision="fp32",
         seq_len=SEQ_LEN,
-        optimizer=Optimizer(lr=5e-3 if method == "lora" else 4e-3),
+        optimizer=Optimizer(lr=4e-3 if method == "full" else 5e-3),
         recipe=Recipe(steps=STEPS, warmup_steps=2, max_grad_norm=MAX_GRAD_NORM, seed=seed),
     )
 
@@ -48,6 +48,8 @@ SplitRun = Callable[[str], Finished]
 """A case by name, trained and measured."""
 Reference = Callable[[Case], Finished]
 """The training of a case by one process, whatever its layout."""
+Figures = Callable[..., None]
+"""(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
@@ -72,6 +74,9 @@ BASE = {
 def _accumulating(layout: Layout, accum: int) -> Layout:
     return replace(layout, micro_batch_size=SEQUENCES // layout.data_parallel // accum, grad_accum=accum)
 
+
+PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
+FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4)
 
 CASES: dict[str, Case] = {
     f"{name}-accum{accum}": Case(_accumulating(layout, accum)) for name, layout in BASE.items() for accum in (1, 2)
@@ -100,6 +105,37 @@ CASES |= {
 CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
+}
+
+# Adapters beside a frozen base that every framework shards, or keeps, in its own way.
+CASES |= {
+    "hsdp-2x2-lora-accum2": Case(_accumulating(BASE["hsdp-2x2"], 2), job("lora")),
+    "zero2-lora-accum1": Case(_accumulating(BASE["zero2"], 1), job("lora")),
+    "zero3-lora-accum1": Case(_accumulating(ZERO3, 1), job("lora")),
+    "ddp-qlora-accum1": Case(_accumulating(DDP, 1), job("qlora")),
+    "fsdp2-qlora-accum2": Case(_accumulating(FSDP2, 2), job("qlora")),
+    "zero3-qlora-accum1": Case(_accumulating(ZERO3, 1), job("qlora")),
+}
+
+# Pipelines, whose micro-batches are those of the accumulation.
+CASES |= {
+    "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
+    "pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
+}
+
+# States offloaded: CPU processes take the frameworks' own path to it, within one memory.
+ON_HOST = {"offload_optimizer": True, "offload_params": True}
+CASES |= {
+    "zero2-offload-accum2": Case(replace(_accumulating(BASE["zero2"], 2), offload_optimizer=True)),
+    "zero3-offload-accum2": Case(replace(_accumulating(ZERO3, 2), **ON_HOST)),
+    "fsdp2-offload-accum2": Case(replace(_accumulating(FSDP2, 2), **ON_HOST)),
+}
+
+# Recomputation: of whole layers, of all but matrix products' results, of attention's core.
+CASES |= {
+    "fsdp2-recompute-accum4": Case(replace(_accumulating(FSDP2, 4), recompute="full")),
+    "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
+    "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
 }
 
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}

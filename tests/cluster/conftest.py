@@ -1,15 +1,20 @@
-"""Runs that several tests look at, each made once a session."""
+"""Runs that several tests look at, each made once a session, and the record of what they found."""
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from agents import Finished, make_plan, run_warm
-from cases import CASES, SEQUENCES, Case, Reference, SplitRun
+from cases import CASES, SEQUENCES, Case, Figures, Reference, SplitRun
 
+from executor.worker.progress import versions
+from planner.render import layout_text
 from planner.spec import Layout
+from planner.truth.layouts import LayoutRow, encode_record, read_record
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +48,40 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         return made[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> Iterator[Figures]:
+    """Take what a test found of a case. With --layouts, the rows of these cases are written; others stay."""
+    found: dict[str, dict[str, object]] = {}
+
+    def take(name: str, **values: object) -> None:
+        found.setdefault(name, {}).update(values)
+
+    yield take
+    path = pytestconfig.getoption("--layouts")
+    if path is not None:
+        rows = {row.name: row for row in read_record(path).rows} if path.exists() else {}
+        rows |= {name: _row(name, values) for name, values in found.items()}
+        path.write_bytes(encode_record([rows[name] for name in CASES if name in rows]))
+
+
+def _row(name: str, found: dict[str, object]) -> LayoutRow:
+    case = CASES[name]
+    layout = case.layout
+    stage = f" {layout.zero_stage}" if layout.engine.startswith("deepspeed") else ""
+    batch = f"{layout.micro_batch_size} x {layout.grad_accum}"
+    return LayoutRow(
+        name=name,
+        layout=f"{layout.engine}{stage} {layout_text(layout)}, micro-batch {batch}",
+        method=case.job.method,
+        model=case.model.name,
+        processes=layout.world_size,
+        steps=case.job.recipe.steps,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        versions={library: version for library, version in versions().items() if library != "python"},
+        **found,
+    )
 
 
 def _folder(factory: pytest.TempPathFactory, name: str) -> Path:

@@ -1,7 +1,7 @@
 """The key claim: however a plan splits the work, it trains the model one process trains on the same global batches.
 
-Every case is a real run of CPU processes as two nodes, compared by its metrics and its saved
-weights. Not here: memory and traffic of the same runs (test_prediction.py).
+Every case is a real run of CPU processes as two nodes, compared by its metrics and its saved weights. Not here: memory
+and traffic of the same runs (test_prediction.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from agents import Finished
-from cases import CASES, DDP, EACH, MAX_GRAD_NORM, STEPS, Case, Reference, SplitRun, job
+from cases import CASES, DDP, EACH, MAX_GRAD_NORM, STEPS, Case, Figures, Reference, SplitRun, job
 
 from planner.spec.job import Method
 
@@ -20,20 +20,20 @@ LARGEST_METRIC_ERROR = 1e-5  # relative, at any step
 
 @pytest.mark.parametrize("name", EACH)
 def test_processes_on_two_nodes_train_what_one_process_trains(
-    name: str, reference: Reference, split_run: SplitRun
+    name: str, reference: Reference, split_run: SplitRun, figures: Figures
 ) -> None:
     case, split = CASES[name], split_run(name)
 
     world = case.layout.world_size
     assert [split.json(f"mesh/rank-{rank}.json")["world_size"] for rank in range(world)] == [world] * world
     loss, norm, weights = deviations(reference(case), split)
-    print(f"\n{name}: loss {loss:.1e}, gradient norm {norm:.1e}, weights {weights:.1e}")
+    figures(name, loss=loss, grad_norm=norm, weights=weights)
     assert loss <= LARGEST_METRIC_ERROR
     assert norm <= LARGEST_METRIC_ERROR
     assert weights <= LARGEST_WEIGHT_ERROR
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_the_reference_learns_and_is_clipped(method: Method, reference: Reference) -> None:
     one = reference(Case(DDP, job(method)))
     losses, norms = one.column("loss"), one.column("grad_norm")
@@ -58,8 +58,6 @@ def deviations(expected: Finished, actual: Finished) -> tuple[float, float, floa
         worst.append(float(np.max(np.abs(other - one) / np.abs(one))))
     weights, others = expected.weights, actual.weights
     assert weights.keys() == others.keys()
-    adapters = {key: weight for key, weight in weights.items() if "lora_" in key}
-    weights = adapters or weights
     whole = torch.cat([weight.flatten().double() for weight in weights.values()])
     difference = torch.cat([(others[key].double() - weight.double()).flatten() for key, weight in weights.items()])
     return worst[0], worst[1], float(difference.norm() / whole.norm())

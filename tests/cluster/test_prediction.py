@@ -5,16 +5,23 @@ Not here: that the runs train the right thing (test_equivalence.py) or time (rep
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import NamedTuple
+
 import msgspec
 import pytest
 from agents import Finished
-from cases import EACH, SplitRun
+from cases import CASES, EACH, Figures, SplitRun
 
-from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic
+from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic, prediction_of
 from executor.rundir import read_measured, read_run_plan
+from planner.groups import coordinates
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
+from planner.truth.layouts import read_record
 
+RECORD = Path(__file__).parents[2] / "docs" / "accuracy" / "layouts.json"
 LARGEST_MEMORY_ERROR_PERCENT = 5.0
 LEAST_ACTIVATION_SHARE = 0.3
 SMALL_SHARE = 0.02
@@ -25,35 +32,75 @@ def facts(run: Finished) -> tuple[Plan, tuple[Measured, ...]]:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_payload_of_every_collective_of_a_steady_step_is_predicted_to_the_byte(name: str, split_run: SplitRun) -> None:
+def test_payload_of_every_collective_of_a_steady_step_is_predicted_to_the_byte(
+    name: str, split_run: SplitRun, figures: Figures
+) -> None:
     plan, measured = facts(split_run(name))
 
-    for one in measured:
-        report: TrafficReport = join_traffic(plan, (one,))
-        assert report.lines
-        for line in (*report.lines, *report.counts):
-            assert line.predicted == line.measured, f"rank {one.rank} {line.name}"
-        assert all(call.payload_bytes / call.count < 1024 for call in one.control)
+    reports: dict[int, TrafficReport] = {one.rank: join_traffic(plan, (one,)) for one in measured}
+    wrong = [
+        f"rank {rank} {line.name}: planned {line.predicted}, measured {line.measured}"
+        for rank, report in reports.items()
+        for line in (*report.lines, *report.counts)
+        if line.predicted != line.measured
+    ]
+    figures(name, payload_exact=not wrong)
+    assert not wrong
+    assert all(report.lines for report in reports.values())
+    assert all(call.payload_bytes / call.count < 1024 for one in measured for call in one.control)
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(name: str, split_run: SplitRun) -> None:
+def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(
+    name: str, split_run: SplitRun, figures: Figures
+) -> None:
     plan, measured = facts(split_run(name))
 
-    report: MemoryReport = join_memory(plan.prediction.memory, measured)
-    phase = next(one for one in _heaviest(measured, report).memory if one.phase == report.measured_phase)
+    stages = [_stage(plan, measured, stage) for stage in range(plan.layout.pp)]
+    worst = max((line for stage in stages for line in stage.terms), key=_size_of_error)
+    figures(
+        name,
+        activation_share=min(stage.activation_share for stage in stages),
+        peak_bytes=max(stage.phase.total for stage in stages),
+        peak_error_percent=max((stage.report.peak for stage in stages), key=_size_of_error).error_percent,
+        worst_term=worst.name,
+        worst_term_error_percent=worst.error_percent,
+    )
+    for place, stage in enumerate(stages):
+        assert stage.activation_share >= LEAST_ACTIVATION_SHARE, "the case says nothing of activations"
+        assert stage.report.predicted_phase == stage.report.measured_phase
+        for line in (stage.report.peak, *stage.terms):
+            assert _size_of_error(line) <= LARGEST_MEMORY_ERROR_PERCENT, f"stage {place}: {line}"
 
-    share = (phase.terms["activations"] + phase.terms["logits"]) / phase.total
-    assert share >= LEAST_ACTIVATION_SHARE, "the case says nothing of activations"
-    assert report.predicted_phase == report.measured_phase
+
+class Stage(NamedTuple):
+    """A pipeline stage's heaviest rank at its fullest moment; `terms` are those of 2 % or more."""
+
+    report: MemoryReport
+    phase: PhaseMemory
+    terms: list[Line]
+
+    @property
+    def activation_share(self) -> float:
+        return (self.phase.terms["activations"] + self.phase.terms["logits"]) / self.phase.total
+
+
+def _stage(plan: Plan, measured: tuple[Measured, ...], stage: int) -> Stage:
+    ranks = tuple(one for one in measured if coordinates(plan.layout, one.rank)["pp"] == stage)
+    report = join_memory(prediction_of(plan, ranks[0]).memory, ranks)
+    heaviest = next(one for one in ranks if one.rank == report.rank)
+    phase = next(one for one in heaviest.memory if one.phase == report.measured_phase)
     terms = [line for line in report.lines if line.name.startswith(f"{report.measured_phase}/")]
-    shown = [
-        f"{line.name} {line.error_percent:+.2f} %" for line in (report.peak, *terms) if line.error_percent is not None
-    ]
-    print(f"\n{name}: activations {share:.0%} of the peak; " + ", ".join(shown))
-    for line in (report.peak, *_large(terms, phase)):
-        assert line.error_percent is not None, line.name
-        assert abs(line.error_percent) <= LARGEST_MEMORY_ERROR_PERCENT, line.name
+    large = [line for line in terms if max(line.predicted or 0, line.measured or 0) >= SMALL_SHARE * phase.total]
+    return Stage(report, phase, large)
+
+
+def _size_of_error(line: Line) -> float:
+    return math.inf if line.error_percent is None else abs(line.error_percent)
+
+
+def test_the_record_has_a_row_of_every_case_and_no_other() -> None:
+    assert [row.name for row in read_record(RECORD).rows] == list(CASES), "make layouts writes it"
 
 
 def test_a_doubled_term_and_a_missing_collective_are_seen(split_run: SplitRun) -> None:
@@ -71,11 +118,3 @@ def test_a_doubled_term_and_a_missing_collective_are_seen(split_run: SplitRun) -
 
     assert abs(memory.peak.error_percent or 0) > LARGEST_MEMORY_ERROR_PERCENT
     assert any(line.predicted is None for line in traffic.lines)
-
-
-def _heaviest(measured: tuple[Measured, ...], report: MemoryReport) -> Measured:
-    return next(one for one in measured if one.rank == report.rank)
-
-
-def _large(lines: list[Line], phase: PhaseMemory) -> list[Line]:
-    return [line for line in lines if max(line.predicted or 0, line.measured or 0) >= SMALL_SHARE * phase.total]

@@ -55,7 +55,7 @@ def load(folder: Path) -> Any:
 def expected_logits(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """Of the model that one process trained."""
     folder = tmp_path_factory.mktemp("one") / "model"
-    export(reference("full").folder, folder, None, 10**9)
+    export(reference(CASES["ddp-accum1"]).folder, folder, None, 10**9)
     return logits(load(folder))
 
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_in_every_layout_before_the_first_step(
     one_process: Callable[[bool], Any],
     tmp_path: Path,
 ) -> None:
-    finished = first_step(CASES[name][0], checkpoint(tied), tied, tmp_path)
+    finished = first_step(CASES[name].layout, checkpoint(tied), tied, tmp_path)
 
     expected, saved = load(checkpoint(tied)).state_dict(), finished.weights
     if tied:

@@ -115,9 +115,9 @@ def test_what_the_planner_refuses_is_a_cell_with_its_reason(tmp_path: Path):
     (found,) = cells(matrix(tmp_path, text), this_machine("cpu"))
     assert found.estimate is None and "seq_len=100000" in found.refusal
 
-    text = HEAD + 'model = "tiny-llama"\nlayout = "ddp"\nmethod = "qlora"\n'
+    text = HEAD + 'model = "tiny-llama"\nlayout = "ddp"\noptimizer = "lion"\n'
     (found,) = cells(matrix(tmp_path, text), this_machine("cpu"))
-    assert "not launchable yet" in found.refusal
+    assert "optimizer=lion" in found.refusal
 
 
 def test_a_mistake_in_a_matrix_names_the_table_and_the_key(tmp_path: Path):

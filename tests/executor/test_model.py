@@ -1,4 +1,7 @@
-"""The model before any framework: its seed, the format of its weights, its names, and checkpoints that do not fit."""
+"""The model before any framework: its seed, the format of its weights, and checkpoints that do not fit.
+
+Not here: adapters and 4-bit weights (test_adapters.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from executor.worker.model import build_model, ordinary_name
+from executor.worker.model import build_model
 from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Recipe, Runtime, TrainingJob
@@ -57,18 +60,6 @@ def test_weights_are_held_in_the_format_the_method_needs(
     assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {trained}
     assert model.get_input_embeddings().weight.dtype == base
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-
-
-def test_lora_trains_the_named_modules_only_and_saves_ordinary_name() -> None:
-    model = build_model(plan(job=TrainingJob(method="lora", lora=Lora(targets=("q_proj",)), seq_len=16)))
-    plain = build_model(plan()).state_dict()
-
-    named = {ordinary_name(name) for name in model.state_dict()}
-
-    adapters = {f"model.layers.{i}.self_attn.q_proj.lora_{m}.weight" for i in range(2) for m in "AB"}
-    assert named == plain.keys() | adapters
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert {name.replace(".default", "") for name in trained} == adapters
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -157,7 +157,9 @@ def test_tied_embeddings_live_on_both_ends_and_their_gradients_are_summed():
     assert held[0] - held[1] == 2 * table
     assert held[3] - held[1] == pytest.approx(2 * (table + case.model.hidden), abs=8)
     for stage in case.stages():
-        tied = [call for call in engine.collectives(case.at(stage)) if call.unit in ("embed", "tail")]
+        tied = [
+            call for call in engine.collectives(case.at(stage)) if (call.op, call.axis) == ("all_reduce", "pp_ends")
+        ]
         assert [call.payload_bytes for call in tied] == ([4 * table] if stage.first or stage.last else [])
 
 

@@ -8,7 +8,7 @@ import torch
 from planner import presets
 from planner.huggingface import config_dict
 from planner.inventory import TERMS, Compute, Moment, parameters, unit_weights, walk, whole_model
-from planner.spec import Lora, ModelSpec
+from planner.spec import Lora, ModelSpec, Quantization
 
 MODEL = ModelSpec(
     name="small", layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=384, max_seq_len=128
@@ -62,7 +62,16 @@ COMPUTES = {
         4, 4, lora=Lora(targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
     ),
     "tied": Compute(4, 4),
+    "qlora": Compute(4, 4, lora=Lora(), layer_form="nf4-double"),
+    "qlora-single": Compute(4, 4, lora=Lora(), layer_form="nf4"),
+    "qlora-bf16": Compute(2, 2, lora=Lora(), layer_form="nf4-double"),
+    "qlora-autocast": Compute(2, 2, autocast=True, lora=Lora(), layer_form="nf4-double"),
+    "qlora-recompute": Compute(4, 4, recompute="full", lora=Lora(), layer_form="nf4-double"),
 }
+WIDE = ModelSpec(
+    name="wide", layers=3, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=768, vocab=32, max_seq_len=128
+)
+"""So few logits that the fullest moment is inside a layer, where a 4-bit weight is unpacked."""
 
 
 @pytest.mark.parametrize("name", COMPUTES)
@@ -74,6 +83,8 @@ def test_walk_holds_what_eager_pytorch_holds(name: str) -> None:
         else ModelSpec(**{field: getattr(MODEL, field) for field in MODEL.__struct_fields__} | {"tied": True})
     )
 
+    if compute.layer_form != "plain":
+        model = WIDE
     measured = measured_peaks(model, compute)
 
     for phase in ("forward", "backward"):
@@ -103,11 +114,15 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from executor.worker.memory import LiveTensors
+    from executor.worker.quantized import quantize_layers, scales
 
     torch.manual_seed(0)
     real = LlamaForCausalLM(LlamaConfig(**config_dict(model), attn_implementation="sdpa"))
     if compute.weight_bytes == 2:
         real = real.to(torch.bfloat16)
+    if compute.layer_form != "plain":
+        dtype = next(real.parameters()).dtype
+        quantize_layers(real, Quantization(double=compute.layer_form == "nf4-double"), dtype, torch.device("cpu"))
     if compute.lora:
         from peft import LoraConfig, get_peft_model
 
@@ -125,7 +140,10 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
     with tracker:
         for step in range(2):
             real.zero_grad(set_to_none=True)
-            inert = sum(t.numel() * t.element_size() for t in (*real.parameters(), *real.buffers(), tokens, labels))
+            inert = sum(
+                t.numel() * t.element_size()
+                for t in (*real.parameters(), *real.buffers(), *scales(real), tokens, labels)
+            )
             with tracker.recording("forward"), torch.autocast("cpu", torch.bfloat16, enabled=compute.autocast):
                 loss = real(
                     input_ids=tokens, labels=tokens, shift_labels=labels, num_items_in_batch=count, use_cache=False

@@ -15,6 +15,10 @@ def start_engine(plan: Plan, folder: str) -> Engine:
         from executor.worker.engines.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan, folder)
+    if plan.layout.engine == "deepspeed-pipeline":
+        from executor.worker.engines.deepspeed_pipeline import DeepSpeedPipelineEngine
+
+        return DeepSpeedPipelineEngine(plan, folder)
     if plan.layout.engine == "deepspeed-autotp":
         from executor.worker.engines.deepspeed_autotp import DeepSpeedAutoTpEngine
 

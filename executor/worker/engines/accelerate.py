@@ -17,6 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
+from executor.worker.quantized import scales
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -120,7 +121,7 @@ class DdpEngine(AccelerateEngine):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         weights = list(self.model.parameters())
         return {
-            "params": [weight.detach() for weight in weights],
+            "params": [*(weight.detach() for weight in weights), *scales(self.model)],
             # With gradient_as_bucket_view these are views of the buckets; without it the reducer's C++ side holds a
             # second copy that Python cannot see.
             "grads": [weight.grad for weight in weights if weight.grad is not None],
@@ -149,7 +150,7 @@ class Fsdp2Engine(AccelerateEngine):
         weights = list(self.model.parameters())
         grads = [local_of(weight.grad) for weight in weights if weight.grad is not None]
         return {
-            "params": [local_of(weight.detach()) for weight in weights],
+            "params": [*(local_of(weight.detach()) for weight in weights), *scales(self.model)],
             "grads": grads + whole_gradients(self.model),
             "optimizer": self._optimizer_state(),
             "buckets": [],

@@ -6,7 +6,7 @@ Not here: the loop (train.py), or what any framework does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -67,6 +67,21 @@ class Engine(ABC):
     def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         """Shard or replicate the model and build the optimizer over it."""
 
+    def run(self, batches: Iterable[Batch], step_tokens: int, meter: Any) -> torch.Tensor:
+        """Forward and backward of one step's micro-batches in the meter's phases: one after the other, unless the
+        framework has a schedule of its own. Returns the summed loss of this rank's batches."""
+        loss_sum = torch.zeros((), device=self.device)
+        for index, batch in enumerate(batches):
+            last, suffix = index == self.plan.layout.grad_accum - 1, ".next" if index else ""
+            placed = batch.to(self.device)
+            with meter.phase("forward" + suffix):
+                loss = self.forward(placed, step_tokens, last=last)
+            with meter.phase("backward" + suffix):
+                self.backward(loss, last=last)
+            loss_sum += loss.detach() * (step_tokens / self.loss_divisor)
+            del loss, placed
+        return loss_sum
+
     @abstractmethod
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
         """This micro-batch's share of the global batch's mean loss, scaled by `loss_divisor`."""
@@ -83,16 +98,12 @@ class Engine(ABC):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         """Tensors alive on this rank as params, grads, optimizer, buckets: local shards, for the meter."""
 
+    @abstractmethod
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight by name, whole on rank 0, one after the other; every rank must walk it to its end.
 
         Yielded as they are gathered: the whole model may not fit on one device.
         """
-        yield from self.full_state_dict().items()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """All of `weights` at once, for an engine that has no other way."""
-        raise NotImplementedError
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""

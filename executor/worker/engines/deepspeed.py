@@ -16,6 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.quantized import scales
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -100,7 +101,7 @@ class DeepSpeedEngine(Engine):
         for buffer in OFFLOAD_BUFFERS:
             buckets += _flat(getattr(zero, buffer, None))
         return {
-            "params": sharded or [weight.detach() for weight in weights],
+            "params": [*(sharded or [weight.detach() for weight in weights]), *scales(self.engine.module)],
             "grads": _flat(grads),
             # In fp32 the master copy of ZeRO-3 is the shard itself; the meter counts a storage once, as params.
             "optimizer": [*(master.detach() for master in masters), *_flat(states)],
@@ -120,7 +121,7 @@ class DeepSpeedEngine(Engine):
                 yield name, deepspeed.utils.safe_get_full_fp32_param(tensor)
             elif id(tensor) in buffers or self.plan.layout.zero_stage < 3:
                 yield name, tensor.detach()
-            elif names[id(tensor)] == name:
+            elif names.get(id(tensor)) == name:  # scales of 4-bit weights have no name: they are found on the modules
                 with deepspeed.zero.GatheredParameters([tensor]):
                     whole = tensor.detach().cpu().clone()
                 yield name, whole

@@ -18,7 +18,7 @@ Not here: ZeRO (deepspeed.py), or what is refused (executor/backends/deepspeed.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -55,19 +55,16 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
             release_weights(model)
 
     @override
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         import deepspeed
         from deepspeed.utils import groups
 
-        whole: dict[str, torch.Tensor] = {}
         tensor_ranks = groups.get_tensor_model_parallel_group()
         stage3 = self.plan.layout.zero_stage == 3
         for name, weight in self.engine.module.named_parameters():  # one at a time: the whole model may not fit
             with deepspeed.zero.GatheredParameters([weight], enabled=stage3):
-                joined = joined_weight(weight, tensor_ranks)
-                if dist.get_rank() == 0:
-                    whole[name] = joined.cpu().clone()
-        return whole
+                joined = joined_weight(weight, tensor_ranks).cpu().clone()
+            yield name, joined
 
 
 def release_weights(model: nn.Module) -> None:

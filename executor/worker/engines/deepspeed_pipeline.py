@@ -1,0 +1,196 @@
+"""Pipelines through DeepSpeed's PipelineModule, with ZeRO-1 among the replicas of each stage.
+
+DeepSpeed's own schedule runs; its instructions are put into the meter's phases, and its optimizer step waits for
+`step`. Not here: cutting the model (executor/worker/stages.py), or ZeRO (deepspeed.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import nn
+from typing_extensions import override
+
+from executor.worker.engines.base import LiveMesh
+from executor.worker.engines.deepspeed import DeepSpeedEngine
+from executor.worker.rows import Batch
+from executor.worker.stages import Head, Layers
+from planner.plan import Plan
+
+FORWARD = (schedule.ForwardPass, schedule.SendActivation, schedule.RecvActivation)
+BACKWARD = (schedule.BackwardPass, schedule.SendGrad, schedule.RecvGrad, schedule.ReduceTiedGrads, schedule.ReduceGrads)
+
+
+class DeepSpeedPipelineEngine(DeepSpeedEngine):
+    """deepspeed.initialize over a PipelineModule of the model's own parts."""
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        super().__init__(plan, folder)
+        layout = plan.layout
+        self.topology = PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp_shard)
+        self.stage = self.topology.get_coord(dist.get_rank()).pipe
+        self._phase: Callable[[str], Any] | None = None
+        self._suffix = ""
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        grid = self.engine.grid
+        groups = {"pp": grid.pp_group, "dp_shard": grid.dp_group, "tp": grid.slice_group}
+        return LiveMesh(world_size=world, rank=rank, groups=groups)
+
+    @override
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        import deepspeed
+
+        counts = self.plan.layout.layers_by_stage(self.plan.model.layers)
+        begins = [0, *accumulate(counts)]
+        first, last = self.stage == 0, self.stage == len(counts) - 1
+        whole: Any = model
+        layers = Layers(model, begins[self.stage], begins[self.stage + 1])
+        self.head = Head(model) if last else None
+        embedding = whole.get_input_embeddings() if first else None
+        self._names = {id(weight): name for name, weight in model.named_parameters()}
+        pipeline = _Pipeline(layers, self.stage, embedding, self.head, self.topology, tied=self.plan.model.tied)
+        self.engine, *_ = deepspeed.initialize(
+            model=pipeline,
+            optimizer=make_optimizer(pipeline),
+            config=str(Path(self.folder) / "config" / "deepspeed.json"),
+        )
+        self.model = self.engine
+        instructions = self.engine._INSTRUCTION_MAP
+        self.engine._INSTRUCTION_MAP = {kind: self._measured(kind, do) for kind, do in instructions.items()}
+
+    def _measured(self, kind: type, do: Callable[..., None]) -> Callable[..., None]:
+        """One kind of instruction inside its phase. The optimizer's is left to `step`."""
+
+        def in_phase(engine: Any, **arguments: Any) -> None:
+            name = "forward" if kind in FORWARD else "backward" if kind in BACKWARD else ""
+            if kind is schedule.OptimizerStep:
+                return
+            if not name or self._phase is None:
+                do(engine, **arguments)
+                return
+            with self._phase(name + self._suffix):
+                do(engine, **arguments)
+            if kind is schedule.BackwardPass:
+                self._suffix = ".next"
+                if self.head is not None:
+                    # DeepSpeed lets go of a stage's output here, but on the last one, whose loss would hold the graph
+                    # and with it the received input until the next micro-batch but one.
+                    engine.pipe_buffers["outputs"][arguments["buffer_id"]] = None
+                    engine.loss = engine.loss.detach()
+
+        return in_phase
+
+    @override
+    def run(self, batches: Iterable[Batch], step_tokens: int, meter: Any) -> torch.Tensor:
+        items = step_tokens / self.loss_divisor
+        self._phase, self._suffix = meter.phase, ""
+        self.engine.train_batch(self._fed(batches, items))
+        self._phase = None
+        mean: torch.Tensor = self.engine.dp_group_loss  # of this pipeline's micro-batches, known on all its stages
+        return mean * (items * self.plan.layout.grad_accum)
+
+    def _fed(self, batches: Iterable[Batch], items: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Micro-batches as the first stage (inputs) and the last one (targets) take them."""
+        for batch in batches:
+            placed = batch.to(self.device)
+            if self.head is not None:
+                self.head.targets, self.head.items = placed.targets, items
+            yield placed.inputs, placed.targets
+
+    @override
+    def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
+        raise NotImplementedError("a pipeline runs whole steps")
+
+    @override
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        raise NotImplementedError("a pipeline runs whole steps")
+
+    @override
+    def step(self, lr: float) -> float:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self.engine._exec_optimizer_step()
+        return float(self.engine.get_global_grad_norm())
+
+    @override
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        # The mean over the replicas, on every rank: summed over all ranks it is what they hold, once a stage.
+        loss: torch.Tensor = self.engine.eval_batch(self._fed([batch], 1.0), num_micro_batches=1)
+        return loss
+
+    @override
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stage by stage to rank 0, one weight at a time: what the other stages hold is said first."""
+        held = {self._names[id(weight)]: weight.detach() for weight in self.engine.module.parameters()}
+        group = self.engine.grid.pp_group
+        if group[0] != 0:
+            return
+        facts: list[Any] = [None] * len(group)
+        mine = [(name, weight.shape, weight.dtype) for name, weight in held.items()]
+        dist.all_gather_object(facts, mine, group=self.engine.grid.pp_proc_group)
+        if dist.get_rank() != 0:
+            for weight in held.values():
+                dist.send(weight.contiguous(), 0)
+            return
+        yield from held.items()
+        for source, listed in zip(group[1:], facts[1:], strict=True):
+            for name, shape, dtype in listed:
+                received = torch.empty(shape, dtype=dtype, device=self.device)
+                dist.recv(received, source)
+                yield name, received
+
+
+class _Pipeline(PipelineModule):  # type: ignore[misc]  # DeepSpeed has no types
+    """The parts of this rank's stage; other stages' are not built."""
+
+    def __init__(
+        self,
+        layers: nn.Module,
+        stage: int,
+        embedding: nn.Module | None,
+        head: nn.Module | None,
+        topology: PipeModelDataParallelTopology,
+        *,
+        tied: bool,
+    ) -> None:
+        stages = topology.get_dim("pipe")
+        # The first stage has two parts, the embedding and its layers, and so has the last.
+        self._parts = [0, *range(2, stages + 1), stages + 2]
+        absent = nn.Identity()
+        parts: list[Any] = [absent] * (stages + 2)
+        parts[stage + 1] = layers
+        if tied:
+            parts[0] = _Tied(embedding or absent, "weight")
+            parts[-1] = _Tied(head or absent, "lm_head.weight")
+        else:
+            parts[0], parts[-1] = embedding or absent, head or absent
+        super().__init__(parts, topology=topology)
+        self._layer_specs: list[Any] = []
+
+    @override
+    def _partition_layers(self, method: str = "") -> None:
+        self.parts = self._parts
+        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+
+
+class _Tied(TiedLayerSpec):  # type: ignore[misc]
+    """A module that is there already, and that shares its weight with another stage's."""
+
+    def __init__(self, module: nn.Module, weight: str) -> None:
+        super().__init__("embedding", type(module), tied_weight_attr=weight)
+        self._module = module
+
+    @override
+    def build(self, log: bool = False) -> nn.Module:
+        return self._module
