@@ -76,14 +76,13 @@ def fetches(
     codes: Codes | None = None,
     tp: int = 1,
     kernels: Kernels = HF,
-    recompute: str = "none",
+    recomputes: bool = False,
 ) -> Fetches:
-    """One steady step's gathers, of what tensor parallelism leaves to a rank."""
+    """One steady step's gathers, of what tensor parallelism leaves to a rank. `recomputes`: a layer's forward runs
+    again in backward."""
     form = "plain" if codes is None else codes.form
-    compute = Compute(
-        weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels, recompute=recompute
-    )
-    uses, weights = _trace(model, lora, compute, codes)
+    compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels)
+    uses, weights = _trace(model, lora, compute, codes, recomputes)
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     again_in_backward = {use.weight for use in uses if use.phase == "backward"}
@@ -146,7 +145,7 @@ def _format(code: float | None, codes: Codes | None) -> float | None:
 
 
 def _trace(
-    model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None
+    model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None, recomputes: bool
 ) -> tuple[list[_Use], list[tuple[int, float | None]]]:
     """Every use of a weight in a step, forward then backward, and of each weight the elements and `Gather.code`."""
     units = unit_weights(model, lora)
@@ -191,7 +190,7 @@ def _trace(
     backward: list[_Use] = []
     for (unit, at), group in groupby(zip(reversed(forward), reversed(needs_backward), strict=True), _place):
         uses = list(group)
-        if compute.recompute == "full" and unit in LAYERS and any(needed for _, needed in uses):
+        if recomputes and unit in LAYERS and any(needed for _, needed in uses):
             # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
             last = modules[uses[0][0].weight]
             again = [use.weight for use, _ in reversed(uses) if modules[use.weight] != last]

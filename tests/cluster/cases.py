@@ -147,6 +147,21 @@ CASES |= {
     "pp2-tp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, tp=2, dp_shard=2), 8)),
 }
 
+# States offloaded: CPU processes take the frameworks' own path to it, within one memory.
+ON_HOST = {"offload_optimizer": True, "offload_params": True}
+CASES |= {
+    "zero2-offload-accum2": Case(replace(_accumulating(BASE["zero2"], 2), offload_optimizer=True)),
+    "zero3-offload-accum2": Case(replace(_accumulating(ZERO3, 2), **ON_HOST)),
+    "fsdp2-offload-accum2": Case(replace(_accumulating(FSDP2, 2), **ON_HOST)),
+}
+
+# Recomputation: of whole layers, of all but matrix products' results, of attention's core.
+CASES |= {
+    "fsdp2-recompute-accum4": Case(replace(_accumulating(FSDP2, 4), recompute="full")),
+    "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
+    "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
+}
+
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}
 EACH = [pytest.param(name, marks=pytest.mark.smoke) if name in _FIRST.values() else name for name in CASES]
 """The cases by name, to parametrize over; the first of each engine is in `make test` too."""
