@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
+from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_TIED, Finished
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
@@ -102,6 +102,8 @@ CASES |= {
     for stage, accum in ((1, 1), (2, 2), (3, 2))
 }
 
+# A tied head, which Transformers' plan splits with the table.
+CASES |= {"tp2-fsdp2-tied-accum2": Case(_accumulating(BASE["tp2-fsdp2"], 2), model=TINY_TIED)}
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
 CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
