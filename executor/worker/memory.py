@@ -363,6 +363,7 @@ class LiveTensors(TorchDispatchMode):
     def conclude(self) -> tuple[PhaseMemory, ...]:
         """Live bytes by term at the fullest moment of each phase recorded so far."""
         self._mark(STATES)
+
         return tuple(PhaseMemory(phase=phase, terms=_by_term(moment, phase)) for phase, moment in self.fullest.items())
 
     def timeline(self) -> Iterator[Row]:
