@@ -159,8 +159,6 @@ def refusal(plan: Plan) -> str | None:
     for field in ("offload_optimizer", "offload_params", "offload_activations"):
         if getattr(layout, field):
             return f"{field}: a trace has one memory, so host and device cannot be told apart"
-    if layout.engine == "transformers-tp" and plan.model.tied:
-        return "Transformers splits a tied head only while it loads a checkpoint"
     case = Case(plan.model, job, layout, plan.cluster, plan.runtime)
     broken = next((rule for rule in TRAINER if not rule.holds(case)), None)
     if broken is not None:
