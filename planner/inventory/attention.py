@@ -104,7 +104,8 @@ def walk_attention(
     elif compute.recompute == "attention":
 
         def core(inputs: tuple[Tensor, ...]) -> Tensor:
-            return _core(tape, *inputs, model, compute, heads)
+            queries, keys, values = inputs
+            return _core(tape, queries, keys, values, model, compute, heads)
 
         attended = fused.recomputed(tape, (q, k, v), core)
     else:
