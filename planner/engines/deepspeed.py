@@ -657,11 +657,11 @@ def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
     tp: Any = case.layout.tp
     if not is_column(tp):
         return _gathered_with(case, int(tp))
-    by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}
+    by_degree = [(tp == degree, _gathered_with(case, int(degree))) for degree in sorted(set(tp.tolist()))]
     return {
         phase: (
-            sum(where(tp == degree, one[phase][0], 0.0) for degree, one in by_degree.items()),
-            sum(where(tp == degree, one[phase][1], 0.0) for degree, one in by_degree.items()),
+            sum(where(rows, found[phase][0], 0.0) for rows, found in by_degree),
+            sum(where(rows, found[phase][1], 0.0) for rows, found in by_degree),
         )
         for phase in ("forward", "backward", "optimizer")
     }

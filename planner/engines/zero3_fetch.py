@@ -8,7 +8,7 @@ runtime/zero/partitioned_param_coordinator.py; the first step, without a trace, 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import msgspec
@@ -150,6 +150,7 @@ def _trace(
     """Every use of a weight in a step, forward then backward, and of each weight the elements and `Gather.code`."""
     units = unit_weights(model, lora)
     sizes: list[tuple[int, float | None]] = []
+    modules: list[str] = []
     forward: list[_Use] = []
     trained_so_far = False
     needs_backward: list[bool] = []
@@ -165,6 +166,7 @@ def _trace(
             if weight.trainable:
                 trained_here.append(weight)
             forward.append(_Use("forward", unit, layer, len(sizes)))
+            modules.append(weight.name.removesuffix(".bias"))
             held = compute.local(compute.trained(weight))
             code = codes.storage if codes is not None and held.form in NF4 else None
             sizes.append((fetched_elements(held, code or 1.0), code))
@@ -186,16 +188,19 @@ def _trace(
         needs_backward.append(True)
         forward.append(_Use("forward", "tail", -1, 0))
     backward: list[_Use] = []
-    layer = -1
-    for use, needed in zip(reversed(forward), reversed(needs_backward), strict=True):
-        if recomputes and use.unit in LAYERS and use.layer != layer:
-            layer = use.layer
-            # The second forward stops inside the last module, whose backward finds the weight there.
-            again = [one for one in forward if one.unit in LAYERS and one.layer == layer][:-1]
-            backward += [_Use("backward", one.unit, one.layer, one.weight) for one in again]
-        if needed:
-            backward.append(_Use("backward", use.unit, use.layer, use.weight))
+    for (unit, at), group in groupby(zip(reversed(forward), reversed(needs_backward), strict=True), _place):
+        uses = list(group)
+        if recomputes and unit in LAYERS and any(needed for _, needed in uses):
+            # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
+            last = modules[uses[0][0].weight]
+            again = [use.weight for use, _ in reversed(uses) if modules[use.weight] != last]
+            backward += [_Use("backward", unit, at, weight) for weight in again]
+        backward += [_Use("backward", unit, at, use.weight) for use, needed in uses if needed]
     return forward + backward, sizes
+
+
+def _place(one: tuple[_Use, bool]) -> tuple[str, int]:
+    return one[0].unit, one[0].layer
 
 
 def _reads_after(weight: Weight, trained: Weight, order: dict[str, tuple[int, int]]) -> bool:
