@@ -160,6 +160,8 @@ CASES |= {
 # Recomputation: of whole layers, of all but matrix products' results, of attention's core.
 CASES |= {
     "fsdp2-recompute-accum4": Case(replace(_accumulating(FSDP2, 4), recompute="full")),
+    # The second forward gathers for itself, and its graph holds what it gathered.
+    "zero3-recompute-accum1": Case(replace(_accumulating(ZERO3, 1), recompute="full")),
     "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
     "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
 }
