@@ -43,7 +43,7 @@ REFUSALS = (2, 3, 4, 5)
 """Exit codes by which a rank of ours says itself what kind of end it was."""
 PORT_TRIES = 5
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
-RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
+RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
     started = 1 if options.fake_world else plan.layout.world_size
     preflight.check_devices(plan, ranks=started)
-    preflight.check_software(plan.layout.engine)
+    preflight.check_software(plan.layout.engine, plan.job.method)
     preflight.check_host_memory(plan, ranks=started)
+    if not options.script and not options.build_on_meta:
+        preflight.check_loading_memory(plan, ranks=started)
     plan = as_run(plan, options, echo)
     if options.script:
         preflight.check_script(plan, options.script[0])
@@ -116,7 +118,9 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
         datacheck.check_inputs(plan)
     rundir.check_new(options.run_dir)
     if options.save_weights:
-        need = 4 * parameters(plan.model)  # fp32; what is trained in bf16 needs half
+        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+        # In fp32; what is held in bf16 needs half.
+        need = 4 * parameters(plan.model, adapters, trainable=adapters is not None)
         preflight.check_disk(options.run_dir, need, "--run-dir", "Name one elsewhere, or add --no-save-weights")
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:

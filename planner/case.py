@@ -15,7 +15,7 @@ import msgspec
 from planner.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
 from planner.inventory.units import repeats
-from planner.spec import Cluster, Layout, Lora, ModelSpec, Runtime, TrainingJob
+from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.layout import even_split
 
 __all__ = ["LAYERS", "UNITS", "Case", "StageClass"]
@@ -170,13 +170,21 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """The model as a stage sees it: over stages, a tied table stands on the first and on the last."""
         return msgspec.structs.replace(self.model, tied=False) if self.pipelined and self.model.tied else self.model
 
+    @cached_property
+    def parts(self) -> Kernels:
+        """The runtime's kernels. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
+        parts = self.runtime.parts
+        if not (self.pipelined and self.model.tied and parts.head_parallel):
+            return parts
+        return msgspec.structs.replace(parts, head_parallel=False)
+
     def units(self) -> dict[str, tuple[Weight, ...]]:
         """Weights by unit as this rank holds them before data-parallel sharding; "layer" is one of `repeats`."""
         return self._units
 
     @cached_property
     def _units(self) -> dict[str, tuple[Weight, ...]]:
-        layout, parts = self.layout, self.runtime.parts
+        layout, parts = self.layout, self.parts
         whole = unit_weights(self.walked_model, self.lora)
         if is_column(layout.tp, layout.ep) or layout.tp > 1 or layout.ep > 1:
             whole = {

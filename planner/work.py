@@ -271,7 +271,7 @@ def _trained(case: Case, unit: str) -> Number:
 
 def _layer_operations(case: Case) -> int:
     """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
-    parts, model = case.runtime.parts, case.model
+    parts, model = case.parts, case.model
     norms = model.layer_norms + (2 if model.block == "sandwich" else 0)
     each = NORM_OPERATIONS.get(parts.norm, 1)
     each -= 2 if each > 1 and case.job.precision == "fp32" else 0  # no casts to fp32 and back
@@ -299,7 +299,7 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
     turned = model.rotary_dim * (model.heads + model.kv_heads) * split
     norms = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
     return elementwise_layer_bytes(
-        case.runtime.parts,
+        case.parts,
         case.tokens,
         element_bytes_of(case),
         norms,
@@ -310,7 +310,7 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
 
 
 def _end_work(case: Case, unit: str) -> Work:
-    parts, tokens, element = case.runtime.parts, case.tokens, element_bytes_of(case)
+    parts, tokens, element = case.parts, case.tokens, element_bytes_of(case)
     if unit == "embed":
         looked_up = 2 * tokens * case.model.hidden * element
         here = Load(moved_bytes=looked_up, operations=TABLE_OPERATIONS)

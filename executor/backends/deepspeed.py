@@ -14,40 +14,78 @@ from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed import configured_elements
 from planner.plan import Plan
-from planner.rules import Rule
+from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
+TENSOR_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that were split by AutoTP and trained against one process."""
+PIPELINE_FAMILIES = (*TENSOR_FAMILIES, "gpt2")
+"""Families that were cut into stages. Others do more to embeddings than look them up (Gemma scales them, Falcon and
+BLOOM add a norm or a bias)."""
 
-SHARDED = Rule(
-    name="DeepSpeed without ZeRO",
-    field="zero_stage",
-    holds=lambda case: case.layout.zero_stage >= 1,
-    sentence=lambda case: "stage 0 is planned, but the trainer reads its optimizer from ZeRO's",
-    fix=lambda case: "Use zero_stage=1",
+
+def _without_tp(case: Case) -> str:
+    return f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="DeepSpeed without ZeRO",
+        field="zero_stage",
+        holds=lambda case: case.layout.zero_stage >= 1,
+        sentence=lambda case: "stage 0 is planned, but the trainer reads its optimizer from ZeRO's",
+        fix=lambda case: "Use zero_stage=1",
+    ),
+    *TRAINER,
+    Rule(
+        name="experts under DeepSpeed",
+        field="model",
+        holds=lambda case: case.model.moe is None,
+        sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
+        fix=lambda case: "Use engine fsdp2",
+    ),
+    Rule(
+        name="family without a pipeline",
+        field="pp",
+        holds=lambda case: (case.layout.pp == 1) | (case.model.family in PIPELINE_FAMILIES),
+        sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
+        fix=lambda case: "Use pp=1",
+    ),
+    Rule(
+        name="family of another tensor plan",
+        field="tp",
+        holds=lambda case: (case.layout.tp == 1) | (case.model.family in TENSOR_FAMILIES),
+        sentence=lambda case: (
+            f"under AutoTP {one_of(TENSOR_FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
+        ),
+        fix=_without_tp,
+    ),
+    Rule(
+        name="adapters under AutoTP",
+        field="method",
+        # The plan names q_proj.weight, which beside an adapter is q_proj.base_layer.weight: DeepSpeed splits nothing.
+        holds=lambda case: (case.layout.tp == 1) | (case.job.method == "full"),
+        sentence=lambda case: "AutoTP finds no linear that an adapter has wrapped, and leaves it whole",
+        fix=_without_tp,
+    ),
+    Rule(
+        name="16-bit states on the host",
+        field="precision",
+        # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
+        holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
+        sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
+        fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
+    ),
 )
-DENSE = Rule(
-    name="experts under DeepSpeed",
-    field="model",
-    holds=lambda case: case.model.moe is None,
-    sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
-    fix=lambda case: "Use engine fsdp2",
-)
-HOST_STEP = Rule(
-    name="16-bit states on the host",
-    field="precision",
-    # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
-    holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
-    sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
-    fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
-)
+"""What is planned for DeepSpeed's engines, but not launched."""
 
 
 class DeepSpeedBackend:
-    """Backend of ZeRO, alone and with AutoTP."""
+    """Backend of ZeRO, alone, with AutoTP and in pipelines."""
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
-    rules = (SHARDED, *TRAINER, DENSE, HOST_STEP)
+    rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""
@@ -90,12 +128,19 @@ def configuration(plan: Plan) -> dict[str, Any]:
     pure = job.precision == "pure-bf16"
     # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
     own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
-    split = {
+    split: dict[str, Any] = {
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
+    sums: dict[str, Any] = {}
+    if layout.engine == "deepspeed-pipeline":
+        # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
+        split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
+        # Micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
+        sums = {"data_types": {"grad_accum_dtype": "fp32"}} if job.precision == "bf16" else {}
     return (
         (split if layout.tp > 1 else {})
+        | sums
         | own_step
         | {
             "train_micro_batch_size_per_gpu": layout.micro_batch_size,

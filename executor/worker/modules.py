@@ -38,7 +38,7 @@ class Modules:
         """A forward or backward begins, outside every module."""
         self._in_backward = phase.startswith("backward")
         self._stack = []
-        if phase.startswith("forward"):
+        if phase == "optimizer":  # not before: a pipeline has other forwards between a forward and its backward
             self._nodes = {}
 
     @property

@@ -17,7 +17,7 @@ from executor.worker.rows import Rows
 from planner.plan import Plan
 from planner.units import format_bytes
 
-LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,8 @@ def deepspeed_values(path: str) -> dict[str, Any]:
         "zero_allow_untested_optimizer": parsed.zero_allow_untested_optimizer,
         "zero_force_ds_cpu_optimizer": parsed.zero_force_ds_cpu_optimizer,
         "steps_per_print": parsed.steps_per_print,
+        "pipeline": parsed.pipeline,
+        "data_types": {"grad_accum_dtype": parsed.grad_accum_dtype},
         "tensor_parallel": parsed.tensor_parallel_config.model_dump(include={"autotp_size", "vocab_parallel_lm_head"}),
     }
     raw = json.loads(Path(path).read_text())

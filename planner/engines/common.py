@@ -48,7 +48,7 @@ def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
 
 def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
-    layout, parts = case.layout, case.runtime.parts
+    layout, parts = case.layout, case.parts
     return {
         "recompute": layout.recompute,
         "kernels": parts,
@@ -201,7 +201,7 @@ def residual_bytes(case: Case) -> Number:
 
 
 def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_early: bool) -> list[Call]:
-    layout, parts, payload = case.layout, case.runtime.parts, residual_bytes(case)
+    layout, parts, payload = case.layout, case.parts, residual_bytes(case)
     wide = payload * input_ratio
     sequence = layout.sequence_parallel
     # Selective recompute keeps the products' results but not their gathered inputs.

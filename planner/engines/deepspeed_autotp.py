@@ -12,7 +12,7 @@ from planner.case import Case
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
-from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
+from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
 from planner.inventory import Compute, parameters
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -29,14 +29,7 @@ rules: tuple[Rule, ...] = (
         sentence=lambda case: "AutoTP splits nothing over one rank",
         fix=lambda case: "Use tp=2 or more, or engine deepspeed",
     ),
-    Rule(
-        name="AutoTP has no GPT-2",
-        field="tp",
-        # Its linears are Conv1D, which hold their weights the other way round (auto_tp.py, `AutoTP.supported`).
-        holds=lambda case: case.model.family != "gpt2",
-        sentence=lambda case: f"DeepSpeed's AutoTP does not split GPT-2's modules, and {case.model.name} is one",
-        fix=lambda case: f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}",
-    ),
+    NO_GPT2,
     *tensor_rules(),
     NO_REPLICAS,
     *COMMON,
@@ -76,7 +69,7 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """ZeRO's among data-parallel ranks, and the split linears'."""
-    return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True)
+    return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True, stops_early=True)
 
 
 def ideal(case: Case) -> list[IdealCollective]:

@@ -1,12 +1,14 @@
 """DeepSpeed's PipelineModule: 1F1B over stages of layers, with ZeRO-0 or ZeRO-1 among the replicas of each stage.
 
-In bf16 both stages run the same BF16_Optimizer: master weights and moments are partitioned, all gradients accumulate
-in fp32 buffers that are there from the start, beside 16-bit ones from the first backward to the step. In fp32 and fp16
-it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0. Gradients are all-reduced once a step, after the
-schedule, as are those of embeddings that first and last stage share. Activation checkpointing counts one layer an
-interval.
-Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Not here: ZeRO-1 (deepspeed.py), or tensor
-parallelism, which a PipelineModule must bring along in its own layers.
+In bf16 with sums in fp32 (grad_accum_dtype) both stages run the same BF16_Optimizer: master weights and moments are
+partitioned, all gradients accumulate in fp32 buffers that are there from the start, beside 16-bit ones from the first
+backward to the step. In other formats it is ZeRO's own at stage 1, none or FP16_Optimizer at stage 0.
+Gradients are all-reduced once a step, after the schedule, as are those of embeddings that first and last stage share.
+A stage receives inputs and gradients in one buffer, and copies an input twice. Layers are recomputed by the model's
+own code. A PipelineModule brings tensor parallelism along in its layers: the executor splits them as AutoTP does, and
+every tensor rank sends the whole hidden states to its neighbour (pipe_partitioned off).
+Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Left out: the buffer and the batch while
+the optimizer steps. Not here: ZeRO-1 (deepspeed.py), or AutoTP (deepspeed_autotp.py).
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import msgspec
 from planner import optimizers
 from planner.arith import Number, ceil_div, is_column, maximum, minimum
 from planner.case import Case
-from planner.engines import deepspeed
+from planner.engines import deepspeed, deepspeed_autotp
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
-from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS, stages_up_to
+from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
 from planner.inventory import Compute, Moment
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.zero import StateBytes, moment_bytes
 from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
-from planner.technique_rules import any_micro_batches, pipeline_rules
+from planner.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
 from planner.units import BYTES
 
 REDUCED_AT_ONCE = 500_000_000
@@ -37,7 +39,7 @@ GATHERED_AT_ONCE = 500_000_000
 
 name = "deepspeed-pipeline"
 rules: tuple[Rule, ...] = (
-    *splits_only("pp"),
+    *splits_only("pp", "tp"),
     *reads_only("zero_stage", "pp_schedule", "stage_layers", *BUCKETS),
     Rule(
         name="without stages it is ZeRO",
@@ -47,6 +49,8 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use pp=2 or more, or engine deepspeed",
     ),
     *pipeline_rules(("1f1b",), any_micro_batches),
+    *tensor_rules(),
+    NO_GPT2,
     stages_up_to(1, "the pipeline engine refuses ZeRO stages that split gradients"),
     NO_REPLICAS,
     Rule(
@@ -72,11 +76,11 @@ def compute(case: Case) -> Compute:
 
 def _narrow(case: Case) -> bool:
     """Whether BF16_Optimizer runs."""
-    return case.job.precision in ("bf16", "pure-bf16")
+    return case.job.precision == "bf16"
 
 
 def states(case: Case) -> StateBytes:
-    """16-bit weights and gradients, fp32 master and moments (pure-bf16 too: BF16_Optimizer knows nothing else)."""
+    """16-bit weights and gradients, fp32 master and moments."""
     if not _narrow(case):
         return deepspeed.states(case)
     narrow, wide = float(BYTES["bf16"]), float(BYTES["fp32"])
@@ -107,15 +111,16 @@ def resident(case: Case) -> Held:
 def outside(case: Case) -> list[tuple[str, Held]]:
     """Flattening the weights; the reduction after the schedule; the step on the partition."""
     if not _narrow(case):
-        return deepspeed.outside(case)
+        return [("load", deepspeed_autotp.load(case)), *deepspeed.outside(case)]
     each, trained, stay = states(case), case.total(trainable=True), resident(case)
     loaded = {"params": case.total() * each.weight + _flat(case) * each.weight}
     with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
-    copied = minimum(trained, REDUCED_AT_ONCE) * float(BYTES["fp32"])
+    copied = minimum(trained, REDUCED_AT_ONCE) * (float(BYTES["fp32"]) + each.grad)  # laid end to end, then narrowed
     part: optimizers.Units = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
     on_cpu = case.cluster.gpu.kind == "cpu"
     step = optimizers.temporaries(case.job.optimizer, part, each.master, on_cpu=on_cpu)
     return [
+        ("load", deepspeed_autotp.load(case)),
         ("load", loaded),
         ("backward", with_grads | {"buckets": copied}),
         ("optimizer", with_grads | {"temporaries": step}),
@@ -138,16 +143,16 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """One all-reduce of the stage's gradients a step, one gather of its new weights, the sends between stages."""
-    return _data(case) + _tied(case) + parallel_calls(case)
+    return _data(case) + _tied(case) + parallel_calls(case, sums_each_input=True)
 
 
 def _data(case: Case) -> list[Call]:
     if not _narrow(case) and case.layout.zero_stage:
         return deepspeed.collectives(case)
     trained = case.total(trainable=True)
-    each = float(BYTES["fp32"]) if _narrow(case) else states(case).grad
     buckets = ceil_div(trained, REDUCED_AT_ONCE)
-    calls = [Call("all_reduce", "dp_shard", "bucket", "backward", buckets, trained * each)]
+    # Sums in fp32 are sent in 16 bits too (communication_data_type).
+    calls = [Call("all_reduce", "dp_shard", "bucket", "backward", buckets, trained * states(case).grad)]
     if _narrow(case):
         whole = _flat(case)
         gathers = maximum(1, ceil_div(whole, GATHERED_AT_ONCE))
@@ -164,7 +169,8 @@ def _tied(case: Case) -> list[Call]:
     table = case.model.vocab * case.model.hidden
     pp = case.layout.pp
     axis = "pp_ends" if is_column(pp) or pp > 2 else "pp"
-    return [Call("all_reduce", axis, "bucket", "backward", 1, table * float(BYTES["fp32"]))]
+    each = float(BYTES["fp32"]) if _narrow(case) else states(case).grad
+    return [Call("all_reduce", axis, "bucket", "backward", 1, table * each)]
 
 
 def ideal(case: Case) -> list[IdealCollective]:

@@ -39,3 +39,14 @@ def stages_up_to(highest: int, why: str) -> Rule:
         sentence=lambda case: why,
         fix=lambda case: f"Use zero_stage={highest}",
     )
+
+
+NO_GPT2 = Rule(
+    name="AutoTP has no GPT-2",
+    field="tp",
+    # Its linears are Conv1D, which hold their weights the other way round (auto_tp.py, `AutoTP.supported`).
+    holds=lambda case: (case.layout.tp == 1) | (case.model.family != "gpt2"),
+    sentence=lambda case: f"DeepSpeed's AutoTP does not split GPT-2's modules, and {case.model.name} is one",
+    fix=lambda case: "Use tp=1 and more data parallel ranks",
+)
+"""A rule of what splits linears as AutoTP does."""

@@ -34,6 +34,7 @@ TINY = ModelSpec(
     name="test-llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512, max_seq_len=128
 )
 EXPERTS = Moe(experts=4, top_k=2, expert_ffn=96)
+TINY_QWEN3_TIED = msgspec.structs.replace(TINY, name="test-qwen3-tied", family="qwen3", qk_norm=True, tied=True)
 TINY_MIXTRAL = msgspec.structs.replace(TINY, name="test-mixtral", family="mixtral", ffn=96, moe=EXPERTS)
 TINY_QWEN3_MOE = msgspec.structs.replace(TINY, name="test-qwen3-moe", family="qwen3_moe", qk_norm=True, moe=EXPERTS)
 
@@ -66,6 +67,10 @@ class Finished:
         return msgspec.json.decode((self.folder / name).read_bytes())
 
 
+OWN_KERNELS = ("transformers-tp", "deepspeed-autotp", "deepspeed-pipeline")
+"""Engines whose kernels are not the plain ones."""
+
+
 def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, model: ModelSpec = TINY) -> Plan:
     """A plan for CPU processes of this machine."""
     link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
@@ -78,7 +83,7 @@ def make_plan(layout: Layout, job: TrainingJob, *, nodes: int, per_node: int, mo
         inter_link=link,
     )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="hf", backend=backend_of(layout).name)
-    if layout.engine in ("transformers-tp", "deepspeed-autotp"):  # their kernels are not the plain ones
+    if layout.engine in OWN_KERNELS:
         runtime = msgspec.structs.replace(usual_runtime(layout.engine), backend=backend_of(layout).name)
     return predicted(Plan(model=model, cluster=cluster, job=job, layout=layout, runtime=runtime)).sealed()
 

@@ -49,12 +49,12 @@ def test_another_seed_is_not_equivalent(reference: Reference) -> None:
     assert weights > 10 * LARGEST_WEIGHT_ERROR
 
 
-def deviations(expected: Finished, actual: Finished) -> tuple[float, float, float]:
+def deviations(expected: Finished, actual: Finished, steps: int = STEPS) -> tuple[float, float, float]:
     """Largest relative deviation of the loss and of the gradient norm over steps, and of trained weights (L2)."""
     worst = []
     for name in ("loss", "grad_norm"):
         one, other = expected.column(name), actual.column(name)
-        assert len(one) == len(other) == STEPS
+        assert len(one) == len(other) == steps
         worst.append(float(np.max(np.abs(other - one) / np.abs(one))))
     weights, others = expected.weights, actual.weights
     assert weights.keys() == others.keys()

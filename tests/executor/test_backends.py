@@ -49,6 +49,7 @@ LAYOUTS = {
     ),
     "zero3-offload": Layout(engine="deepspeed", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
     "fsdp2-offload": Layout(engine="fsdp2", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
+    "zero1-pp2": Layout(engine="deepspeed-pipeline", pp=2, tp=2, zero_stage=1, grad_accum=4),
     "tp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
 
@@ -216,6 +217,9 @@ def refusal(backend: Backend, made: Plan) -> str:
         ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
         ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
+        ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gemma2"}, "into stages, not gemma2. Use pp=1"),
+        ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
+        ("zero1-pp2", replace(LAYOUTS["zero1-pp2"], zero_stage=0), {}, {}, "zero_stage=0: "),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
         ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
     ],
@@ -283,10 +287,14 @@ def test_families_are_those_that_transformers_has_a_tensor_plan_for() -> None:
 
 @pytest.mark.parametrize("recompute", ["attention", "sac:matmul"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_recomputation_that_the_trainer_does_not_build_is_refused(name: str, recompute: str) -> None:
+def test_selective_recomputation_runs_where_layers_are_whole_and_is_refused_elsewhere(
+    name: str, recompute: str
+) -> None:
     asked, whole = (plan(replace(LAYOUTS[name], recompute=one)) for one in (recompute, "full"))
+    selective = LAYOUTS[name].engine in ("ddp", "fsdp2", "deepspeed")
 
-    assert f"recompute={recompute}: it is planned" in refusal(backend(name), asked)
+    assert (refusal(backend(name), asked) == "") == selective
+    assert selective or f"recompute={recompute}: only whole layers are recomputed" in refusal(backend(name), asked)
     assert refusal(backend(name), whole) == ""
 
 

@@ -13,7 +13,7 @@ from test_rundir import make_plan
 
 from executor import report, rundir
 from planner.errors import PlannerError
-from planner.plan import Collective, PhaseMemory, Plan, Prediction
+from planner.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
 from planner.record import Measured, RunRecord
 from planner.spec import Layout
 
@@ -167,3 +167,23 @@ def test_tolerances_are_read_by_name_and_nonsense_is_refused():
     for wrong in ("speed=3", "memory=much", "memory=-1", "memory=nan"):
         with pytest.raises(PlannerError, match="--tolerance"):
             report.parse_tolerances([wrong])
+
+
+def test_a_rank_is_held_against_its_own_stage():
+    plan = make_plan(Layout(engine="deepspeed-pipeline", pp=2, zero_stage=1))
+    first, last = (
+        StagePrediction(
+            stage=stage,
+            memory=(PhaseMemory(phase="backward", terms={"grads": size * MIB}),),
+            collectives=(call("send", size),),
+        )
+        for stage, size in enumerate((10.0, 30.0))
+    )
+    prediction = Prediction(memory=last.memory, collectives=first.collectives, stages=(first, last))
+    plan = msgspec.structs.replace(plan, prediction=prediction)
+    ranks = (rank(0, 10, calls=(call("send", 10.0),)), rank(1, 30, calls=(call("send", 30.0),)))
+
+    assert [report.prediction_of(plan, one).memory for one in ranks] == [first.memory, last.memory]
+    for one in ranks:
+        assert report.join_traffic(plan, (one,)).payload.error_percent == 0.0
+    assert report.join_traffic(plan, ranks).payload.predicted == 30.0

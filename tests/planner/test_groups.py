@@ -98,3 +98,10 @@ def test_the_groups_of_an_axis_hold_every_rank_once(sizes, pick, axis):
 
     assert sorted(rank for group in groups for rank in group) == list(range(prod(sizes)))
     assert {len(group) for group in groups} == {axis_size(layout, axis)}
+
+
+def test_a_pipelines_ends_are_its_first_and_its_last_stage():
+    layout = Layout(engine="deepspeed-pipeline", pp=3, dp_shard=2, tp=2, zero_stage=1)
+
+    assert axis_groups(layout, "pp_ends") == [[0, 8], [1, 9], [2, 10], [3, 11]]
+    assert axis_size(layout, "pp_ends") == 2

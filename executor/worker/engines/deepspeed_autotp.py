@@ -56,15 +56,43 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        import deepspeed
         from deepspeed.utils import groups
 
         tensor_ranks = groups.get_tensor_model_parallel_group()
-        stage3 = self.plan.layout.zero_stage == 3
-        for name, weight in self.engine.module.named_parameters():  # one at a time: the whole model may not fit
-            with deepspeed.zero.GatheredParameters([weight], enabled=stage3):
-                joined = joined_weight(weight, tensor_ranks).cpu().clone()
-            yield name, joined
+        held = self.engine.module.state_dict(keep_vars=True)
+        for name, part in super().weights():
+            yield name, joined(part.to(self.device), split_dimension(held[name]), tensor_ranks)
+
+
+def split(model: Any, tensor_ranks: dist.ProcessGroup) -> None:
+    """Split a whole Transformers model in place over these ranks, as `deepspeed.initialize` does over its own mesh's.
+
+    For an engine with other groups, such as a pipeline's. A tied head stays whole with its embedding.
+    """
+    from deepspeed.module_inject.auto_tp import AutoTP
+    from deepspeed.module_inject.autotp_config import AutoTPConfig
+    from deepspeed.module_inject.layers import set_autotp_mode
+    from deepspeed.module_inject.tp_plan_converter import TPPlanConverter
+    from deepspeed.runtime.tensor_parallel.config import _get_hf_tp_plan
+
+    set_autotp_mode(training=True)
+    ranks = dist.get_world_size(tensor_ranks)
+    specs = TPPlanConverter.convert(_get_hf_tp_plan(model))
+    splitter = AutoTP(
+        module=model,
+        all_reduce_linears=(),
+        prefix="",
+        state_dict=None,
+        linear_layer_setting=(nn.Linear, nn.Embedding),
+        orig_layer_impl=None,
+        partition_config=AutoTPConfig(tp_size=ranks, layer_specs=specs),
+        model_config=model.config,
+        training_mode=True,
+    )
+    splitter.mp_group, splitter.mp_size = tensor_ranks, ranks
+    splitter.update_linear_policies()
+    splitter._replace_module(model)
+    splitter.register_replicated_grad_hooks(model)  # norms of single heads
 
 
 def release_weights(model: nn.Module) -> None:
@@ -101,13 +129,18 @@ def _by_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, summed if layer.bias is None else summed + layer.bias)
 
 
-def joined_weight(weight: torch.Tensor, tensor_ranks: dist.ProcessGroup) -> torch.Tensor:
-    """A weight that DeepSpeed split, put together again; every tensor rank must call it. A whole one is itself."""
+def split_dimension(weight: torch.Tensor) -> int | None:
+    """The dimension along which DeepSpeed split a weight; None of a whole one."""
     from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
 
     split = getattr(weight, DS_AUTOTP_UC_META, None)
-    if split is None or split["partition_dim"] is None:
-        return weight.detach()
-    parts = [torch.empty_like(weight) for _ in range(dist.get_world_size(tensor_ranks))]
-    dist.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
-    return torch.cat(parts, dim=split["partition_dim"])
+    return None if split is None else split["partition_dim"]
+
+
+def joined(part: torch.Tensor, dimension: int | None, tensor_ranks: dist.ProcessGroup) -> torch.Tensor:
+    """Equal parts of a weight put together again; every tensor rank must call it."""
+    if dimension is None:
+        return part
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(tensor_ranks))]
+    dist.all_gather(parts, part.contiguous(), group=tensor_ranks)
+    return torch.cat(parts, dim=dimension)

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
+from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension
 from executor.worker.rows import Batch
 from executor.worker.stages import Head, Layers
 from planner.plan import Plan
@@ -37,6 +38,10 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         layout = plan.layout
         self.topology = PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp_shard)
         self.stage = self.topology.get_coord(dist.get_rank()).pipe
+        # DeepSpeed makes its own with the pipeline, which needs the split layers.
+        peers = self.topology.get_axis_comm_lists("model") if layout.tp > 1 else []
+        groups = [(ranks, dist.new_group(ranks)) for ranks in peers]
+        self.tensor_ranks = next((group for ranks, group in groups if dist.get_rank() in ranks), None)
         self._phase: Callable[[str], Any] | None = None
         self._suffix = ""
 
@@ -54,12 +59,19 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         counts = self.plan.layout.layers_by_stage(self.plan.model.layers)
         begins = [0, *accumulate(counts)]
         first, last = self.stage == 0, self.stage == len(counts) - 1
+        self.at_an_end = first or last
         whole: Any = model
-        layers = Layers(model, begins[self.stage], begins[self.stage + 1])
+        if self.tensor_ranks is not None:
+            split(whole, self.tensor_ranks)
+        self.layers = Layers(model, begins[self.stage], begins[self.stage + 1])
         self.head = Head(model) if last else None
         embedding = whole.get_input_embeddings() if first else None
         self._names = {id(weight): name for name, weight in model.named_parameters()}
-        pipeline = _Pipeline(layers, self.stage, embedding, self.head, self.topology, tied=self.plan.model.tied)
+        pipeline = _Pipeline(self.layers, self.stage, embedding, self.head, self.topology, tied=self.plan.model.tied)
+        mine = {id(weight) for weight in pipeline.parameters()}
+        for weight in model.parameters():  # the caller still holds the whole model, and what splits it may for good
+            if id(weight) not in mine:
+                weight.data = weight.data.new_empty(0)
         self.engine, *_ = deepspeed.initialize(
             model=pipeline,
             optimizer=make_optimizer(pipeline),
@@ -76,6 +88,8 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
             name = "forward" if kind in FORWARD else "backward" if kind in BACKWARD else ""
             if kind is schedule.OptimizerStep:
                 return
+            if kind is schedule.ForwardPass and not self.at_an_end:
+                next(self._feed)  # stages in the middle load nothing
             if not name or self._phase is None:
                 do(engine, **arguments)
                 return
@@ -94,16 +108,20 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
     @override
     def run(self, batches: Iterable[Batch], step_tokens: int, meter: Any) -> torch.Tensor:
         items = step_tokens / self.loss_divisor
-        self._phase, self._suffix = meter.phase, ""
-        self.engine.train_batch(self._fed(batches, items))
+        self._phase, self._suffix, self._feed = meter.phase, "", self._fed(batches, items)
+        self.engine.train_batch(self._feed)
         self._phase = None
         mean: torch.Tensor = self.engine.dp_group_loss  # of this pipeline's micro-batches, known on all its stages
         return mean * (items * self.plan.layout.grad_accum)
 
     def _fed(self, batches: Iterable[Batch], items: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Micro-batches as the first stage (inputs) and the last one (targets) take them."""
+        """Micro-batches as the first stage (inputs) and the last one (targets) take them.
+
+        What else a micro-batch says goes past DeepSpeed, straight to this stage's parts.
+        """
         for batch in batches:
             placed = batch.to(self.device)
+            self.layers.apart = self._apart(placed)
             if self.head is not None:
                 self.head.targets, self.head.items = placed.targets, items
             yield placed.inputs, placed.targets
@@ -124,31 +142,65 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         return float(self.engine.get_global_grad_norm())
 
     @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        optimizer = self.engine.optimizer
+        sums = getattr(optimizer, "fp32_groups_gradients_flat", None)
+        if sums is None:
+            return super().state_tensors()
+        # BF16_Optimizer: sums in fp32 stay, a micro-batch's own gradients are beside them.
+        weights = list(self.engine.module.parameters())
+        states = [value for state in optimizer.optimizer.state.values() for value in state.values()]
+        return {
+            "params": [weight.detach() for weight in weights],
+            "grads": [*sums, *(weight.grad for weight in weights if weight.grad is not None)],
+            "optimizer": [
+                *(master.detach() for master in optimizer.fp32_groups_flat_partition),
+                *(value for value in states if isinstance(value, torch.Tensor)),
+            ],
+            "buckets": [],
+        }
+
+    @override
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         # The mean over the replicas, on every rank: summed over all ranks it is what they hold, once a stage.
-        loss: torch.Tensor = self.engine.eval_batch(self._fed([batch], 1.0), num_micro_batches=1)
-        return loss
+        self._feed = self._fed([batch], 1.0)
+        loss: torch.Tensor = self.engine.eval_batch(self._feed, num_micro_batches=1)
+        return loss.reshape(())
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stage by stage to rank 0, one weight at a time: what the other stages hold is said first."""
-        held = {self._names[id(weight)]: weight.detach() for weight in self.engine.module.parameters()}
+        """Stage by stage; one pipeline's ranks send theirs to rank 0."""
         group = self.engine.grid.pp_group
-        if group[0] != 0:
-            return
-        facts: list[Any] = [None] * len(group)
-        mine = [(name, weight.shape, weight.dtype) for name, weight in held.items()]
-        dist.all_gather_object(facts, mine, group=self.engine.grid.pp_proc_group)
+        for weight in self.engine.module.parameters():
+            name, whole = self._names[id(weight)], self._whole(weight)
+            if group[0] == 0 and self.stage > 0:
+                dist.send_object_list([(name, whole.shape, whole.dtype)], 0)
+                dist.send(whole.contiguous(), 0)
+            yield name, whole
+        if group[0] == 0 and self.stage > 0:
+            dist.send_object_list([None], 0)
         if dist.get_rank() != 0:
-            for weight in held.values():
-                dist.send(weight.contiguous(), 0)
             return
-        yield from held.items()
-        for source, listed in zip(group[1:], facts[1:], strict=True):
-            for name, shape, dtype in listed:
-                received = torch.empty(shape, dtype=dtype, device=self.device)
-                dist.recv(received, source)
-                yield name, received
+        for source in group[1:]:
+            yield from self._received(source)
+
+    def _received(self, source: int) -> Iterator[tuple[str, torch.Tensor]]:
+        while True:
+            announced: list[Any] = [None]
+            dist.recv_object_list(announced, source)
+            if announced[0] is None:
+                return
+            name, shape, dtype = announced[0]
+            weight = torch.empty(shape, dtype=dtype, device=self.device)
+            dist.recv(weight, source)
+            yield name, weight
+
+    def _whole(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight of this stage, in fp32 where what the module holds is a bf16 copy of what is trained."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        held = safe_get_full_fp32_param(weight) if self.plan.job.precision == "bf16" else weight.detach()
+        return held if self.tensor_ranks is None else joined(held, split_dimension(weight), self.tensor_ranks)
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]  # DeepSpeed has no types
