@@ -89,7 +89,7 @@ def planned(folder: Path, name: str, steps: int) -> Path:
 def our_run(folder: Path, plan: Path, name: str) -> Run:
     """Through the executor."""
     run = folder.with_name(f"{folder.name}-ours")
-    data = ["--data", str(folder.parent / "tokens.bin")]
+    given = ["--run-dir", str(run), "--data", str(folder.parent / "tokens.bin"), "--no-save-weights"]
     began = time.time()
     used = command(
         "-m", "executor.cli", "run", str(plan), "--yes", "--run-dir", str(run), "--no-save-weights", *data, "--json"
