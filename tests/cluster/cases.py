@@ -110,6 +110,8 @@ CASES |= {
     "tp2-zero3-qwen3-tied-accum1": Case(_accumulating(TP2_ZERO[3], 1), model=TINY_QWEN3_TIED),
 }
 
+# A tied head, which Transformers' plan splits with the table.
+CASES |= {"tp2-fsdp2-tied-accum2": Case(_accumulating(BASE["tp2-fsdp2"], 2), model=TINY_QWEN3_TIED)}
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
 CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
@@ -158,6 +160,8 @@ CASES |= {
 # Recomputation: of whole layers, of all but matrix products' results, of attention's core.
 CASES |= {
     "fsdp2-recompute-accum4": Case(replace(_accumulating(FSDP2, 4), recompute="full")),
+    # The second forward gathers for itself, and its graph holds what it gathered.
+    "zero3-recompute-accum1": Case(replace(_accumulating(ZERO3, 1), recompute="full")),
     "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
     "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
 }

@@ -52,10 +52,12 @@ def test_megatrons_gpt_layer_keeps_the_closed_forms_of_korthikanti_et_al(
         assert kept == pytest.approx(10 + 24 / tp + scores / tp + norm_statistics(share))
 
 
-def test_selective_recompute_gains_nothing_under_flash_attention() -> None:
+def test_recomputing_flash_attention_spares_a_log_sum_exp_a_head_and_nothing_else() -> None:
     flash = Compute(2, 2, kernels=presets.kernels("te"))
+    spared = a_layer_keeps(LLAMA, flash) - a_layer_keeps(LLAMA, replace(flash, recompute="attention"))
 
-    assert a_layer_keeps(LLAMA, flash) == a_layer_keeps(LLAMA, replace(flash, recompute="attention"))
+    assert spared.per_token == 4 * LLAMA.heads
+    assert spared.per_pair == spared.fixed == 0
 
 
 def test_transformer_engine_keeps_a_third_less_of_an_8b_layer_than_transformers_modules() -> None:
