@@ -17,6 +17,7 @@ from planner.units import format_bytes
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--merge", is_flag=True, help="Add a run's adapters to its base: one model (default: the adapters).")
 @click.option("--dtype", type=click.Choice(list(exports.DTYPE_BYTES)), help="Cast the weights (default: as trained).")
 @click.option(
     "--shard-gb",
@@ -27,14 +28,15 @@ from planner.units import format_bytes
 )
 @click.option("--force", is_flag=True, help="Replace the model that DIR holds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def export(run: Path, folder: Path, dtype: str | None, shard_gb: float, force: bool, as_json: bool) -> int:
-    """Write the weights of RUN to DIR as one model that Transformers' from_pretrained loads."""
-    written = exports.export(run, folder, exports.Options(dtype=dtype, shard_gb=shard_gb, force=force))
+def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: float, force: bool, as_json: bool) -> int:
+    """Write what RUN trained to DIR as one model that Transformers' from_pretrained loads, or as peft's adapters."""
+    options = exports.Options(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
+    written = exports.export(run, folder, options)
     if as_json:
         click.echo(msgspec.json.encode(written))
         return 0
     files = sum(name.endswith(".safetensors") for name in written.files)
-    size = f"{written.parameters:,} parameters in {written.dtype}, {format_bytes(written.weight_bytes)}"
+    size = f"{written.kind}, {written.parameters:,} parameters in {written.dtype}, {format_bytes(written.weight_bytes)}"
     click.echo(f"{written.model_dir}: {size} in {files} file{'s' * (files > 1)}")
     if not written.tokenizer:
         click.echo("no tokenizer: the run used the built-in one, whose ids are bytes (256 begins a text, 257 ends it)")

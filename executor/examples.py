@@ -50,13 +50,14 @@ class Pair:
 Example = Text | Chat | Pair
 
 KINDS = {
-    "text": ("text",),
     "messages": ("messages",),
     "prompt/response": ("prompt", "response"),
     "prompt/completion": ("prompt", "completion"),
     "instruction/output": ("instruction", "output"),
+    "text": ("text",),
 }
-"""What a line may be, by the keys that tell. Other keys are not read."""
+"""What a line may be, by the keys that tell; of several, the first (Alpaca's own file has a "text" beside the rest).
+Other keys are not read."""
 
 
 def kind_of(path: Path, field: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from executor import preflight, rundir
+from executor.checkpoint import check_checkpoint
 from planner.errors import PlannerError
 from planner.inventory import parameters
 from planner.plan import Plan
@@ -26,11 +27,12 @@ DEFAULT_SHARD_GB = 5.0
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export wrote. `tokenizer` says whether the folder holds one."""
+    """What an export wrote: a "model" or "adapters". `tokenizer` says whether the folder holds one."""
 
     schema: str = "export/1"
     run_dir: str
     model_dir: str
+    kind: str
     parameters: int
     dtype: str
     weight_bytes: int
@@ -40,8 +42,10 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is written: another number format, the largest file in decimal GB, and whether a folder gives way."""
+    """How a model is written: with its adapters added to it, in another number format, in files of so many decimal GB;
+    and whether a folder gives way."""
 
+    merge: bool = False
     dtype: str | None = None
     shard_gb: float = DEFAULT_SHARD_GB
     force: bool = False
@@ -51,9 +55,10 @@ def export(run: Path, target: Path, options: Options) -> Written:
     """Write the model of a run folder to `target`, which is there whole afterwards or not at all (PlannerError)."""
     plan = rundir.read_run_plan(run)
     check_weights(run, plan)
+    check_options(plan, options)
     check_target(run, target, force=options.force)
-    preflight.check_packages(["torch", "transformers", "safetensors"])
-    check_space(plan, target, options.dtype)
+    preflight.check_packages(["torch", "transformers", "safetensors", *(["peft"] if options.merge else [])])
+    check_space(plan, target, options)
     partial = target.with_name(target.name + ".partial")
     try:
         said = _write(run, partial, options)
@@ -73,10 +78,8 @@ def export(run: Path, target: Path, options: Options) -> Written:
 
 def check_weights(run: Path, plan: Plan) -> None:
     """Refuse a run that saved nothing, and say why there is nothing."""
-    if (run / rundir.WEIGHTS / "config.json").is_file():
-        if plan.job.method != "full":
-            rule = f"was trained with {plan.job.method}: adapters are not exported yet"
-            raise PlannerError("run", run, rule, "Read RUN/weights")
+    saved = "adapter/adapter_config.json" if plan.job.adapters else "weights/config.json"
+    if (run / saved).is_file():
         return
     record = rundir.read_record(run)
     if record is None:
@@ -88,25 +91,41 @@ def check_weights(run: Path, plan: Plan) -> None:
     raise PlannerError("run", run, rule, fix)
 
 
+def check_options(plan: Plan, options: Options) -> None:
+    """Refuse what says nothing of this run, and a merge without the base."""
+    if plan.job.adapters is None:
+        if options.merge:
+            raise PlannerError("--merge", None, "the run trained the whole model, without adapters", "Leave it out")
+    elif not options.merge:
+        if options.dtype:
+            rule, fix = "adapters are exported as they were trained", "Add --merge, or leave it out"
+            raise PlannerError("--dtype", options.dtype, rule, fix)
+    elif rundir.base_is_checkpoint(plan):
+        check_checkpoint(plan)
+
+
 def check_target(run: Path, target: Path, *, force: bool) -> None:
     """Refuse a folder that would be mixed with others' files. With `force`, only a model folder gives way."""
     here, source = target.resolve(), run.resolve()
-    if source.is_relative_to(here) or here.is_relative_to(source / rundir.WEIGHTS):
+    if source.is_relative_to(here) or any(
+        here.is_relative_to(source / own) for own in (rundir.WEIGHTS, rundir.ADAPTER)
+    ):
         raise PlannerError("DIR", target, "is where the run keeps its own files", "Name a folder of its own")
     if target.is_file() or (target.is_symlink() and not target.is_dir()):
         raise PlannerError("DIR", target, "is a file", "Name a folder")
     if target.is_dir() and any(target.iterdir()):
         if not force:
             raise PlannerError("DIR", target, "is not empty", "Name a new folder, or add --force")
-        if not (target / "config.json").is_file():
+        if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
             rule = "holds no model (no config.json), and --force replaces nothing else"
             raise PlannerError("DIR", target, rule, "Name a new folder")
     rundir.check_can_be_made(target, "DIR")
 
 
-def check_space(plan: Plan, target: Path, dtype: str | None) -> None:
+def check_space(plan: Plan, target: Path, options: Options) -> None:
     """Refuse what the disk has no room for."""
-    need = parameters(plan.model) * DTYPE_BYTES[dtype or "fp32"]
+    adapters = plan.job.adapters if not options.merge else None
+    need = parameters(plan.model, adapters, trainable=adapters is not None) * DTYPE_BYTES[options.dtype or "fp32"]
     preflight.check_disk(target, need, "DIR", "Free some space, or add --dtype bf16")
 
 
@@ -114,6 +133,7 @@ def _write(run: Path, partial: Path, options: Options) -> dict[str, Any]:
     command = [sys.executable, "-m", "executor.worker.export", str(run), str(partial)]
     command += ["--shard-bytes", str(int(options.shard_gb * 1e9))]
     command += ["--dtype", options.dtype] if options.dtype else []
+    command += ["--merge"] if options.merge else []
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:

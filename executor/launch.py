@@ -24,7 +24,7 @@ import msgspec
 from executor import datacheck, preflight, rundir
 from executor.launchers import local
 from executor.rundir import agent_log
-from executor.supervise import Echo, Ending, first_failure, last_error_line, received_signals, supervise
+from executor.supervise import Echo, Ending, first_failure, last_error_line, received_signals, supervise, tear_down
 from planner import __version__
 from planner.backend import Backend, LaunchSpec, NodeCommand
 from planner.case import Case
@@ -43,7 +43,7 @@ REFUSALS = (2, 3, 4, 5)
 """Exit codes by which a rank of ours says itself what kind of end it was."""
 PORT_TRIES = 5
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
-RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
+RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
     started = 1 if options.fake_world else plan.layout.world_size
     preflight.check_devices(plan, ranks=started)
-    preflight.check_software(plan.layout.engine)
+    preflight.check_software(plan.layout.engine, plan.job.method)
     preflight.check_host_memory(plan, ranks=started)
+    if not options.script and not options.build_on_meta:
+        preflight.check_loading_memory(plan, ranks=started)
     plan = as_run(plan, options, echo)
     if options.script:
         preflight.check_script(plan, options.script[0])
@@ -116,7 +118,9 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
         datacheck.check_inputs(plan)
     rundir.check_new(options.run_dir)
     if options.save_weights:
-        need = 4 * parameters(plan.model)  # fp32; what is trained in bf16 needs half
+        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+        # In fp32; what is held in bf16 needs half.
+        need = 4 * parameters(plan.model, adapters, trainable=adapters is not None)
         preflight.check_disk(options.run_dir, need, "--run-dir", "Name one elsewhere, or add --no-save-weights")
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
@@ -263,9 +267,8 @@ def execute(ready: Prepared, echo: Echo) -> RunRecord:
     verdict = Verdict("internal error", 1, "the executor itself failed", None)
     with received_signals() as signals:
         try:
-            configured = configuration_environment(ready, folder)
             with local.opened(ready.hosts):
-                ending = _attempts(ready, configured, signals, echo)
+                ending = _attempts(ready, signals, echo)
                 sent = tuple(float(count) for count in local.sent_bytes(ready.hosts))
             verdict = judge(ready, ending)
         except PlannerError as error:
@@ -357,11 +360,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _attempts(ready: Prepared, configured: dict[str, str], signals: list[int], echo: Echo) -> Ending:
+def _attempts(ready: Prepared, signals: list[int], echo: Echo) -> Ending:
     folder, world = ready.options.run_dir, ready.ranks
 
     def spec_of(port: int) -> LaunchSpec:
-        spec = launch_spec(ready, port, configured)
+        return launch_spec(ready, port, {})
+
+    def configured(port: int) -> LaunchSpec:
+        spec = launch_spec(ready, port, configuration_environment(ready, folder))
         rundir.write_launch(folder, spec)
         return spec
 
@@ -369,8 +375,9 @@ def _attempts(ready: Prepared, configured: dict[str, str], signals: list[int], e
         return bool(ready.options.script) or all_met(folder, world)
 
     return start_and_watch(
-        ready.hosts, ready.run_id, folder, spec_of, met=met, meet_s=ready.options.meet_s, signals=signals, echo=echo
-    )
+        ready.hosts, ready.run_id, folder, spec_of,
+        configured=configured, met=met, meet_s=ready.options.meet_s, signals=signals, echo=echo,
+    )  # fmt: skip
 
 
 def all_met(folder: Path, world: int) -> bool:
@@ -384,16 +391,26 @@ def start_and_watch(
     folder: Path,
     spec_of: Callable[[int], LaunchSpec],
     *,
+    configured: Callable[[int], LaunchSpec] | None = None,
     met: Callable[[], bool],
     meet_s: float,
     signals: list[int],
     echo: Echo,
 ) -> Ending:
-    """Start and watch what `spec_of` makes of a rendezvous port; when that turns out taken, once more on the next."""
+    """Start and watch what `spec_of` makes of a rendezvous port; when that turns out taken, once more on the next.
+
+    `configured` is `spec_of` with the ranks' whole environment. It may take its time or refuse: the agents import torch
+    meanwhile, and no rank is started before it has answered.
+    """
     ending, refused = Ending(ok=False), frozenset[int]()
     for _ in range(PORT_TRIES):
         port = local.hold_port(hosts, run_id, refused)
         agents = local.start(spec_of(port.number), hosts, folder, port)
+        try:
+            local.configure(agents, (configured or spec_of)(port.number))
+        except BaseException:
+            tear_down(agents, run_id)
+            raise
         ending = supervise(agents, folder, run_id, echo, signals=signals, met=met, meet_s=meet_s)
         if ending.ok or ending.signal is not None or not _port_was_taken(agents[0].log):
             break

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.inventory import parameters
 from planner.plan import Plan
 from planner.units import format_bytes
 
@@ -36,10 +37,12 @@ def check_shape(plan: Plan, nodes: int) -> int:
     return world // nodes
 
 
-def check_software(engine: str) -> None:
+def check_software(engine: str, method: str = "full") -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    others = {"ddp": ["accelerate"], "fsdp2": ["accelerate"], "deepspeed": ["deepspeed"]}
-    check_packages(["torch", "transformers", *others.get(engine, [])])
+    adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
+    frameworks = {"ddp": ["accelerate"], "fsdp2": ["accelerate"]}
+    framework = ["deepspeed"] if engine.startswith("deepspeed") else frameworks.get(engine, [])
+    check_packages(["torch", "transformers", *framework, *adapted.get(method, [])])
 
 
 def check_packages(needed: list[str]) -> None:
@@ -110,6 +113,27 @@ def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int 
             f"{ranks} ranks x {format_bytes(max(peaks))}",
             f"predicted {format_bytes(need)} on a machine with {format_bytes(have)} free",
             "Plan a smaller model, micro-batch or sequence, or fewer ranks",
+            exit_code=PREFLIGHT,
+        )
+
+
+def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: int) -> None:
+    """With GPUs every rank builds the whole model in host memory before it is sharded or copied over.
+
+    With CPUs the predicted peaks hold that moment (`check_host_memory`).
+    """
+    if plan.cluster.gpu.kind == "cpu":
+        return
+    job = plan.job  # the formats in which worker/model.py holds weights
+    width = 4 if job.precision == "fp32" or (job.precision == "bf16" and job.method == "full") else 2
+    model_bytes = parameters(plan.model) * width
+    have = available_memory() if available is None else available
+    if ranks * model_bytes > have:
+        raise PlannerError(
+            "host memory",
+            f"{ranks} ranks x {format_bytes(model_bytes)}",
+            f"every rank loads the whole model first, and this machine has {format_bytes(have)} free",
+            "Use a host with more memory, or a smaller model",
             exit_code=PREFLIGHT,
         )
 

@@ -50,6 +50,11 @@ def default_folder(plan: Plan, now: datetime | None = None) -> Path:
     return Path(DEFAULT_PARENT) / f"{model}-{strategy}-{stamp}"
 
 
+def base_is_checkpoint(plan: Plan) -> bool:
+    """Whether the weights beside a run's adapters are its checkpoint's: the run folder does not hold them again."""
+    return plan.job.method == "lora" and plan.job.recipe.checkpoint is not None
+
+
 def check_new(folder: Path) -> None:
     """Refuse a folder that is there already or that cannot be made; create nothing."""
     if folder.is_file() or (folder.is_symlink() and not folder.is_dir()):

@@ -122,9 +122,10 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--min-lr-ratio", "Floor of the cosine over its peak.", "X"),
         _text("--max-grad-norm", "Gradient clipping; 0 turns it off.", "X"),
         _text("--seed", "Seed of weights and data order."),
-        _text("--data", "Text, .jsonl or .bin file to train on.", "FILE"),
+        _text("--data", "Text, .jsonl or .bin file to train on (docs/finetuning.md).", "FILE"),
         _text("--validation-data", "File to evaluate on.", "FILE"),
         _text("--eval-every", "Steps between evaluations; 0 never."),
+        _option("--group-by-length/--no-group-by-length", default=None, about="Batches of similar lengths (default)."),
         _text("--tokenizer", "Tokenizer folder.", "DIR"),
         _text("--checkpoint", "Local model folder to start from.", "DIR"),
     )  # fmt: skip

@@ -179,10 +179,9 @@ def _quantization(given: Given, method: Method) -> Quantization | None:
 
 def _mean_seq_len(given: Given, seq_len: int) -> int | None:
     mean = whole("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
-    if mean is None and given.get("packing") is not None:
-        raise PlannerError(
-            "packing", given["packing"], "depends on how long documents are", f"Add --mean-seq-len N, up to {seq_len}"
-        )
+    if mean is None and given.get("packing") is not None and given.get("data") is None:
+        rule = "depends on how long documents are"
+        raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
     return mean
 
 
@@ -218,6 +217,7 @@ def _recipe(given: Given) -> Recipe:
         data=given.get("data"),
         validation_data=given.get("validation_data"),
         eval_every=_or(whole("eval_every", given.get("eval_every"), 0, 10**9), plain.eval_every),
+        group_by_length=given.get("group_by_length") is not False,
         tokenizer=given.get("tokenizer"),
         checkpoint=given.get("checkpoint"),
     )

@@ -20,7 +20,8 @@ HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
 MISSING = 3
 """Exit code by which the reading process says that the framework lacks a name."""
-RECOMPUTE = ("none", "full")
+SELECTIVE = ("ddp", "fsdp2", "deepspeed")
+"""Engines whose selective recomputation was trained against one process."""
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
 5.23 has it (`output_router_logits`): it is the mean of a micro-batch's own load, so a split batch would have another
@@ -83,11 +84,18 @@ TRAINER: tuple[Rule, ...] = (
         fix=lambda case: "Use packing=padded",
     ),
     Rule(
+        name="packed documents in a pipeline",
+        field="packing",
+        holds=lambda case: (case.layout.pp == 1) | (case.job.packing != "packed"),
+        sentence=lambda case: "a pipeline's stages are handed ids and labels alone, without where documents begin",
+        fix=lambda case: "Use packing=padded, or pp=1",
+    ),
+    Rule(
         name="recomputation not built",
         field="recompute",
-        holds=lambda case: case.layout.recompute in RECOMPUTE,
-        sentence=lambda case: f"it is planned, but not launchable yet: the trainer has {one_of(RECOMPUTE)}",
-        fix=lambda case: "Use recompute=full",
+        holds=lambda case: case.layout.recompute in ("none", "full") or case.layout.engine in SELECTIVE,
+        sentence=lambda case: f"only whole layers are recomputed where {case.layout.engine} splits them",
+        fix=lambda case: f"Use recompute=full, or engine {one_of(SELECTIVE)}",
     ),
     accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
     accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),

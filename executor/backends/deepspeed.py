@@ -17,46 +17,75 @@ from planner.plan import Plan
 from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
+TENSOR_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that were split by AutoTP and trained against one process."""
+PIPELINE_FAMILIES = (*TENSOR_FAMILIES, "gpt2")
+"""Families that were cut into stages. Others do more to embeddings than look them up (Gemma scales them, Falcon and
+BLOOM add a norm or a bias)."""
 
-SHARDED = Rule(
-    name="DeepSpeed without ZeRO",
-    field="zero_stage",
-    holds=lambda case: case.layout.zero_stage >= 1,
-    sentence=lambda case: "stage 0 is planned, but the trainer reads its optimizer from ZeRO's",
-    fix=lambda case: "Use zero_stage=1",
+
+def _without_tp(case: Case) -> str:
+    return f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="DeepSpeed without ZeRO",
+        field="zero_stage",
+        holds=lambda case: case.layout.zero_stage >= 1,
+        sentence=lambda case: "stage 0 is planned, but the trainer reads its optimizer from ZeRO's",
+        fix=lambda case: "Use zero_stage=1",
+    ),
+    *TRAINER,
+    Rule(
+        name="experts under DeepSpeed",
+        field="model",
+        holds=lambda case: case.model.moe is None,
+        sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
+        fix=lambda case: "Use engine fsdp2",
+    ),
+    Rule(
+        name="family without a pipeline",
+        field="pp",
+        holds=lambda case: (case.layout.pp == 1) | (case.model.family in PIPELINE_FAMILIES),
+        sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
+        fix=lambda case: "Use pp=1",
+    ),
+    Rule(
+        name="family of another tensor plan",
+        field="tp",
+        holds=lambda case: (case.layout.tp == 1) | (case.model.family in TENSOR_FAMILIES),
+        sentence=lambda case: (
+            f"under AutoTP {one_of(TENSOR_FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
+        ),
+        fix=_without_tp,
+    ),
+    Rule(
+        name="adapters under AutoTP",
+        field="method",
+        # The plan names q_proj.weight, which beside an adapter is q_proj.base_layer.weight: DeepSpeed splits nothing.
+        holds=lambda case: (case.layout.tp == 1) | (case.job.method == "full"),
+        sentence=lambda case: "AutoTP finds no linear that an adapter has wrapped, and leaves it whole",
+        fix=_without_tp,
+    ),
+    Rule(
+        name="16-bit states on the host",
+        field="precision",
+        # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
+        holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
+        sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
+        fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
+    ),
 )
-DENSE = Rule(
-    name="experts under DeepSpeed",
-    field="model",
-    holds=lambda case: case.model.moe is None,
-    sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
-    fix=lambda case: "Use engine fsdp2",
-)
-PIPELINE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
-CUT = Rule(
-    name="family without a pipeline",
-    field="pp",
-    # Others do more to embeddings than look them up (Gemma scales them, Falcon and BLOOM add a norm or a bias).
-    holds=lambda case: (case.layout.pp == 1) | (case.model.family in PIPELINE_FAMILIES),
-    sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
-    fix=lambda case: "Use pp=1",
-)
-HOST_STEP = Rule(
-    name="16-bit states on the host",
-    field="precision",
-    # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
-    holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
-    sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
-    fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
-)
+"""What is planned for DeepSpeed's engines, but not launched."""
 
 
 class DeepSpeedBackend:
-    """Backend of ZeRO, alone and with AutoTP."""
+    """Backend of ZeRO, alone, with AutoTP and in pipelines."""
 
     name = "deepspeed"
     engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
-    rules = (SHARDED, *TRAINER, DENSE, CUT, HOST_STEP)
+    rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:
         """deepspeed.json, with the plan's hash."""

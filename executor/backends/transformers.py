@@ -18,6 +18,8 @@ CONFIG = "config/distributed.json"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose tensor parallel plan in Transformers is the one that the planner knows, each trained against one
 process."""
+EXPERTS_APART = ("mixtral", "qwen3_moe")
+"""Families whose experts were trained over ranks (`ep_size`), each against one process."""
 
 
 def _without(case: Case) -> str:
@@ -30,7 +32,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="family of another tensor plan",
         field="tp",
-        holds=lambda case: case.model.family in FAMILIES and case.model.moe is None,
+        holds=lambda case: (case.layout.tp == 1) | (case.model.family in FAMILIES and case.model.moe is None),
         sentence=lambda case: (
             f"under Transformers' plan {one_of(FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
             + (" with experts" if case.model.moe else "")
@@ -40,11 +42,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="tied head under a tensor plan",
         field="tp",
-        holds=lambda case: not case.model.tied,
+        holds=lambda case: (case.layout.tp == 1) | (not case.model.tied),
         sentence=lambda case: (
             f"Transformers ties a split head only while it loads a checkpoint, and {case.model.name} has a tied one"
         ),
         fix=_without,
+    ),
+    Rule(
+        name="experts of another family apart",
+        field="ep",
+        holds=lambda case: (case.layout.ep == 1) | (case.model.family in EXPERTS_APART),
+        sentence=lambda case: f"experts of {one_of(EXPERTS_APART)} are spread, not those of a {case.model.family}",
+        fix=lambda case: f"Use engine fsdp2 with ep=1 dp_shard={case.layout.dp_shard}",
     ),
     accepts("method", ("full",), "adapters beside split weights are planned, but not built"),
     *TRAINER,
@@ -80,5 +89,6 @@ def configuration(plan: Plan) -> dict[str, Any]:
         "tp_size": layout.tp,
         "fsdp_size": layout.dp_shard,
         "dp_replicate_size": layout.dp_replicate,
+        "ep_size": layout.ep,
         "fsdp_mixed_precision": plan.job.precision == "bf16" and layout.data_parallel > 1,
     }

@@ -6,6 +6,7 @@ Not here: what is started (executor.launch) or watching it (executor.supervise).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -144,12 +145,16 @@ def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) 
 
 
 def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[Agent]:
-    """Start every node's command in a session of its own, with its output in logs/node-N/agent.log."""
+    """Start every node's command in a session of its own, with its output in logs/node-N/agent.log.
+
+    An agent starts no rank before `configure`: importing torch takes it seconds, in which others can work.
+    """
     agents = []
     for command, host in zip(spec.commands, hosts.hosts, strict=True):
         log = agent_log(folder, command.node)
         log.parent.mkdir(parents=True, exist_ok=True)
         env = inherited(dict(os.environ)) | command.env | {"MESHWRIGHT_SUPERVISOR": str(os.getpid())}
+        env["MESHWRIGHT_CONFIGURED"] = "stdin"
         held: tuple[int, ...] = ()
         if command.node == 0 and port.held is not None:
             held = (port.held.fileno(),)
@@ -158,7 +163,7 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
             process = subprocess.Popen(
                 command.argv,
                 env=env,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -167,6 +172,15 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
         agents.append(Agent(command.node, host.name, process, log))
     port.close()
     return agents
+
+
+def configure(agents: list[Agent], spec: LaunchSpec) -> None:
+    """Let the agents go on, each with its command's environment as it is in `spec`."""
+    for agent, command in zip(agents, spec.commands, strict=True):
+        assert agent.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, which is seen elsewhere
+            agent.process.stdin.write(json.dumps(command.env).encode())
+            agent.process.stdin.close()
 
 
 def inherited(environment: dict[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""One node's torchrun, with three additions the supervisor relies on. Takes torchrun's own arguments.
+"""One node's torchrun, with four additions the supervisor relies on. Takes torchrun's own arguments.
 
-It dies with its supervisor, it says in failed/node-N.json which ranks failed and how, and it can give an emulated node
-its own host name. Not here: starting or ending agents (executor.supervise), or training (train.py).
+It dies with its supervisor, it waits for the environment that the supervisor finds for the ranks, it says in
+failed/node-N.json which ranks failed and how, and it can give an emulated node its own host name. Not here: starting or
+ending agents (executor.supervise), or training (train.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]
+    if os.environ.pop("MESHWRIGHT_CONFIGURED", None) == "stdin":
+        os.environ.update(json.loads(sys.stdin.read()))
     # The supervisor bound the rendezvous port; importing torch took seconds, so it is let go only here.
     held = os.environ.pop("MESHWRIGHT_HELD_FD", None)
     if held is not None:

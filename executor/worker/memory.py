@@ -26,6 +26,8 @@ from planner.plan import PhaseMemory
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 COLLECTIVES = ("c10d", "_c10d_functional")
+NO_BUFFER = ("all_to_all_single", "wait_tensor", "_wrap_tensor_autograd")
+"""Operations of these whose tensors are no buffers: tokens on their way to experts, and waiting for them."""
 STATES = ("params", "grads", "optimizer", "buckets")
 POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 """Not waited for where they start: two ranks that send to each other first would wait for ever."""
@@ -205,8 +207,8 @@ class LiveTensors(TorchDispatchMode):
             super().__exit__(None, None, None)
 
     def _note(self, func: Any, inputs: list[Tensor], result: Any) -> None:
-        # What goes to one peer, or comes from one, is no copy made for sending.
-        sent = func.namespace in COLLECTIVES and func._opname not in POINT_TO_POINT
+        # What goes to one peer, or comes from one, is no copy made for sending; nor is a token on its way to an expert.
+        sent = func.namespace in COLLECTIVES and func._opname not in (*POINT_TO_POINT, *NO_BUFFER)
         for tensor in inputs:
             storage = self._storage_of(tensor)
             if storage is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from executor.worker.engines.base import LiveMesh
 from planner.errors import PlannerError
-from planner.groups import MESH_AXES, axis_groups
+from planner.groups import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
 from planner.plan import Plan, write_whole
 
 
@@ -33,11 +33,13 @@ def check_world(plan: Plan, rank: int, world_size: int) -> None:
 
 def expected_groups(plan: Plan, rank: int) -> dict[str, list[int]]:
     """The groups of more than one rank that this rank belongs to, by axis."""
+    layout = plan.layout
+    axes = dict.fromkeys((*MESH_AXES, *(EXPERT_AXES if layout.ep > 1 else ())))
     return {
         axis: group
-        for axis in MESH_AXES
-        if getattr(plan.layout, axis) > 1
-        for group in axis_groups(plan.layout, axis)
+        for axis in axes
+        if mesh_of(layout, axis)[axis] > 1
+        for group in axis_groups(layout, axis)
         if rank in group
     }
 

@@ -14,7 +14,7 @@ import torch
 
 from executor.worker.memory import LiveTensors, Row, StateTensors
 from executor.worker.modules import Modules
-from executor.worker.traffic import Call, Traffic, collectives
+from executor.worker.traffic import Call, Traffic, collectives, sends_activations
 from planner.plan import PhaseMemory, Plan
 from planner.record import Measured
 
@@ -90,7 +90,7 @@ class Meter:
             if index == self._memory_step and self._entered:
                 stack.callback(self._conclude)
             if index == self._traffic_step:
-                if self._live is None and self._layout.tp > 1:  # whose sums are told apart by the module that sends
+                if self._live is None and sends_activations(self._layout):
                     self._modules.install()
                     stack.callback(self._modules.remove)
                 traffic = stack.enter_context(Traffic(self._layout, lambda: self._phase, self._path))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.worker import recompute
 from executor.worker.adapters import add_adapters
 from executor.worker.quantized import quantize_layers
 from executor.worker.seeds import seed_weights
@@ -41,8 +42,7 @@ def build_model(plan: Plan) -> nn.Module:
         quantize_layers(model, job.base_quantization, dtype, device)
     if job.adapters is not None:
         add_adapters(model, job, dtype)
-    if plan.layout.recompute == "full":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute.enable(model, plan)
     trained: nn.Module = model.train()
     return trained
 

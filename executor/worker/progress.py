@@ -17,13 +17,14 @@ from executor.worker.rows import Rows
 from planner.plan import Plan
 from planner.units import format_bytes
 
-LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl. `loss` is the mean over the global batch's target tokens, before the update.
 
-    `tokens` are those of the rows without their padding.
+    `tokens` are those of the rows without their padding; `time` is the Unix time at which the step was over, so that
+    what happens between steps can be seen too.
     """
 
     step: int
@@ -33,6 +34,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     target_tokens: int
     step_s: float
+    time: float
 
 
 class Reporter:

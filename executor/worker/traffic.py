@@ -98,7 +98,7 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # a DTensor: its collectives come through once it has unwrapped
-        if self._layout.tp > 1:
+        if sends_activations(self._layout):
             self._path()  # asked at every operation, it knows a forward's modules again in backward
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args)
@@ -129,7 +129,7 @@ class Traffic(TorchDispatchMode):
         engine = self._layout.engine
         if unit := self._units.current():
             return unit
-        if phase in ("forward", "backward") and group_name(self._layout, ranks) == "tp":
+        if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
             path = self._path()
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
         if engine == "ddp" and op == "all_reduce" and phase == "backward":
@@ -137,6 +137,11 @@ class Traffic(TorchDispatchMode):
         if engine.startswith("deepspeed"):
             return _DEEPSPEED_UNIT.get(op, "other")
         return "other"
+
+
+def sends_activations(layout: Layout) -> bool:
+    """Whether modules send what they compute, told apart by the module that sends."""
+    return layout.tp > 1 or layout.ep > 1
 
 
 def _ranks_of(args: Any) -> tuple[int, ...]:
@@ -155,10 +160,12 @@ def _group_name(args: Any) -> str:
     return next(argument for argument in reversed(args) if isinstance(argument, str))
 
 
-def group_name(layout: Layout, ranks: tuple[int, ...]) -> str:
+def group_name(layout: Layout, ranks: tuple[int, ...], op: str = "") -> str:
     """The mesh axis these ranks form in the plan's layout; "world" for all ranks of a mesh with several axes. Two that
-    send to each other are of the axis that has both."""
-    for axis in (*MESH_AXES, "pp_ends"):
+    send to each other are of the axis that has both. Where the ranks that split experts are also another axis', the
+    operation tells: tokens travel by all_to_all."""
+    experts: tuple[str, ...] = () if layout.ep == 1 else ("ep", "edp")
+    for axis in (*experts[: op == "all_to_all"], *MESH_AXES, "pp_ends", *experts):
         if axis_size(layout, axis) > 1 and sorted(ranks) in axis_groups(layout, axis):
             return axis
     if len(ranks) == 2 and any(set(ranks) < set(group) for group in axis_groups(layout, "pp")):
@@ -171,7 +178,7 @@ def collectives(calls: list[Call], layout: Layout) -> tuple[tuple[Collective, ..
     sums: dict[tuple[bool, str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for call in calls:
         small = call.payload_bytes < CONTROL_BYTES
-        entry = sums[small, call.op, group_name(layout, call.ranks), len(call.ranks), call.unit, call.phase]
+        entry = sums[small, call.op, group_name(layout, call.ranks, call.op), len(call.ranks), call.unit, call.phase]
         entry[0] += 1
         entry[1] += call.payload_bytes
     data: dict[bool, list[Collective]] = {False: [], True: []}
@@ -228,8 +235,9 @@ def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
     """What an FSDP2 unit is by the name and kind of its modules: layer, embed or tail.
 
     The root is tail too: all that it has of its own is GPT-2's table of positions, which it gathers beside the tail.
+    Experts that are spread over ranks are a unit within their layer.
     """
     found = LAYER.search(fqn or "")
-    if found is not None and found.end() == len(fqn or ""):
+    if found is not None and (found.end() == len(fqn or "") or (fqn or "").endswith(".experts")):
         return "layer"
     return "embed" if len(modules) == 1 and isinstance(modules[0], nn.Embedding) else "tail"

@@ -125,7 +125,14 @@ def _train(
         dist.all_reduce(loss_sum)
         loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
         metrics = StepMetrics(
-            step=step, loss=loss, grad_norm=norm, lr=rate, tokens=tokens, target_tokens=targets, step_s=seconds
+            step=step,
+            loss=loss,
+            grad_norm=norm,
+            lr=rate,
+            tokens=tokens,
+            target_tokens=targets,
+            step_s=seconds,
+            time=time.time(),
         )
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(

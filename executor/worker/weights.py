@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from executor.rundir import ADAPTER, WEIGHTS
+from executor.rundir import ADAPTER, WEIGHTS, base_is_checkpoint
 from executor.worker.adapters import is_adapter, ordinary_name, save_adapters
 from executor.worker.engines.base import Engine
 from executor.worker.model import model_config
@@ -35,35 +35,37 @@ TIED_HEAD = "lm_head.weight"
 def save(plan: Plan, engine: Engine, folder: Path, rank: int, shard_bytes: int = SHARD_BYTES) -> None:
     """Write RUN/weights on rank 0, from every rank's part; it is there whole or not at all.
 
-    Adapters go to RUN/adapter as peft saves them, and RUN/weights is the base that they were trained on.
+    Adapters go to RUN/adapter as peft saves them, and RUN/weights is the base that they were trained on. A base that
+    is its checkpoint's is not written again.
     """
-    target = folder / WEIGHTS
     if rank != 0:
         for _ in engine.weights():
             pass  # the gathers that rank 0 waits for
         return
-    partial = target.with_name(target.name + ".partial")
+    partial, target = folder / f"{WEIGHTS}.partial", folder / WEIGHTS
+    keep = not base_is_checkpoint(plan)
     adapters: dict[str, torch.Tensor] = {}
     try:
         with Writer(partial, shard_bytes) as writer:
             for name, weight in unpacked(engine.model, engine.weights()):
                 if is_adapter(name):
                     adapters[ordinary_name(name)] = weight.detach().cpu().contiguous()
-                elif not (plan.model.tied and name.endswith(TIED_HEAD)):
+                elif keep and not (plan.model.tied and name.endswith(TIED_HEAD)):
                     writer.add(ordinary_name(name), weight)
-        write_configuration(plan, writer.dtype, partial)
         if adapters:
-            save_adapters(folder / ADAPTER, plan.job, adapters)
-        partial.rename(target)
+            made = folder / f"{ADAPTER}.partial"
+            save_adapters(made, plan.job, adapters)
+            save_tokenizer(plan, made)
+            made.rename(folder / ADAPTER)
+        if keep:
+            write_configuration(plan, writer.dtype, partial)
+            partial.rename(target)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise PlannerError(
-            "weights",
-            target,
-            f"cannot be written ({error.strerror or error})",
-            "Free some space, or run with --no-save-weights",
-            exit_code=5,
-        ) from None
+        reason, fix = f"cannot be written ({error.strerror or error})", "Free some space, or run with --no-save-weights"
+        raise PlannerError("weights", target, reason, fix, exit_code=5) from None
+    finally:
+        for name in (WEIGHTS, ADAPTER):
+            shutil.rmtree(folder / f"{name}.partial", ignore_errors=True)
 
 
 class Writer:
@@ -106,9 +108,10 @@ class Writer:
         self._held, self._held_bytes = {}, 0
 
     def _close(self) -> None:
-        self._write()
+        if self._held:
+            self._write()
         count = len(self.files)
-        names = [f"model-{at:05}-of-{count:05}.safetensors" for at in range(1, count + 1)] if count > 1 else [SINGLE]
+        names = [f"model-{at:05}-of-{count:05}.safetensors" for at in range(1, count + 1)] if count != 1 else [SINGLE]
         for at, name in enumerate(names, 1):
             (self.folder / f"{at}.safetensors").rename(self.folder / name)
         if count > 1:
@@ -137,7 +140,7 @@ def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> 
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     recipe, config, classes = plan.job.recipe, model_config(plan), cast("Any", AutoModelForCausalLM)
-    tokenizer = own_tokenizer(recipe.tokenizer) if recipe.tokenizer else None
+    tokenizer = save_tokenizer(plan, folder)
     if tokenizer and not recipe.checkpoint:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer, name))
@@ -150,14 +153,18 @@ def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> 
     else:
         generation = GenerationConfig.from_model_config(config)
     generation.save_pretrained(folder)
-    if tokenizer:
-        tokenizer.save_pretrained(folder)
 
 
-def own_tokenizer(path: str) -> Any:
-    """A tokenizer.json or a tokenizer folder, as Transformers' object."""
+def save_tokenizer(plan: Plan, folder: Path) -> Any:
+    """The files of the tokenizer.json or tokenizer folder that a run was given, if it was; the tokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    path = plan.job.recipe.tokenizer
+    if path is None:
+        return None
     if Path(path).is_dir():
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    return PreTrainedTokenizerFast(tokenizer_file=path)
+        own: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    else:
+        own = PreTrainedTokenizerFast(tokenizer_file=path)
+    own.save_pretrained(folder)
+    return own

@@ -378,12 +378,20 @@ def holder(case: Case) -> Holder:
     secondary = secondary_bytes(case)
     in_use: dict[float, Number] = {}
     looks_ahead, live, persistent = _stage3_fetches(case) if stage == 3 else (False, {}, 0.0)
+    # What a layer's second forward gathered stays with its graph until each weight's backward, which gathers it once
+    # more: checkpoint keeps the weight's storage, not the parameter that ZeRO empties (seen in a timeline, torch 2.13).
+    again = _layer_elements(case) if runs_layers_again(case) and case.job.base_quantization is None else {}
 
     def held(moment: Moment, later: bool) -> Held:
         grads = stay["grads"] + moment.in_flight * each.grad
         buckets = stay["buckets"] + _flush_bytes(case, moment)
         if stage == 3:
-            whole = live.get((moment.phase, moment.unit, moment.layer), 0) if looks_ahead else moment.weight
+            if looks_ahead:
+                whole = live.get((moment.phase, moment.unit, moment.layer), 0)
+            elif moment.unit in again and moment.phase == "backward":
+                whole = again[moment.unit] - moment.unit_grads + (moment.weight if moment.unit_grads else 0)
+            else:
+                whole = moment.weight
             if whole not in in_use:
                 in_use[whole] = _padded(whole, case.layout.dp_shard) * each.weight + persistent
             gathered = in_use[whole]
@@ -413,10 +421,21 @@ def _stage3_fetches(case: Case) -> tuple[bool, dict[tuple[str, str, int], float]
     return limits.prefetch + limits.max_reuse > 0, plan.live, persistent
 
 
+def _layer_elements(case: Case) -> dict[str, float]:
+    return {unit: float(sum(weight.elements for weight in case.units()[unit])) for unit in LAYERS}
+
+
+def runs_layers_again(case: Case) -> bool:
+    """Whether backward makes a layer's forward anew."""
+    return case.layout.recompute in ("full", "sac:matmul")
+
+
 def _fetched(case: Case, tp: int) -> Fetches:
     quantization, element = case.job.base_quantization, states(case).weight
     codes = None if quantization is None else Codes(layer_form(case), storage_bytes(quantization), element)
-    return fetches(case.walked_model, case.lora, limits_of(case), codes, tp, case.runtime.parts)
+    return fetches(
+        case.walked_model, case.lora, limits_of(case), codes, tp, case.runtime.parts, runs_layers_again(case)
+    )
 
 
 def _bytes(code: float | None, each: StateBytes) -> float:
@@ -638,11 +657,11 @@ def _gathered(case: Case) -> dict[str, tuple[Number, Number]]:
     tp: Any = case.layout.tp
     if not is_column(tp):
         return _gathered_with(case, int(tp))
-    by_degree = {degree: _gathered_with(case, int(degree)) for degree in sorted(set(tp.tolist()))}
+    by_degree = [(tp == degree, _gathered_with(case, int(degree))) for degree in sorted(set(tp.tolist()))]
     return {
         phase: (
-            sum(where(tp == degree, one[phase][0], 0.0) for degree, one in by_degree.items()),
-            sum(where(tp == degree, one[phase][1], 0.0) for degree, one in by_degree.items()),
+            sum(where(rows, found[phase][0], 0.0) for rows, found in by_degree),
+            sum(where(rows, found[phase][1], 0.0) for rows, found in by_degree),
         )
         for phase in ("forward", "backward", "optimizer")
     }

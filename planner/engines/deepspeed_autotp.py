@@ -69,7 +69,7 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """ZeRO's among data-parallel ranks, and the split linears'."""
-    return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True)
+    return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True, stops_early=True)
 
 
 def ideal(case: Case) -> list[IdealCollective]:

@@ -282,7 +282,7 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
         int(case.repeats("dense") + case.repeats("layer")),
     )
     if communication is None:
-        communication = _resharded if case.layout.reshard_after_forward else _kept
+        communication = resharded if case.layout.reshard_after_forward else _kept
         communication = _tied if case.walked_model.tied else communication
     gather, grads, stay = communication, _grads(case, units), resident(case)
     unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
@@ -299,7 +299,7 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
     return held
 
 
-def _resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
+def resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
     """(gathered weights, communication buffers) when every unit but the tail is resharded after its forward."""
     tail = units.gathered["tail"]
     if moment.phase == "forward":

@@ -5,11 +5,17 @@ Each column-parallel linear is a module of its own to DTensor, so queries, keys,
 input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
 Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights. The embedding's gradient is
 a slice that keeps the whole table's alive until something copies it out.
-Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,fsdp}.py, and traced (docs/lab/trace.md). Not here: how
-FSDP2 gathers (fsdp2.py).
+Over `ep` whole experts are spread, and tokens travel to them and back (inventory/exchange.py).
+Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,expert_parallel,fsdp}.py, and traced
+(docs/lab/trace.md). Not here: how FSDP2 gathers (fsdp2.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
@@ -28,22 +34,45 @@ from planner.engines.ddp import finished_elements
 from planner.inventory import Compute, Moment, parameters, unit_weights
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
-from planner.technique_rules import tensor_rules
+from planner.technique_rules import EXPERT, tensor_rules
 from planner.units import BYTES
 
 NO_PLAN = ("gpt2", "opt", "bloom", "falcon", "gpt_oss")
 """Families whose configuration class has no `base_model_tp_plan` in Transformers 5.23.0."""
 
+
+def _apart(field: str, holds: Callable[[Case], Any], sentence: str, fix: str) -> Rule:
+    return Rule(
+        name=f"experts apart and {field}",
+        field=field,
+        holds=lambda case: (case.layout.ep == 1) | holds(case),
+        sentence=lambda case: f"beside ep={case.layout.ep} {sentence}",
+        fix=lambda case: fix,
+    )
+
+
+APART: tuple[Rule, ...] = (
+    _apart("tp", lambda case: case.layout.tp == 1, "a sequence that tensor ranks share is not predicted", "Use tp=1"),
+    _apart(
+        "reshard_after_forward",
+        lambda case: case.layout.reshard_after_forward,
+        "layers that stay gathered are not predicted",
+        "Use reshard_after_forward=true",
+    ),
+    _apart("family", lambda case: _plain_experts(case), "one expert form is predicted", "Use mixtral or qwen3_moe"),
+)
+"""Expert parallelism by token exchange: what is predicted of it."""
+
 name = "transformers-tp"
 rules: tuple[Rule, ...] = (
-    *splits_only("tp"),
+    *splits_only("tp", "ep"),
     *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
     Rule(
-        name="without tensor parallelism it is FSDP2",
+        name="without tensor or expert parallelism it is FSDP2",
         field="tp",
-        holds=lambda case: case.layout.tp > 1,
+        holds=lambda case: (case.layout.tp > 1) | (case.layout.ep > 1),
         sentence=lambda case: "the plan splits nothing over one rank",
-        fix=lambda case: "Use tp=2 or more, or engine fsdp2",
+        fix=lambda case: "Use tp=2 or more (or ep, of experts), or engine fsdp2",
     ),
     Rule(
         name="family without a tensor plan",
@@ -53,6 +82,8 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use tp=1" + (", or engine deepspeed-autotp" if case.model.family != "gpt2" else ""),
     ),
     *tensor_rules(),
+    *APART,
+    *EXPERT,
     fsdp2.STAGE,
     Rule(
         name="replicas of tensor parallel groups need shards",
@@ -66,6 +97,11 @@ rules: tuple[Rule, ...] = (
     *COMMON,
     *JOB,
 )
+
+
+def _plain_experts(case: Case) -> bool:
+    moe = case.model.moe
+    return moe is None or not (moe.bias or moe.shared_experts or moe.dense_layers or case.model.tied)
 
 
 def _sharded(case: Case) -> bool:
@@ -86,7 +122,9 @@ def _sliced_away(case: Case) -> Number:
 
 def compute(case: Case) -> Compute:
     """FSDP2 casts what it gathers; without it autocast does."""
-    return accelerate_compute(case, casts_weights=_sharded(case))
+    computed = accelerate_compute(case, casts_weights=_sharded(case))
+    apart = not is_column(case.layout.ep) and case.layout.ep > 1
+    return msgspec.structs.replace(computed, sorts_received=True) if apart else computed
 
 
 def resident(case: Case) -> Held:
@@ -110,6 +148,9 @@ def load(case: Case) -> Held:
     """
     element = base_weight_bytes(case)
     whole, here = parameters(case.model) * element, case.total(adapter=False) * element
+    if not is_column(case.layout.ep) and case.layout.ep > 1 and case.cluster.gpu.kind == "cpu":
+        experts = sum(weight.elements for weight in case.units()["layer"] if weight.expert)
+        return {"params": whole + case.repeats("layer") * experts * element}
     if case.cluster.gpu.kind == "cpu":
         return {"params": whole + (whole - here) / maximum(case.layout.tp - 1, 1)}
     largest = max(weight.elements for weights in unit_weights(case.model).values() for weight in weights)
@@ -144,12 +185,42 @@ def holder(case: Case) -> Holder:
 
 def _shards_holder(case: Case) -> Holder:
     """FSDP2's, and what the embedding's whole gradient of an earlier micro-batch keeps alive."""
-    shards, alive = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case)), _kept_alive(case)
+    habit = _experts_apart(case) if case.layout.ep > 1 else None
+    shards = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case), communication=habit)
+    alive = _kept_alive(case)
 
     def held(moment: Moment, later: bool) -> Held:
         found = shards(moment, later)
         return found | {"grads": found["grads"] + alive} if later else found
 
+    return held
+
+
+def _experts_apart(case: Case) -> fsdp2.Communication:
+    """Experts that are spread over ranks are a unit of FSDP2's within their layer, sharded over ranks of its own: its
+    gather comes after the layer's, its reduction before. Of one shard it is copied, with nothing to receive."""
+    experts = [weight for weight in case.units()["layer"] if weight.expert]
+    whole: Number = sum(weight.elements * fsdp2.gathered_bytes_of(case, weight) for weight in experts)
+    received = where(case.shards(experts[0]) > 1, whole, 0.0)
+
+    def held(units: fsdp2.Units, moment: Moment) -> tuple[Number, Number]:
+        weights, buckets = fsdp2.resharded(units, moment)
+        if moment.phase == "backward":
+            # What is gathered ahead is the layer's own part, and what is still being reduced.
+            ahead = moment.unit == "tail" or (moment.unit == "layer" and moment.layer > 0)
+            behind = moment.unit == "embed" or (moment.unit == "layer" and moment.layer < units.layers - 1)
+            return weights, buckets - (ahead * 1 + behind * reduced_ratio) * whole
+        if moment.unit != "layer":
+            return weights, buckets - (whole - received if moment.entering and moment.unit == "tail" else 0.0)
+        if not moment.entering:
+            return weights, received
+        before = units.gathered["embed"] if moment.layer == 0 else received
+        own = units.gathered["layer"] - whole
+        return own, own + before
+
+    reduced_ratio = fsdp2.reduced_element_bytes(case, _reduces_in_fp32(case)) / fsdp2.gathered_bytes_of(
+        case, experts[0]
+    )
     return held
 
 

@@ -8,7 +8,7 @@ runtime/zero/partitioned_param_coordinator.py; the first step, without a trace, 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import msgspec
@@ -76,11 +76,13 @@ def fetches(
     codes: Codes | None = None,
     tp: int = 1,
     kernels: Kernels = HF,
+    recomputes: bool = False,
 ) -> Fetches:
-    """One steady step's gathers, of what tensor parallelism leaves to a rank."""
+    """One steady step's gathers, of what tensor parallelism leaves to a rank. `recomputes`: a layer's forward runs
+    again in backward."""
     form = "plain" if codes is None else codes.form
     compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels)
-    uses, weights = _trace(model, lora, compute, codes)
+    uses, weights = _trace(model, lora, compute, codes, recomputes)
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     again_in_backward = {use.weight for use in uses if use.phase == "backward"}
@@ -143,11 +145,12 @@ def _format(code: float | None, codes: Codes | None) -> float | None:
 
 
 def _trace(
-    model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None
+    model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None, recomputes: bool
 ) -> tuple[list[_Use], list[tuple[int, float | None]]]:
     """Every use of a weight in a step, forward then backward, and of each weight the elements and `Gather.code`."""
     units = unit_weights(model, lora)
     sizes: list[tuple[int, float | None]] = []
+    modules: list[str] = []
     forward: list[_Use] = []
     trained_so_far = False
     needs_backward: list[bool] = []
@@ -163,6 +166,7 @@ def _trace(
             if weight.trainable:
                 trained_here.append(weight)
             forward.append(_Use("forward", unit, layer, len(sizes)))
+            modules.append(weight.name.removesuffix(".bias"))
             held = compute.local(compute.trained(weight))
             code = codes.storage if codes is not None and held.form in NF4 else None
             sizes.append((fetched_elements(held, code or 1.0), code))
@@ -183,12 +187,20 @@ def _trace(
     if table:  # tied: the head uses the embedding's weight again
         needs_backward.append(True)
         forward.append(_Use("forward", "tail", -1, 0))
-    backward = [
-        _Use("backward", use.unit, use.layer, use.weight)
-        for use, needed in zip(reversed(forward), reversed(needs_backward), strict=True)
-        if needed
-    ]
+    backward: list[_Use] = []
+    for (unit, at), group in groupby(zip(reversed(forward), reversed(needs_backward), strict=True), _place):
+        uses = list(group)
+        if recomputes and unit in LAYERS and any(needed for _, needed in uses):
+            # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
+            last = modules[uses[0][0].weight]
+            again = [use.weight for use, _ in reversed(uses) if modules[use.weight] != last]
+            backward += [_Use("backward", unit, at, weight) for weight in again]
+        backward += [_Use("backward", unit, at, use.weight) for use, needed in uses if needed]
     return forward + backward, sizes
+
+
+def _place(one: tuple[_Use, bool]) -> tuple[str, int]:
+    return one[0].unit, one[0].layer
 
 
 def _reads_after(weight: Weight, trained: Weight, order: dict[str, tuple[int, int]]) -> bool:

@@ -87,6 +87,7 @@ def walk_attention(
     if compute.autocast and model.qk_norm:
         q, k = _narrowed(tape, q, compute), _narrowed(tape, k, compute)
     heads = compute.heads(model.heads)
+    shared = table[-1] if compute.masked else None
     if compute.kernels.attention == "unfused":
         attended = fused.core_attention(
             tape,
@@ -101,35 +102,46 @@ def walk_attention(
             sequence_ranks=compute.cp,
             recompute=compute.recompute == "attention",
         )
-    elif is_written_out(model):
-        groups = model.heads // model.kv_heads
-        attended = written_out_attention(tape, q, k, v, model, compute, heads, groups)
-    elif model.family == "falcon" and model.layer_norms == 1:
-        groups = model.heads // model.kv_heads
-        attended = math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes)
+    elif compute.recompute == "attention":
+
+        def core(inputs: tuple[Tensor, ...]) -> Tensor:
+            return _core(tape, inputs, model, compute, heads, shared)
+
+        attended = fused.recomputed(tape, (q, k, v), core)
     else:
-        # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
-        own = model.family == "falcon" and not compute.masked
-        mask = Size(per_pair=compute.element_bytes) if own else None
-        if compute.masked and model.heads > model.kv_heads:
-            # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
-            groups = model.heads // model.kv_heads
-            k, v = _repeated(tape, k, groups), _repeated(tape, v, groups)
-        workspace = compute.attention_workspace(k, v)
-        attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask)
-        if model.family in PARTIAL:
-            attended = ops.laid_out(tape, attended)
+        attended = _core(tape, (q, k, v), model, compute, heads, shared)
     tape.drop(q, k, v)
     output = compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"))
     tape.drop(attended)
     return output
 
 
-def _repeated(tape: Tape, x: Tensor, groups: int) -> Tensor:
-    """A head of keys or values for every head of its group; takes over x."""
-    wide = ops.copied(tape, x, groups)
-    tape.drop(x)
-    return wide
+def _core(
+    tape: Tape,
+    inputs: tuple[Tensor, ...],
+    model: ModelSpec,
+    compute: Compute,
+    heads: int,
+    shared_mask: Tensor | None,
+) -> Tensor:
+    """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks."""
+    q, k, v = inputs
+    groups = model.heads // model.kv_heads
+    if is_written_out(model):
+        return written_out_attention(tape, q, k, v, model, compute, heads, groups)
+    if model.family == "falcon" and model.layer_norms == 1:
+        return math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes)
+    # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
+    own = model.family == "falcon" and not compute.masked
+    mask = Size(per_pair=compute.element_bytes) if own else None
+    repeated: tuple[Tensor, ...] = ()
+    if compute.masked and groups > 1:
+        # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+        k, v = repeated = (ops.copied(tape, k, groups), ops.copied(tape, v, groups))
+    workspace = compute.attention_workspace(k, v)
+    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask, shared_mask=shared_mask)
+    tape.drop(*repeated)
+    return ops.laid_out(tape, attended) if model.family in PARTIAL else attended
 
 
 def _narrowed(tape: Tape, x: Tensor, compute: Compute) -> Tensor:

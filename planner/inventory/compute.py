@@ -40,11 +40,11 @@ class Compute(msgspec.Struct, frozen=True):
     as the forward sees them. `linear_keeps_input` is for linear functions that keep it though the weight is frozen,
     `keeps_output` for pipeline stages that hold their output until its gradient comes, `receives_into_buffer` for
     those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
-    its backward is over (DeepSpeed). `seq_len` is told to kernels
-    that keep something quadratic in it, else 0. `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a
-    full element on a CPU. `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the
-    layers' linear weights are held or multiplied (forms.py).
-    The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of none).
+    its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
+    `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
+    packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
+    (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
+    none). `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py).
     """
 
     @property
@@ -122,6 +122,7 @@ class Compute(msgspec.Struct, frozen=True):
     cp: int = 1
     cp_method: str = "ring"
     ep: int = 1
+    sorts_received: bool = False
     seq_len: int = 0
     keeps_output: bool = True
     receives_into_buffer: bool = False

@@ -55,7 +55,7 @@ def adapted_linear(
     """`base(x) + B(A(x)) * scaling`: the base is frozen; peft casts x to the adapter's own format first.
 
     Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
-    peft clones the base's result, and leaves casting to autocast where there is one (peft 0.21, tuners/lora/bnb.py).
+    peft clones the base's result, and casts nothing where CUDA's autocast is on (peft 0.21, tuners/lora/bnb.py).
     """
     packed = weight.form in NF4
     a, b = adapter_weights(weight, lora)

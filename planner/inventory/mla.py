@@ -80,7 +80,10 @@ def walk_mla(
     value_share = mla.v_head_dim / mla.qk_head_dim
     workspace = compute.attention_workspace(k, v)
     heads = compute.heads(model.heads)
-    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, value_share=value_share)
+    shared = table[-1] if compute.masked else None
+    attended = ops.flash_attention(
+        tape, q, k, v, heads=heads, workspace=workspace, value_share=value_share, shared_mask=shared
+    )
     tape.drop(q, k, v)
     attended = ops.laid_out(tape, attended)
     output = compute.linear(tape, attended, weights["output"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from planner.inventory import ops
 from planner.inventory.activations import activation
 from planner.inventory.compute import Compute
+from planner.inventory.exchange import cleared, exchanged_experts
 from planner.inventory.fused import gated
 from planner.inventory.mlp import mlp_weights, walk_mlp
 from planner.inventory.names import names_of
@@ -73,7 +74,10 @@ def walk_moe(tape: Tape, x: Tensor, model: ModelSpec, moe: Moe, compute: Compute
     x has the tokens that this rank sends to experts (Compute.routed_share); shared experts are split as any MLP.
     """
     chosen, index = _routed(tape, x, model, moe, compute, weights)
-    mixed = _experts(tape, x, chosen, index, model, moe, compute, weights)
+    if compute.sorts_received:
+        mixed = _elsewhere(tape, x, chosen, model, moe, compute, weights)
+    else:
+        mixed = _experts(tape, x, chosen, index, model, moe, compute, weights)
     tape.drop(chosen, index)
     if not moe.shared_experts:
         return mixed
@@ -120,9 +124,10 @@ def _routed(
     tape.drop(scores)
     if moe.normalised:
         total = tape.new(Size(per_token=4.0 * part), needs_grad=best.needs_grad)
-        plain, divided = best, tape.view(best)  # in place
-        tape.record(divided, (best, total), lambda grad: tape.grad_of(plain))
-        tape.drop(best, total)
+        plain, divided = best, tape.view(best)  # in place: autograd keeps a copy of what was divided
+        undivided = tape.new(best.size)
+        tape.record(divided, (undivided, total), lambda grad: tape.grad_of(plain))
+        tape.drop(best, total, undivided)
         best = divided
     chosen = ops.scaled(tape, best) if deepseek else tape.hold(best)
     tape.drop(best)
@@ -172,6 +177,28 @@ def _experts(
     tape.record(total, (), lambda grad: tape.grad_of(restored))
     tape.drop(restored)
     return total
+
+
+def _elsewhere(
+    tape: Tape,
+    x: Tensor,
+    chosen: Tensor,
+    model: ModelSpec,
+    moe: Moe,
+    compute: Compute,
+    weights: dict[str, Weight],
+) -> Tensor:
+    """Experts of other ranks under Transformers' own expert parallelism."""
+
+    def experts(rows: Tensor, expert: Tensor, mask: Tensor) -> Tensor:
+        fused = cleared(tape, _grouped(tape, rows, weights["gate_up"], None, compute, expert), mask)
+        product = _gate(tape, fused, model, compute)
+        tape.drop(fused)
+        out = _grouped(tape, product, weights["down"], None, compute, expert)
+        tape.drop(product)
+        return cleared(tape, out, mask)
+
+    return exchanged_experts(tape, x, chosen, moe.top_k, compute.weight_bytes, experts)
 
 
 def _gate(tape: Tape, fused: Tensor, model: ModelSpec, compute: Compute) -> Tensor:

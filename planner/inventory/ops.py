@@ -63,6 +63,8 @@ def linear(
     def backward(grad: Storage) -> None:
         regathered = tape.allocate(inner.size) if regathers else None
         again = _forms(tape, weight, grad.size, element_bytes)
+        if weight.form in NF4:
+            tape.release(again.pop())  # scales are gone once the weight is unpacked
         if weight.trainable:
             narrow = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
             tape.weight_grad(weight.elements + more)
@@ -368,12 +370,13 @@ def flash_attention(
     workspace: Size = NOTHING,
     value_share: float = 1.0,
     mask: Size | None = None,
+    shared_mask: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, flash kernels: keeps q, k, v, the output and the log-sum-exp (fp32 a head).
 
     `workspace` is what context parallelism holds beside them: other ranks' keys and values, and in backward their
     gradients too. The output is as wide as the values: `value_share` of the queries. A `mask` that was asked for as
-    booleans is kept as numbers of the queries' format.
+    booleans is kept as numbers of the queries' format, one for each layer; a `shared_mask` is numbers already.
     """
     output = tape.new(q.size * value_share, needs_grad=q.needs_grad or k.needs_grad or v.needs_grad)
     numbers = () if mask is None else (tape.new(mask),)
@@ -388,7 +391,8 @@ def flash_attention(
             tape.grad_of(tensor)
         tape.release(*unwanted)
 
-    tape.record(output, (q, k, v, output, log_sum, *numbers), backward)
+    shared = () if shared_mask is None else (shared_mask,)
+    tape.record(output, (q, k, v, output, log_sum, *numbers, *shared), backward)
     tape.drop(log_sum, *numbers)
     return output
 

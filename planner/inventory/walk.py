@@ -244,7 +244,8 @@ def _checkpointed(
 
     PyTorch stops the second forward at the last tensor that is needed; the two residual-sized results it spares are
     counted here, which never decides the peak (the MLP's first gradients are larger). Selectively saved results are
-    taken to be let go as the second forward makes them again.
+    taken to be made when forward is over, and let go as the second one begins; in both the fullest moment is another
+    phase's or comes later. One that the second forward stops before is never asked for, and waits with the graph.
     """
     nodes, tape.nodes = tape.nodes, []
     tape.keeping = False
@@ -257,6 +258,7 @@ def _checkpointed(
     def backward(grad: Storage) -> None:
         if results is not None:
             tape.release(results)
+        waiting = tape.allocate(_never_asked_for(model, compute, kind), ACTIVATIONS)
         again = tape.view(source)
         tape.nodes = []
         result = walk_layer(tape, again, model, compute, table, kind)
@@ -266,12 +268,21 @@ def _checkpointed(
         tape.grads[result] = grad
         tape.play(inner)
         tape.drop(again)
+        tape.release(waiting)
         value = tape.grads.pop(again, None)
         if value is not None:
             tape.grad_of(source, alias=value)
             tape.release(value)
 
     return tape.record(output, (source, *table), backward)
+
+
+def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> Size:
+    """The MLP's own result under `sac:matmul`: nothing needs it that comes after its product, but for a norm after the
+    branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks for it."""
+    experts = model.moe is not None and kind == "layer"
+    asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts
+    return NOTHING if asked else residual(model, compute)
 
 
 def saved_results(model: ModelSpec, compute: Compute, kind: str) -> Size:

@@ -76,7 +76,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The objective. `global_batch_size` counts sequences an optimizer step; lengths are in tokens.
 
     `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives
-    each a sequence of its own, `packed` lays them end to end and keeps attention inside each (varlen kernels).
+    each a sequence of its own, `packed` lays them end to end and keeps attention inside each (kernels say how).
     """
 
     method: Method = "full"

@@ -34,6 +34,7 @@ TINY = ModelSpec(
     name="test-llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512, max_seq_len=128
 )
 EXPERTS = Moe(experts=4, top_k=2, expert_ffn=96)
+TINY_QWEN3_TIED = msgspec.structs.replace(TINY, name="test-qwen3-tied", family="qwen3", qk_norm=True, tied=True)
 TINY_MIXTRAL = msgspec.structs.replace(TINY, name="test-mixtral", family="mixtral", ffn=96, moe=EXPERTS)
 TINY_QWEN3_MOE = msgspec.structs.replace(TINY, name="test-qwen3-moe", family="qwen3_moe", qk_norm=True, moe=EXPERTS)
 

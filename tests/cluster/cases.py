@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, Finished
+from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, Finished
+from chats import chat_file
 from msgspec.structs import replace
 
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
@@ -42,6 +43,7 @@ class Case:
     layout: Layout
     job: TrainingJob = FULL
     model: ModelSpec = TINY
+    environment: dict[str, str] | None = None
 
 
 SplitRun = Callable[[str], Finished]
@@ -103,6 +105,9 @@ TP2_ZERO = {stage: Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stag
 CASES |= {
     f"tp2-zero{stage}-accum{accum}": Case(_accumulating(TP2_ZERO[stage], accum))
     for stage, accum in ((1, 1), (2, 2), (3, 2))
+} | {
+    # Norms of single heads, whose gradients AutoTP sums, and a head that stays whole with its embedding.
+    "tp2-zero3-qwen3-tied-accum1": Case(_accumulating(TP2_ZERO[3], 1), model=TINY_QWEN3_TIED),
 }
 
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
@@ -110,6 +115,19 @@ CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
     "qwen3-moe-fsdp2-accum1": Case(_accumulating(FSDP2, 1), model=TINY_QWEN3_MOE),
 }
+# Experts over ranks. Their router is forced to be even (balanced.py): the planner knows nothing of a router's choice.
+BALANCED = {"BALANCED_ROUTER": "1"}
+EP2 = Layout(engine="transformers-tp", dp_shard=4, ep=2, zero_stage=3)
+CASES |= {
+    "ep2-accum1": Case(_accumulating(EP2, 1), model=TINY_MIXTRAL, environment=BALANCED),
+    "ep4-qwen3-moe-accum2": Case(_accumulating(replace(EP2, ep=4), 2), model=TINY_QWEN3_MOE, environment=BALANCED),
+}
+
+# Fine-tuning: loss on the answers of chats alone, so that ranks and micro-batches differ in what they count. Packed
+# rows are as wide as the plan says, so every claim about memory holds for them; padded ones are looked at in
+# test_finetune.py.
+PACKED_CHATS = replace(FULL, packing="packed", recipe=replace(FULL.recipe, data=chat_file()))
+CASES |= {"fsdp2-packed-chats-accum2": Case(_accumulating(FSDP2, 2), PACKED_CHATS)}
 
 # Adapters beside a frozen base that every framework shards, or keeps, in its own way.
 CASES |= {
@@ -127,6 +145,21 @@ CASES |= {
     "gpt2-pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4), model=TINY_GPT2),
     "tied-pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
     "pp2-tp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, tp=2, dp_shard=2), 8)),
+}
+
+# States offloaded: CPU processes take the frameworks' own path to it, within one memory.
+ON_HOST = {"offload_optimizer": True, "offload_params": True}
+CASES |= {
+    "zero2-offload-accum2": Case(replace(_accumulating(BASE["zero2"], 2), offload_optimizer=True)),
+    "zero3-offload-accum2": Case(replace(_accumulating(ZERO3, 2), **ON_HOST)),
+    "fsdp2-offload-accum2": Case(replace(_accumulating(FSDP2, 2), **ON_HOST)),
+}
+
+# Recomputation: of whole layers, of all but matrix products' results, of attention's core.
+CASES |= {
+    "fsdp2-recompute-accum4": Case(replace(_accumulating(FSDP2, 4), recompute="full")),
+    "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
+    "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
 }
 
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}

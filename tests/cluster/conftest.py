@@ -27,7 +27,9 @@ def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
             case = CASES[name]
             per_node = case.layout.world_size // 2
             plan = make_plan(case.layout, case.job, nodes=2, per_node=per_node, model=case.model)
-            made[name] = _checked(run_warm(plan, _folder(tmp_path_factory, name), "--save-weights"))
+            made[name] = _checked(
+                run_warm(plan, _folder(tmp_path_factory, name), "--save-weights", environment=case.environment)
+            )
         return made[name]
 
     return get
@@ -39,12 +41,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     made: dict[bytes, Finished] = {}
 
     def get(case: Case) -> Finished:
-        key = msgspec.json.encode((case.job, case.model))
+        key = msgspec.json.encode((case.job, case.model, case.environment))
         if key not in made:
             layout = Layout(engine="ddp", micro_batch_size=SEQUENCES)
             plan = make_plan(layout, case.job, nodes=1, per_node=1, model=case.model)
             folder = _folder(tmp_path_factory, f"one-{case.job.method}-{case.model.name}")
-            made[key] = _checked(run_warm(plan, folder, "--no-meter", "--save-weights"))
+            made[key] = _checked(run_warm(plan, folder, "--no-meter", "--save-weights", environment=case.environment))
         return made[key]
 
     return get

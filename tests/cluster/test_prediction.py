@@ -6,22 +6,19 @@ Not here: that the runs train the right thing (test_equivalence.py) or time (rep
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
 from agents import Finished
-from cases import CASES, EACH, Figures, SplitRun
+from cases import EACH, Figures, SplitRun
 
 from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic, prediction_of
 from executor.rundir import read_measured, read_run_plan
 from planner.groups import coordinates
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
-from planner.truth.layouts import read_record
 
-RECORD = Path(__file__).parents[2] / "docs" / "accuracy" / "layouts.json"
 LARGEST_MEMORY_ERROR_PERCENT = 5.0
 LEAST_ACTIVATION_SHARE = 0.3
 SMALL_SHARE = 0.02
@@ -97,10 +94,6 @@ def _stage(plan: Plan, measured: tuple[Measured, ...], stage: int) -> Stage:
 
 def _size_of_error(line: Line) -> float:
     return math.inf if line.error_percent is None else abs(line.error_percent)
-
-
-def test_the_record_has_a_row_of_every_case_and_no_other() -> None:
-    assert [row.name for row in read_record(RECORD).rows] == list(CASES), "make layouts writes it"
 
 
 def test_a_doubled_term_and_a_missing_collective_are_seen(split_run: SplitRun) -> None:

@@ -6,6 +6,7 @@ Not here: which checkpoints are refused (tests/executor/test_checkpoint.py), or 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,28 +18,52 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agents import PROJECT, TINY, make_plan, run_warm
-from cases import CASES, SEQ_LEN, SEQUENCES, Reference, SplitRun, job
+from agents import Finished, make_plan, run_warm
+from cases import CASES, SEQ_LEN, SEQUENCES, Case, Reference, SplitRun
 from msgspec.structs import replace
 
 from executor.worker.export import export
 from executor.worker.model import build_model
-from planner.spec import Layout, Optimizer, Recipe, TrainingJob
+from planner.spec import Layout, ModelSpec, Optimizer, Recipe, TrainingJob
 
-EXPORTED = ("fsdp2-accum1", "hsdp-2x2-accum1", "zero2-accum1", "zero3-accum1", "tp2-fsdp2-accum1")
-"""Cases whose trained weights are exported; no layout is trained here for it."""
+EXPORTED = (
+    "fsdp2-accum1",
+    "hsdp-2x2-accum1",
+    "zero2-accum1",
+    "zero3-accum1",
+    pytest.param("tp2-fsdp2-accum1", marks=pytest.mark.smoke),
+    "tp2-zero1-accum1",
+    "tp2-zero3-accum2",
+    "qwen3-moe-fsdp2-accum1",
+    pytest.param("pp2-dp2-zero1", marks=pytest.mark.smoke),
+    "pp2-tp2-dp2-zero1",
+    "ep2-accum1",
+    "hsdp-2x2-lora-accum2",
+    "zero3-lora-accum1",
+    "fsdp2-qlora-accum2",
+    "zero3-qlora-accum1",
+)
+"""Cases whose trained weights are exported, adapters merged; no layout is trained here for it."""
 LOADED = (
     ("ddp-accum1", True),
     ("fsdp2-accum1", False),
-    ("fsdp2-accum1", True),
+    pytest.param("fsdp2-accum1", True, marks=pytest.mark.smoke),
     ("hsdp-2x2-accum1", False),
     ("zero1-accum1", True),
     ("zero2-accum1", False),
     ("zero3-accum1", False),
     ("zero3-accum1", True),
     ("tp2-fsdp2-accum1", False),
+    ("tp2-zero1-accum1", False),
+    ("tp2-zero3-accum2", False),
+    ("pp2-dp2-zero1", False),
+    ("pp2-dp2-zero1", True),
+    ("pp2-tp2-dp2-zero1", False),
+    ("qwen3-moe-fsdp2-accum1", False),
+    ("ep2-accum1", False),
 )
 """(case, whether the model's head is its embedding)."""
+PROJECT = Path(__file__).parents[2]
 LARGEST_ERROR = 1e-5  # relative L2 of logits, and relative of the first loss
 
 
@@ -52,27 +77,34 @@ def load(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def expected_logits(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def expected_logits(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], torch.Tensor]:
     """Of the model that one process trained."""
-    folder = tmp_path_factory.mktemp("one") / "model"
-    export(reference(CASES["ddp-accum1"]).folder, folder, None, 10**9)
-    return logits(load(folder))
+    made: dict[Path, torch.Tensor] = {}
+
+    def get(case: Case) -> torch.Tensor:
+        run = reference(case).folder
+        if run not in made:
+            made[run] = exported_logits(case, run, tmp_path_factory.mktemp("one") / "model")
+        return made[run]
+
+    return get
 
 
-def logits(model: Any) -> torch.Tensor:
-    ids = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) * 7 % TINY.vocab
+def exported_logits(case: Case, run: Path, target: Path) -> torch.Tensor:
+    export(run, target, None, 200_000, merge=case.job.method != "full")
+    ids = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) * 7 % case.model.vocab
     with torch.no_grad():
-        return model(ids).logits.double()
+        return load(target)(ids).logits.double()
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_an_exported_model_computes_what_one_process_trained(
-    name: str, split_run: SplitRun, expected_logits: torch.Tensor, tmp_path: Path
+    name: str, split_run: SplitRun, expected_logits: Callable[[Case], torch.Tensor], tmp_path: Path
 ) -> None:
-    export(split_run(name).folder, tmp_path / "model", None, 200_000)
+    logits = exported_logits(CASES[name], split_run(name).folder, tmp_path / "model")
 
-    difference = logits(load(tmp_path / "model")) - expected_logits
-    error = float(difference.norm() / expected_logits.norm())
+    expected = expected_logits(CASES[name])
+    error = float((logits - expected).norm() / expected.norm())
     print(f"\n{name}: logits {error:.1e}")
     assert error <= LARGEST_ERROR
 
@@ -92,66 +124,67 @@ def test_the_command_writes_a_model_that_generates(split_run: SplitRun, tmp_path
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelSpec], Path]:
     """A folder as people get them: bf16, in several files, with an index."""
-    made: dict[bool, Path] = {}
+    made: dict[ModelSpec, Path] = {}
 
-    def get(tied: bool) -> Path:
-        if tied not in made:
-            made[tied] = tmp_path_factory.mktemp("checkpoint")
+    def get(model: ModelSpec) -> Path:
+        if model not in made:
+            made[model] = tmp_path_factory.mktemp("checkpoint")
             fresh = TrainingJob(seq_len=SEQ_LEN, recipe=Recipe(seed=99))
-            model = replace(TINY, tied=tied)
             built = build_model(make_plan(Layout(engine="ddp"), fresh, nodes=1, per_node=1, model=model))
-            built.to(torch.bfloat16).save_pretrained(made[tied], max_shard_size="100KB")
-        return made[tied]
+            built.to(torch.bfloat16).save_pretrained(made[model], max_shard_size="100KB")
+        return made[model]
 
     return get
 
 
 @pytest.fixture(scope="module")
-def one_process(checkpoint: Callable[[bool], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Any]:
+def one_process(
+    checkpoint: Callable[[ModelSpec], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Case], Finished]:
     """The first step from the checkpoint by one process that takes all sequences."""
-    made: dict[bool, Any] = {}
+    made: dict[ModelSpec, Finished] = {}
 
-    def get(tied: bool) -> Any:
-        if tied not in made:
-            layout = Layout(engine="ddp", micro_batch_size=SEQUENCES)
-            made[tied] = first_step(layout, checkpoint(tied), tied, tmp_path_factory.mktemp("one"))
-        return made[tied]
+    def get(case: Case) -> Finished:
+        if case.model not in made:
+            alone = dataclasses.replace(case, layout=Layout(engine="ddp", micro_batch_size=SEQUENCES))
+            made[case.model] = first_step(alone, checkpoint(case.model), tmp_path_factory.mktemp("one"))
+        return made[case.model]
 
     return get
 
 
-def first_step(layout: Layout, start: Path, tied: bool, folder: Path) -> Any:
+def first_step(case: Case, start: Path, folder: Path) -> Finished:
     """One step at a rate of 0: every state is made and used, and no weight moves."""
-    still = still_job(start)
-    nodes = 1 if layout.world_size == 1 else 2
-    plan = make_plan(layout, still, nodes=nodes, per_node=layout.world_size // nodes, model=replace(TINY, tied=tied))
-    finished = run_warm(plan, folder, "--no-meter", "--save-weights")
+    recipe = Recipe(steps=1, warmup_steps=0, max_grad_norm=0.5, checkpoint=str(start))
+    still = replace(case.job, optimizer=Optimizer(lr=0.0), recipe=recipe)
+    ranks = case.layout.world_size
+    nodes = min(ranks, 2)
+    plan = make_plan(case.layout, still, nodes=nodes, per_node=ranks // nodes, model=case.model)
+    finished = run_warm(plan, folder, "--no-meter", "--save-weights", environment=case.environment)
     assert set(finished.exit_codes) == {0}, finished.output[-3000:]
     return finished
-
-
-def still_job(start: Path) -> TrainingJob:
-    recipe = Recipe(steps=1, warmup_steps=0, max_grad_norm=0.5, checkpoint=str(start))
-    return replace(job("full"), optimizer=Optimizer(lr=0.0), recipe=recipe)
 
 
 @pytest.mark.parametrize(("name", "tied"), LOADED)
 def test_a_checkpoint_is_in_every_layout_before_the_first_step(
     name: str,
     tied: bool,
-    checkpoint: Callable[[bool], Path],
-    one_process: Callable[[bool], Any],
+    checkpoint: Callable[[ModelSpec], Path],
+    one_process: Callable[[Case], Finished],
     tmp_path: Path,
 ) -> None:
-    finished = first_step(CASES[name].layout, checkpoint(tied), tied, tmp_path)
+    case = CASES[name]
+    if tied:
+        case = dataclasses.replace(case, model=replace(case.model, tied=True))
+    finished = first_step(case, checkpoint(case.model), tmp_path)
 
-    expected, saved = load(checkpoint(tied)).state_dict(), finished.weights
+    expected, saved = load(checkpoint(case.model)).state_dict(), finished.weights
     if tied:
         del expected["lm_head.weight"]
     assert saved.keys() == expected.keys()
     assert {weight.dtype for weight in saved.values()} == {torch.float32}
     assert all(torch.equal(saved[key], weight.float()) for key, weight in expected.items())
     for column in ("loss", "grad_norm"):
-        np.testing.assert_allclose(finished.column(column), one_process(tied).column(column), rtol=LARGEST_ERROR)
+        np.testing.assert_allclose(finished.column(column), one_process(case).column(column), rtol=LARGEST_ERROR)

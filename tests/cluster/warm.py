@@ -161,6 +161,10 @@ def _fork(rank: dict[str, Any]) -> int:
         faulthandler.enable(file=log)  # a crash, and the SIGABRT of a rank that hangs, print every thread's stack
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.environ.update(rank["environment"])
+        if "BALANCED_ROUTER" in rank["environment"]:
+            import balanced
+
+            balanced.balance_routers()
         code = import_module(rank["module"]).main(rank["arguments"])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1

@@ -24,14 +24,14 @@ from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Optimizer, Recip
 SEQ_LEN = 8
 
 
-def plan(vocab: int = 512, seq_len: int = SEQ_LEN, **recipe: object) -> Plan:
+def plan(vocab: int = 512, seq_len: int = SEQ_LEN, mean: int | None = None, **recipe: object) -> Plan:
     link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
     return Plan(
         model=ModelSpec(name="m", layers=1, hidden=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=vocab),
         cluster=Cluster(
             name="c", gpu=Gpu(name="cpu", kind="cpu"), nodes=1, gpus_per_node=1, intra_link=link, inter_link=link
         ),
-        job=TrainingJob(seq_len=seq_len, recipe=Recipe(**recipe)),
+        job=TrainingJob(seq_len=seq_len, mean_seq_len=mean, recipe=Recipe(**recipe)),
         layout=Layout(engine="ddp"),
         runtime=Runtime(name="r", engine="ddp", kernels="k"),
     )
@@ -171,7 +171,7 @@ def test_data_that_only_tokenising_can_judge_is_refused_by_the_worker(tmp_path: 
 
     with pytest.raises(PlannerError, match=r"token id 700.*ends at 511"):
         open_rows(plan(), str(tmp_path / "high.bin")).batch([0])
-    with pytest.raises(PlannerError, match=r"line 2: is not an object with .text."):
+    with pytest.raises(PlannerError, match=r"line 2: is not an object with .*.text."):
         open_rows(plan(), str(tmp_path / "bad.jsonl"))
     with pytest.raises(PlannerError, match="has 4 tokens"):
         open_rows(plan(), str(tmp_path / "short.jsonl"))

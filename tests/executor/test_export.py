@@ -27,7 +27,7 @@ from executor.worker.model import build_model
 from planner.errors import PlannerError
 from planner.plan import encode_plan
 from planner.record import RunRecord
-from planner.spec import ModelSpec, Moe, Recipe, TrainingJob
+from planner.spec import Lora, ModelSpec, Moe, Recipe, TrainingJob
 
 GPT2 = replace(
     SPEC, family="gpt2", kv_heads=4, ffn=128, tied=True, positions="learned", norm="layernorm", gated=False,
@@ -41,19 +41,31 @@ MODELS = {
 }
 
 
-def trained(folder: Path, spec: ModelSpec = SPEC, shard_bytes: int = 10**9, **recipe: Any) -> Any:
+FRESH = TrainingJob(seq_len=16)
+LORA = TrainingJob(
+    seq_len=16, precision="fp32", method="lora", lora=Lora(rank=4, alpha=12, targets=("q_proj", "down_proj"))
+)
+
+
+def trained(
+    folder: Path, spec: ModelSpec = SPEC, shard_bytes: int = 10**9, *, job: TrainingJob = FRESH, **recipe: Any
+) -> Any:
     """A run folder of a run that saved, and its model."""
-    made = plan(spec, TrainingJob(seq_len=16, recipe=Recipe(**recipe))).sealed()
+    made = plan(spec, replace(job, recipe=Recipe(**recipe))).sealed()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / rundir.PLAN).write_bytes(encode_plan(made))
     model = build_model(made).eval()
+    torch.manual_seed(3)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:  # made as zeros, which would add nothing
+            torch.nn.init.normal_(weight.data, std=0.1)
     weights.save(made, rank_zero(model), folder, 0, shard_bytes)
     return model
 
 
 def rank_zero(model: Any) -> Any:
     """What `save` asks of an engine, of a model that nothing splits."""
-    return SimpleNamespace(weights=lambda: iter(model.state_dict().items()))
+    return SimpleNamespace(weights=lambda: iter(model.state_dict().items()), model=model)
 
 
 def loaded(folder: Path) -> Any:
@@ -126,10 +138,33 @@ def test_a_checkpoints_own_configuration_and_the_runs_tokenizer_go_with_the_weig
     assert loaded(tmp_path / "fresh" / "weights").config.eos_token_id == 3
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+def test_adapters_load_beside_their_base_and_merged_into_it(tmp_path: Path, from_checkpoint: bool, tied: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    spec, start = replace(SPEC, tied=tied), tmp_path / "start"
+    build_model(plan(spec, replace(FRESH, recipe=Recipe(seed=9)))).save_pretrained(start)
+    model = trained(tmp_path / "run", spec, job=LORA, checkpoint=str(start) if from_checkpoint else None)
+    assert (tmp_path / "run" / "weights").exists() != from_checkpoint  # the checkpoint is not written again
+
+    export(tmp_path / "run", tmp_path / "adapters", None, 10**9)
+    done = export(tmp_path / "run", tmp_path / "model", None, 30_000, merge=True)
+
+    ids = torch.arange(24).reshape(2, 12)
+    expected = model(ids).logits
+    beside = AutoModelForCausalLM.from_pretrained(tmp_path / "adapters", local_files_only=True).eval()
+    torch.testing.assert_close(beside(ids).logits, expected, rtol=1e-5, atol=1e-6)
+    whole = loaded(tmp_path / "model")
+    torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-5, atol=1e-6)
+    assert done["parameters"] == whole.num_parameters()
+    assert not torch.allclose(loaded(start)(ids).logits, expected, rtol=1e-2)
+
+
 def test_weights_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
     model = trained(tmp_path / "run")
     state = {name: weight for name, weight in model.state_dict().items() if "layers.1.mlp" not in name}
-    weights.save(plan(), SimpleNamespace(weights=lambda: iter(state.items())), tmp_path, 0)
+    weights.save(plan(), SimpleNamespace(weights=lambda: iter(state.items()), model=model), tmp_path, 0)
     (tmp_path / "run" / "weights" / "model.safetensors").unlink()
     (tmp_path / "weights" / "model.safetensors").rename(tmp_path / "run" / "weights" / "model.safetensors")
 
@@ -143,7 +178,7 @@ def test_a_save_that_fails_leaves_nothing_and_names_the_way_out(tmp_path: Path) 
         raise OSError(28, "No space left on device")
 
     with pytest.raises(PlannerError, match=r"cannot be written \(No space left on device\).*--no-save-weights") as told:
-        weights.save(plan(), SimpleNamespace(weights=broken), tmp_path, 0)
+        weights.save(plan(), SimpleNamespace(weights=broken, model=torch.nn.Module()), tmp_path, 0)
     assert told.value.exit_code == 5
     assert list(tmp_path.iterdir()) == []
 
@@ -205,6 +240,18 @@ def test_others_files_are_never_replaced(run: Path, tmp_path: Path) -> None:
     assert "the run keeps its own files" in refusal(run, run, force=True)
     assert "the run keeps its own files" in refusal(run, tmp_path, force=True)
     assert "the run keeps its own files" in refusal(run, run / rundir.WEIGHTS, force=True)
+
+
+def test_options_that_say_nothing_of_the_run_are_refused(run: Path, tmp_path: Path) -> None:
+    assert "without adapters" in refusal(run, tmp_path / "model", merge=True)
+    start = tmp_path / "start"
+    made = plan(job=replace(LORA, recipe=Recipe(checkpoint=str(start)))).sealed()
+    (run / rundir.PLAN).write_bytes(encode_plan(made))
+    assert "has no weights" in refusal(run, tmp_path / "model")
+    (run / rundir.ADAPTER).mkdir()
+    (run / rundir.ADAPTER / "adapter_config.json").write_text("{}")
+    assert "exported as they were trained" in refusal(run, tmp_path / "model", dtype="bf16")
+    assert "is not a model folder" in refusal(run, tmp_path / "model", merge=True)  # its base is gone
 
 
 def test_no_room_on_the_disk_is_said_before_anything_is_written(

@@ -8,8 +8,9 @@ from test_rundir import make_plan
 
 from executor import preflight
 from planner.errors import PlannerError
+from planner.inventory import parameters
 from planner.plan import PhaseMemory, Plan, Prediction
-from planner.spec import Gpu, Layout
+from planner.spec import Gpu, Layout, TrainingJob
 
 GIB = 2**30
 
@@ -68,6 +69,24 @@ def test_the_predicted_peaks_of_all_ranks_must_fit_the_host_together():
     preflight.check_host_memory(on("cuda", 80 * GIB), available=1)
     error = refusal(preflight.check_host_memory, on("cpu", 2 * GIB), available=4 * GIB - 1)
     assert error.exit_code == 3 and "2 ranks x 2.00 GiB" in error.sentence
+
+
+def test_the_whole_model_of_every_rank_must_fit_a_gpu_hosts_memory_while_it_is_loaded():
+    plan = on("cuda")
+    whole = 4 * parameters(plan.model)
+    preflight.check_loading_memory(plan, available=2 * whole, ranks=2)
+    preflight.check_loading_memory(on("cpu"), available=1, ranks=2)
+    error = refusal(preflight.check_loading_memory, plan, available=2 * whole - 1, ranks=2)
+    assert error.exit_code == 3 and "every rank loads the whole model" in error.sentence
+
+    adapters = msgspec.structs.replace(plan, job=TrainingJob(method="lora"))
+    preflight.check_loading_memory(adapters, available=whole, ranks=2)
+
+
+def test_a_disk_must_have_room_for_the_weights(tmp_path):
+    preflight.check_disk(tmp_path / "not" / "yet", 1, "--run-dir", "fix")
+    error = refusal(preflight.check_disk, tmp_path / "not" / "yet", 2**80, "--run-dir", "Name another")
+    assert error.exit_code == 3 and "Name another" in error.sentence
 
 
 def test_this_machine_has_some_memory_free():

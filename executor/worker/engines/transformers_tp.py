@@ -52,6 +52,8 @@ class TransformersTpEngine(Engine):
     def mesh(self) -> LiveMesh:
         rank, world = self.world()
         axes = {"dp_replicate": "dp_replicate", "dp_shard": "fsdp", "tp": "tp"}
+        if self.plan.layout.ep > 1:
+            axes |= {"edp": "efsdp", "ep": "ep"}
         groups = {
             ours: dist.get_process_group_ranks(self.meshes.get_mesh(name).get_group()) for ours, name in axes.items()
         }
