@@ -219,6 +219,13 @@ def refusal(backend: Backend, made: Plan) -> str:
         ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gemma2"}, "into stages, not gemma2. Use pp=1"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
+        (
+            "zero1-pp2",
+            LAYOUTS["zero1-pp2"],
+            {"method": "lora"},
+            {},
+            "AutoTP finds no linear",
+        ),
         ("zero1-pp2", replace(LAYOUTS["zero1-pp2"], zero_stage=0), {}, {}, "zero_stage=0: "),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
         ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
