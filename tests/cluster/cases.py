@@ -144,6 +144,7 @@ CASES |= {
 # Pipelines, whose micro-batches are those of the accumulation.
 CASES |= {
     "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
+    "pp2-dp2-zero1-lora": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4), job("lora")),
     "gpt2-pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4), model=TINY_GPT2),
     "tied-pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
     "pp2-tp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, tp=2, dp_shard=2), 8)),

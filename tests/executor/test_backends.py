@@ -224,6 +224,13 @@ def refusal(backend: Backend, made: Plan) -> str:
         ("zero2", AUTOTP, {"method": "lora", "lora": Lora()}, {}, "finds no linear that an adapter has wrapped"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gemma2"}, "into stages, not gemma2. Use pp=1"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
+        (
+            "zero1-pp2",
+            LAYOUTS["zero1-pp2"],
+            {"method": "lora"},
+            {},
+            "AutoTP finds no linear",
+        ),
         ("zero1-pp2", replace(LAYOUTS["zero1-pp2"], zero_stage=0), {}, {}, "zero_stage=0: "),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
         ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
