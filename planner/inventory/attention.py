@@ -87,6 +87,7 @@ def walk_attention(
     if compute.autocast and model.qk_norm:
         q, k = _narrowed(tape, q, compute), _narrowed(tape, k, compute)
     heads = compute.heads(model.heads)
+    shared = table[-1] if compute.masked else None
     if compute.kernels.attention == "unfused":
         attended = fused.core_attention(
             tape,
@@ -104,33 +105,42 @@ def walk_attention(
     elif compute.recompute == "attention":
 
         def core(inputs: tuple[Tensor, ...]) -> Tensor:
-            queries, keys, values = inputs
-            return _core(tape, queries, keys, values, model, compute, heads)
+            return _core(tape, inputs, model, compute, heads, shared)
 
         attended = fused.recomputed(tape, (q, k, v), core)
     else:
-        attended = _core(tape, q, k, v, model, compute, heads)
+        attended = _core(tape, (q, k, v), model, compute, heads, shared)
     tape.drop(q, k, v)
     output = compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"))
     tape.drop(attended)
     return output
 
 
-def _core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, model: ModelSpec, compute: Compute, heads: int) -> Tensor:
-    """What Transformers' attention functions compute, with the kernels PyTorch picks."""
+def _core(
+    tape: Tape,
+    inputs: tuple[Tensor, ...],
+    model: ModelSpec,
+    compute: Compute,
+    heads: int,
+    shared_mask: Tensor | None,
+) -> Tensor:
+    """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks."""
+    q, k, v = inputs
     groups = model.heads // model.kv_heads
     if is_written_out(model):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
     if model.family == "falcon" and model.layer_norms == 1:
         return math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes)
     # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
-    mask = Size(per_pair=compute.element_bytes) if model.family == "falcon" and not compute.masked else None
-    # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
-    wide = groups > 1 and compute.masked
-    k, v = (ops.copied(tape, one, groups) if wide else tape.hold(one) for one in (k, v))
+    own = model.family == "falcon" and not compute.masked
+    mask = Size(per_pair=compute.element_bytes) if own else None
+    repeated: tuple[Tensor, ...] = ()
+    if compute.masked and groups > 1:
+        # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+        k, v = repeated = (ops.copied(tape, k, groups), ops.copied(tape, v, groups))
     workspace = compute.attention_workspace(k, v)
-    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask)
-    tape.drop(k, v)
+    attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask, shared_mask=shared_mask)
+    tape.drop(*repeated)
     return ops.laid_out(tape, attended) if model.family in PARTIAL else attended
 
 
