@@ -5,7 +5,8 @@
 Two ranks of one thread each, the same model, data, batch and update (bench/bare.py), run in turns. Start is from the
 command to the beginning of the first step. The loop is the median time from one step's end to the next, all that
 happens between steps included, without the first six steps: the meter looks into memory until step 4 and at collectives
-in step 5, which is shown apart, for the whole run. Reported, not enforced: the load of the machine is shown.
+in step 5, which is shown apart, for the whole run. Processor seconds are those of every process of the command; they
+say something on a machine that others use too. Reported, not enforced: the load of the machine is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,7 @@ class Run(NamedTuple):
     step: float
     metered: float
     """What the first steps took beyond as many steps of the loop."""
+    processor: float
 
 
 def main() -> int:
@@ -61,13 +64,15 @@ def main() -> int:
             for found, one in ((bare, bare_run), (ours, our_run))[:: 1 if again % 2 else -1]:
                 found[name].append(one(folder / f"{name}-{again}", plan, name))
     print(f"two ranks, one thread each; {options.repeats} runs in turns; load {min(loads):.1f} to {max(loads):.1f}\n")
-    print("        start: bare   ours   added   step: bare     ours  added   metered steps: bare   ours")
+    columns = ("start s", "", "step ms", "", "metered steps s", "", "processor s", "")
+    print(f"{'':8s}" + "".join(f"{column:>16s}" for column in columns))
+    print(f"{'':8s}" + f"{'bare':>16s}{'ours':>16s}" * 4)
     for name in options.only:
-        b, o = ([statistics.median(column) for column in zip(*runs[name], strict=True)] for runs in (bare, ours))
-        print(
-            f"{name:10s} {b[0]:7.2f} s {o[0]:5.2f} s {o[0] - b[0]:+5.2f} s {1e3 * b[1]:9.1f} ms {1e3 * o[1]:6.1f} ms"
-            f" {o[1] / b[1] - 1:+6.1%} {b[2]:17.2f} s {o[2]:5.2f} s"
-        )
+        b, o = (Run(*map(statistics.median, zip(*runs[name], strict=True))) for runs in (bare, ours))
+        cells = [f"{b.start:.2f}", f"{o.start:.2f} ({o.start - b.start:+.2f})"]
+        cells += [f"{1e3 * b.step:.1f}", f"{1e3 * o.step:.1f} ({o.step / b.step - 1:+.1%})"]
+        cells += [f"{b.metered:.2f}", f"{o.metered:.2f}", f"{b.processor:.1f}", f"{o.processor:.1f}"]
+        print(f"{name:8s}" + "".join(f"{cell:>16s}" for cell in cells))
     return 0
 
 
@@ -84,11 +89,11 @@ def planned(folder: Path, name: str, steps: int) -> Path:
 def our_run(folder: Path, plan: Path, name: str) -> Run:
     """Through the executor."""
     run = folder.with_name(f"{folder.name}-ours")
-    data = ["--data", str(folder.parent / "tokens.bin")]
+    given = ["--run-dir", str(run), "--data", str(folder.parent / "tokens.bin"), "--no-save-weights"]
     began = time.time()
-    command("-m", "executor.cli", "run", str(plan), "--yes", "--run-dir", str(run), *data, "--json")
+    used = command("-m", "executor.cli", "run", str(plan), "--yes", *given, "--json")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return timed(began, [lines[0]["time"] - lines[0]["step_s"], *(line["time"] for line in lines)])
+    return timed(began, [lines[0]["time"] - lines[0]["step_s"], *(line["time"] for line in lines)], used)
 
 
 def bare_run(folder: Path, plan: Path, name: str) -> Run:
@@ -113,26 +118,29 @@ def bare_run(folder: Path, plan: Path, name: str) -> Run:
     began = time.time()
     script = str(Path(__file__).with_name("bare.py"))
     # The rendezvous of `--standalone` takes a port of its own choice.
-    command(
+    used = command(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, name, str(folder / "task.json")
     )
-    return timed(began, json.loads((folder / "times.json").read_text()))
+    return timed(began, json.loads((folder / "times.json").read_text()), used)
 
 
-def timed(began: float, times: list[float]) -> Run:
+def timed(began: float, times: list[float], used: float) -> Run:
     """`times`: when the first step began, and when each step was over."""
     steps = np.diff(times)
     step = float(np.median(steps[METERED:]))
-    return Run(times[0] - began, step, float(steps[:METERED].sum()) - METERED * step)
+    return Run(times[0] - began, step, float(steps[:METERED].sum()) - METERED * step, used)
 
 
-def command(*arguments: str) -> None:
-    """A Python program with one thread a rank, silent unless it fails."""
+def command(*arguments: str) -> float:
+    """A Python program with one thread a rank, silent unless it fails; the processor seconds it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
     words = [sys.executable, *arguments]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

@@ -159,8 +159,8 @@ def refusal(plan: Plan) -> str | None:
     for field in ("offload_optimizer", "offload_params", "offload_activations"):
         if getattr(layout, field):
             return f"{field}: a trace has one memory, so host and device cannot be told apart"
-    if layout.engine == "transformers-tp" and plan.model.tied:
-        return "Transformers splits a tied head only while it loads a checkpoint"
+    if job.base_quantization is not None:
+        return "method=qlora: bitsandbytes' 4-bit weights are a tensor class of their own, which no fake tensor can be"
     case = Case(plan.model, job, layout, plan.cluster, plan.runtime)
     broken = next((rule for rule in TRAINER if not rule.holds(case)), None)
     if broken is not None:

@@ -84,13 +84,6 @@ TRAINER: tuple[Rule, ...] = (
         fix=lambda case: "Use packing=padded",
     ),
     Rule(
-        name="packed documents in a pipeline",
-        field="packing",
-        holds=lambda case: (case.layout.pp == 1) | (case.job.packing != "packed"),
-        sentence=lambda case: "a pipeline's stages are handed ids and labels alone, without where documents begin",
-        fix=lambda case: "Use packing=padded, or pp=1",
-    ),
-    Rule(
         name="recomputation not built",
         field="recompute",
         holds=lambda case: case.layout.recompute in ("none", "full") or case.layout.engine in SELECTIVE,

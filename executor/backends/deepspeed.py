@@ -25,7 +25,8 @@ BLOOM add a norm or a bias)."""
 
 
 def _without_tp(case: Case) -> str:
-    return f"Use engine deepspeed with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}"
+    engine = "deepspeed" if case.layout.pp == 1 else case.layout.engine
+    return f"Use engine {engine} with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}"
 
 
 RULES: tuple[Rule, ...] = (

@@ -40,15 +40,6 @@ RULES: tuple[Rule, ...] = (
         fix=_without,
     ),
     Rule(
-        name="tied head under a tensor plan",
-        field="tp",
-        holds=lambda case: (case.layout.tp == 1) | (not case.model.tied),
-        sentence=lambda case: (
-            f"Transformers ties a split head only while it loads a checkpoint, and {case.model.name} has a tied one"
-        ),
-        fix=_without,
-    ),
-    Rule(
         name="experts of another family apart",
         field="ep",
         holds=lambda case: (case.layout.ep == 1) | (case.model.family in EXPERTS_APART),

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from executor.worker.engines.accelerate import AccelerateEngine
 from executor.worker.engines.base import Engine
 from executor.worker.model import build_model, build_optimizer
+from planner.errors import PlannerError
 from planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def prepare_from_meta(engine: Engine) -> None:
     The weights are zeros, and what loading a model takes is not seen.
     """
     plan = engine.plan
+    if plan.job.base_quantization is not None:
+        rule, fix = "4-bit weights are made of numbers, and this model is built without", "Use method=lora"
+        raise PlannerError("method", plan.job.method, rule, fix)
     with torch.device("meta"):
         model = build_model(plan)
     engine.prepare(model, lambda built: build_optimizer(built, plan.job))

@@ -79,6 +79,8 @@ def fake_run(plan: Plan, rank: int) -> Run:
     """Two steps of the trainer on fake tensors, of which the second is measured."""
     marks: list[int] = []
     layout = plan.layout
+    if plan.job.adapters is not None:
+        import peft.tuners.lora  # noqa: F401  # its imports log exceptions: kept ones would keep this run's frames alive
     with fake_world(plan, rank):
         engine = start_engine(plan, "")
         on_plain_cpu(engine)

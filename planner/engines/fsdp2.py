@@ -283,7 +283,7 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
     )
     if communication is None:
         communication = resharded if case.layout.reshard_after_forward else _kept
-        communication = _tied if case.walked_model.tied else communication
+        communication = table_in_root if case.walked_model.tied else communication
     gather, grads, stay = communication, _grads(case, units), resident(case)
     unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
     # An offloaded shard is on the device while its unit's gather copies it in.
@@ -316,7 +316,7 @@ def resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
     return own, units.scattered[units.after(moment)]
 
 
-def _tied(units: Units, moment: Moment) -> tuple[Number, Number]:
+def table_in_root(units: Units, moment: Moment) -> tuple[Number, Number]:
     """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward.
 
     Layers that are kept gathered (`reshard_after_forward` off) are counted as resharded here.

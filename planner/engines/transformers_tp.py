@@ -152,7 +152,10 @@ def load(case: Case) -> Held:
         experts = sum(weight.elements for weight in case.units()["layer"] if weight.expert)
         return {"params": whole + case.repeats("layer") * experts * element}
     if case.cluster.gpu.kind == "cpu":
-        return {"params": whole + (whole - here) / maximum(case.layout.tp - 1, 1)}
+        slices = (whole - here) / maximum(case.layout.tp - 1, 1)
+        if case.model.tied:  # the head is split too before it is tied
+            slices = slices + case.model.vocab * case.model.hidden * element / case.layout.tp
+        return {"params": whole + slices}
     largest = max(weight.elements for weights in unit_weights(case.model).values() for weight in weights)
     return {"params": here + largest * element}
 
@@ -185,7 +188,7 @@ def holder(case: Case) -> Holder:
 
 def _shards_holder(case: Case) -> Holder:
     """FSDP2's, and what the embedding's whole gradient of an earlier micro-batch keeps alive."""
-    habit = _experts_apart(case) if case.layout.ep > 1 else None
+    habit = _experts_apart(case) if case.layout.ep > 1 else _layer_ahead if case.walked_model.tied else None
     shards = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case), communication=habit)
     alive = _kept_alive(case)
 
@@ -194,6 +197,13 @@ def _shards_holder(case: Case) -> Holder:
         return found | {"grads": found["grads"] + alive} if later else found
 
     return held
+
+
+def _layer_ahead(units: fsdp2.Units, moment: Moment) -> tuple[Number, Number]:
+    """With a tied head the root has the table, and its hook is on the loss: the last layer is gathered before it."""
+    weights, buckets = fsdp2.table_in_root(units, moment)
+    ahead = moment.phase == "backward" and moment.unit == "loss"
+    return weights, buckets + units.gathered[units.before(moment)] if ahead else buckets
 
 
 def _experts_apart(case: Case) -> fsdp2.Communication:

@@ -110,6 +110,8 @@ CASES |= {
     "tp2-zero3-qwen3-tied-accum1": Case(_accumulating(TP2_ZERO[3], 1), model=TINY_QWEN3_TIED),
 }
 
+# A tied head, which Transformers' plan splits with the table.
+CASES |= {"tp2-fsdp2-tied-accum2": Case(_accumulating(BASE["tp2-fsdp2"], 2), model=TINY_QWEN3_TIED)}
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.
 CASES |= {
     "mixtral-ddp-accum2": Case(_accumulating(DDP, 2), model=TINY_MIXTRAL),
@@ -142,6 +144,7 @@ CASES |= {
 # Pipelines, whose micro-batches are those of the accumulation.
 CASES |= {
     "pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4)),
+    "pp2-dp2-zero1-lora": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4), job("lora")),
     "gpt2-pp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, dp_shard=2), 4), model=TINY_GPT2),
     "tied-pp4-zero1": Case(_accumulating(replace(PIPELINE, pp=4), 8), model=FOUR_LAYERS),
     "pp2-tp2-dp2-zero1": Case(_accumulating(replace(PIPELINE, pp=2, tp=2, dp_shard=2), 8)),

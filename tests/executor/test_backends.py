@@ -30,6 +30,7 @@ EXPERTS = Moe(experts=8, top_k=2, expert_ffn=704)
 
 GOLDEN = Path(__file__).parent / "golden"
 
+AUTOTP = Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stage=3)
 MODEL = ModelSpec(name="small", layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=704, vocab=1024)
 
 LAYOUTS = {
@@ -217,8 +218,19 @@ def refusal(backend: Backend, made: Plan) -> str:
         ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
         ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
+        ("zero2", AUTOTP, {}, {"family": "gemma2"}, "Use engine deepspeed with tp=1 dp_shard=4"),
+        ("zero2", AUTOTP, {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
+        ("zero2", AUTOTP, {}, {"kv_heads": 1}, "does not divide the 1 key and value heads"),
+        ("zero2", AUTOTP, {"method": "lora", "lora": Lora()}, {}, "finds no linear that an adapter has wrapped"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gemma2"}, "into stages, not gemma2. Use pp=1"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
+        (
+            "zero1-pp2",
+            LAYOUTS["zero1-pp2"],
+            {"method": "lora"},
+            {},
+            "AutoTP finds no linear",
+        ),
         ("zero1-pp2", replace(LAYOUTS["zero1-pp2"], zero_stage=0), {}, {}, "zero_stage=0: "),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
         ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
@@ -233,8 +245,8 @@ def test_what_cannot_be_launched_is_refused_with_a_reason(
 @pytest.mark.parametrize(
     ("layout", "nearest"),
     [
-        (Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3), "Nearest that runs: engine=transformers-tp"),
-        (Layout(engine="megatron", tp=2, dp_shard=2, zero_stage=1), "Nearest that runs: engine=transformers-tp"),
+        (Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3), "Nearest that runs: engine=deepspeed-autotp"),
+        (Layout(engine="megatron", tp=2, dp_shard=2, zero_stage=1), "Nearest that runs: engine=deepspeed-autotp"),
         (Layout(engine="ddp", dp_replicate=2), "Nearest that runs: dp_replicate=4"),
         (Layout(engine="fsdp2", dp_replicate=4, zero_stage=3), "Nearest that runs: engine=ddp zero_stage=0"),
     ],
@@ -257,7 +269,19 @@ def test_a_refusal_names_the_nearest_layout_that_runs_and_it_does(layout: Layout
     [
         ({}, {"family": "gemma2"}, {}, "tp=2: under Transformers' plan llama, mistral, qwen2 or qwen3 are trained"),
         ({}, {"family": "gemma2"}, {}, "Use engine fsdp2 with tp=1 dp_shard=4"),
-        ({}, {"tied": True}, {}, "tp=2: Transformers ties a split head only while it loads a checkpoint"),
+        ({"tp": 1, "dp_shard": 4, "ep": 2}, {}, {}, "ep=2: small-test is dense"),
+        (
+            {"ep": 2},
+            {"family": "mixtral", "moe": Moe(experts=4, top_k=2, expert_ffn=96)},
+            {},
+            "tp=2: beside ep=2 a sequence that tensor ranks share is not predicted",
+        ),
+        (
+            {"tp": 1, "dp_shard": 4, "ep": 2},
+            {"family": "gpt_oss", "attention_sinks": True, "moe": Moe(experts=4, top_k=2, expert_ffn=96, bias=True)},
+            {},
+            "Use engine fsdp2 with ep=1 dp_shard=4",
+        ),
         ({}, {}, {"method": "lora"}, "method=lora: adapters beside split weights are planned, but not built"),
         ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "tp=4: it does not divide the 2 key and value heads of small"),
         ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "Use tp=2"),

@@ -141,6 +141,14 @@ def test_what_no_process_builds_is_refused_in_a_sentence(layout: dict[str, objec
     assert raised.value.exit_code == 3
 
 
+def test_4_bit_weights_are_not_traced() -> None:
+    plan = tiny_plan(2, engine="ddp", dp_replicate=2)
+
+    reason = traces.refusal(replace(plan, job=replace(plan.job, method="qlora")))
+
+    assert reason is not None and "bitsandbytes" in reason
+
+
 def test_a_rank_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys) -> None:
     from planner import command
 

@@ -200,7 +200,7 @@ MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite")
 def legal_blocks(engine: str, model: str, batch: int | None) -> tuple[Question, list[Block]]:
     """Blocks of one engine's space on 32 GPUs, the rows that keep its rules."""
     question = asked(model, 32, batch)
-    some = [search._legal(question, block, search.Counter()) for block in blocks_of(question, (engine,))]
+    some = [search._legal(question, block, search.Counter(), None) for block in blocks_of(question, (engine,))]
     return question, [block for block in some if block.size]
 
 

@@ -115,16 +115,17 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         return mean * (items * self.plan.layout.grad_accum)
 
     def _fed(self, batches: Iterable[Batch], items: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Micro-batches as the first stage (inputs) and the last one (targets) take them.
+        """Micro-batches as the first stage takes them, with no targets: DeepSpeed would keep those of two.
 
-        What else a micro-batch says goes past DeepSpeed, straight to this stage's parts.
+        What a micro-batch says beside its inputs goes past DeepSpeed, straight to this stage's parts.
         """
+        no_targets = torch.empty(0, device=self.device)
         for batch in batches:
             placed = batch.to(self.device)
             self.layers.apart = self._apart(placed)
             if self.head is not None:
                 self.head.targets, self.head.items = placed.targets, items
-            yield placed.inputs, placed.targets
+            yield placed.inputs, no_targets
 
     @override
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:

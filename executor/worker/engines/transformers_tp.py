@@ -7,6 +7,7 @@ fake world that a trace runs it in (executor/worker/tracefake.py).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from executor.backends.transformers import CONFIG, configuration
 from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
 from executor.worker.rows import Batch
 from planner.plan import Plan
+
+LAYER_RULE = ".layers."
+"""In the plans' names of whatever belongs to a layer."""
 
 
 class TransformersTpEngine(Engine):
@@ -62,8 +66,13 @@ class TransformersTpEngine(Engine):
     @override
     def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         made: Any = model
-        self.model = made.maybe_distribute_model(made, self.config, self.meshes)
-        made.tie_weights()
+        self.model = made
+        _sum_each_gradient()
+        if self.plan.model.tied and self.config.tp_size > 1:
+            self._split_tied(made)
+        else:
+            made.maybe_distribute_model(made, self.config, self.meshes)
+            made.tie_weights()
         if self.sharded and not self.plan.layout.reshard_after_forward:
             made.set_reshard_after_forward(False)  # no field of DistributedConfig says it
         if not any(weight.is_meta for weight in made.parameters()):
@@ -75,6 +84,21 @@ class TransformersTpEngine(Engine):
                 held._local_tensor = local.clone()  # a slice would hold the whole weight alive
         self.optimizer = make_optimizer(self.model)
         _one_group_a_mesh(self.optimizer)
+
+    def _split_tied(self, made: Any) -> None:
+        # Transformers ties after it has split and sharded, which only holds for weights that a checkpoint is still to
+        # fill: the head's rule finds no weight of its own here (named_parameters lists a shared one once, KeyError in
+        # apply_tensor_parallelism), and FSDP2 would gather the table for the lookup's module alone. So the head gets
+        # a weight to be split, is tied to the split table, and both are sharded with the norm as the root's unit.
+        head = made.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach())
+        made.maybe_distribute_model(
+            made, dataclasses.replace(self.config, fsdp_size=1, dp_replicate_size=1), self.meshes
+        )
+        made.tie_weights()
+        if self.sharded:
+            made.fsdp_plan = {name: style for name, style in made.fsdp_plan.items() if LAYER_RULE in name}
+            made.maybe_distribute_model(made, dataclasses.replace(self.config, tp_size=1), self.meshes)
 
     @override
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
@@ -125,6 +149,39 @@ class TransformersTpEngine(Engine):
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, shard in self.model.state_dict().items():
             yield name, whole_of(shard)  # over both groups
+
+
+def _sum_each_gradient() -> None:
+    """Let norms within heads sum each micro-batch's gradient over the tensor ranks.
+
+    transformers 5.23.0 (distributed/tensor_parallel.py, ReplicatedWithGradAllReduce) sums what has been accumulated so
+    far after every backward, so what came before is counted again for every rank and micro-batch.
+    """
+    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+    from transformers.distributed.tensor_parallel import ReplicatedWithGradAllReduce
+
+    class SumsEachGradient(ReplicatedWithGradAllReduce):  # type: ignore[misc]
+        def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
+            forward: Any = module.forward
+            hooked: set[torch.Tensor] = set()
+
+            def summed(grad: torch.Tensor) -> torch.Tensor:
+                whole = grad.clone()
+                dist.all_reduce(whole, group=mesh.get_group())
+                return whole
+
+            def hooking(*args: Any, **kwargs: Any) -> Any:
+                for weight in module.parameters(recurse=False):
+                    # FSDP2 gathers into a parameter of its own, which is there from the first forward on.
+                    if torch.is_grad_enabled() and weight.requires_grad and weight not in hooked:
+                        weight.register_hook(summed)
+                        hooked.add(weight)
+                return forward(*args, **kwargs)
+
+            module.forward = hooking  # type: ignore[method-assign]
+            return module
+
+    ALL_PARALLEL_STYLES.register("replicated_with_grad_allreduce", SumsEachGradient())
 
 
 def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:
