@@ -160,7 +160,12 @@ CASES |= {
 
 # Recomputation: of whole layers, of all but matrix products' results, of attention's core.
 CASES |= {
-    "fsdp2-recompute-accum4": Case(replace(_accumulating(FSDP2, 4), recompute="full")),
+    # Longer sequences, or so little would be kept that the case said nothing of activations.
+    "fsdp2-recompute-accum4": Case(
+        replace(_accumulating(FSDP2, 4), recompute="full"),
+        replace(FULL, seq_len=256),
+        replace(TINY, name="test-llama-256", max_seq_len=256),
+    ),
     # The second forward gathers for itself, and its graph holds what it gathered.
     "zero3-recompute-accum1": Case(replace(_accumulating(ZERO3, 1), recompute="full")),
     "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
