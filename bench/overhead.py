@@ -91,9 +91,7 @@ def our_run(folder: Path, plan: Path, name: str) -> Run:
     run = folder.with_name(f"{folder.name}-ours")
     given = ["--run-dir", str(run), "--data", str(folder.parent / "tokens.bin"), "--no-save-weights"]
     began = time.time()
-    used = command(
-        "-m", "executor.cli", "run", str(plan), "--yes", "--run-dir", str(run), "--no-save-weights", *data, "--json"
-    )
+    used = command("-m", "executor.cli", "run", str(plan), "--yes", *given, "--json")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return timed(began, [lines[0]["time"] - lines[0]["step_s"], *(line["time"] for line in lines)], used)
 
