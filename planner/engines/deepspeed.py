@@ -145,10 +145,9 @@ def states(case: Case) -> StateBytes:
 
 
 def held_grad_bytes(case: Case) -> float:
-    """Bytes an element of a gradient that waits for the step: bf16 accumulates in fp32 (DeepSpeed's default), but at
-    stage 0 where it stays with its weight; fp16 in its own format."""
-    widened = case.job.precision == "bf16" and case.layout.zero_stage > 0
-    return float(BYTES["fp32"]) if widened else states(case).grad
+    """Bytes an element of a gradient that waits for the step: in the model's own format, unless the configuration has a
+    grad_accum_dtype (engine.py, get_data_types)."""
+    return states(case).grad
 
 
 def bucket_elements(case: Case) -> Number:
