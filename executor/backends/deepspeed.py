@@ -12,7 +12,7 @@ from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.engines.deepspeed import configured_elements
+from planner.engines.deepspeed_common import configured_elements
 from planner.plan import Plan
 from planner.rules import Rule, one_of
 
