@@ -12,7 +12,7 @@ from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.engines.deepspeed import configured_elements
+from planner.engines.deepspeed_common import configured_elements
 from planner.plan import Plan
 from planner.rules import Rule, one_of
 
@@ -136,8 +136,8 @@ def configuration(plan: Plan) -> dict[str, Any]:
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-    # ZeRO sums micro-batches in bf16, as DeepSpeed does left to itself: at stage 1 it takes another optimizer when it is
-    # told otherwise (engine.py, _do_optimizer_sanity_check), the one that pipelines run anyway.
+    # ZeRO sums micro-batches in bf16, as DeepSpeed does left to itself: told otherwise it takes another optimizer at
+    # stage 1 (engine.py, _do_optimizer_sanity_check), the one that pipelines run anyway.
     wide = job.precision == "bf16" and layout.engine == "deepspeed-pipeline"
     sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if wide else {}
     return (

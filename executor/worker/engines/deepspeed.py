@@ -60,8 +60,8 @@ class DeepSpeedEngine(Engine):
 
         config = str(Path(self.folder) / "config" / "deepspeed.json")
         if self.plan.layout.zero_stage == 3:
-            # Shard weight by weight: initialize alone would first move the whole model to the device. It casts only what
-            # it moves itself, and would train shards of the format that the model was built in.
+            # Shard weight by weight: initialize alone would first move the whole model to the device. It casts what it
+            # moves itself, and would train shards of the format that the model was built in.
             if self.plan.job.precision == "bf16":
                 model.to(torch.bfloat16)
             deepspeed.zero.Init(module=model, config_dict_or_path=config)
