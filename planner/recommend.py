@@ -136,13 +136,17 @@ def engines_within(question: Question, constraints: Constraints) -> tuple[str, .
 
 def _of_one(question: Question, constraints: Constraints, front: int) -> Recommendation:
     """The one layout that was given, checked against every constraint."""
-    layout = exact_layout(question)
+    layout = _launched(question, constraints) or exact_layout(question)
     check_strategy(question, layout)
     case = case_of(question, layout)
     check(case, engine_of(layout.engine).rules)
     if constraints.backend is not None and case.runtime.backend != constraints.backend:
-        rule = f"does not launch runtime {case.runtime.name}"
-        raise PlannerError("backend", constraints.backend, rule, f"Use {case.runtime.backend or '--any-runtime'}")
+        rule = f"launches no such layout (runtime {case.runtime.name})"
+        free = _launched(question, msgspec.structs.replace(constraints, backend=None))
+        other = case.runtime.backend if free is None else case_of(question, free).runtime.backend
+        raise PlannerError(
+            "backend", constraints.backend, rule, f"Use {other}" if other else "Plan it with --any-runtime alone"
+        )
     one = estimate(question, strategy_name(layout), layout)
     run_s = run_seconds(question, constraints, [one])
     in_time = run_s is None or constraints.deadline_s is None or run_s <= constraints.deadline_s
@@ -158,6 +162,25 @@ def _of_one(question: Question, constraints: Constraints, front: int) -> Recomme
         constraints=constraints,
         run_s=run_s,
     )
+
+
+def _launched(question: Question, constraints: Constraints) -> Layout | None:
+    """The given sizes under the engine that they usually mean, or else under the first that can be launched; None where
+    a person named the engine, or none can be."""
+    pins = question.pins
+    if constraints.any_runtime or pins.runtime is not None or question.asked_strategy is not None:
+        return None
+    named = [msgspec.structs.replace(pins, runtime=question.runtime(engine)) for engine in engines_within(question, constraints)]
+    for tried in (pins, *named):
+        try:
+            layout = exact_layout(msgspec.structs.replace(question, pins=tried))
+            case = case_of(question, layout)
+            check(case, (*engine_of(layout.engine).rules, *launch_rules(case.runtime)))
+        except PlannerError:
+            continue
+        if constraints.backend in (None, case.runtime.backend):
+            return layout
+    return None
 
 
 def run_seconds(question: Question, constraints: Constraints, shown: Iterable[Estimate]) -> float | None:

@@ -105,20 +105,25 @@ def holder(case: Case, stay: Held) -> Holder:
     accumulated = _accumulated(case)
 
     def held(moment: Moment, later: bool) -> Held:
-        grads = stay["grads"] + moment.in_flight * each.grad
+        grads, in_flight = stay["grads"], moment.in_flight * each.grad
+        added: Held = {}
+        if later and stage <= 1:  # added to the gradient that waits, in place: it never is the weight's own
+            added = {"temporaries": in_flight}
+        else:
+            grads = grads + in_flight
         buckets = stay["buckets"] + flush_bytes(case, moment)
         if later:
             grads = grads + accumulated
         finished = finished_elements(case, moment)
         if stage == 0:
-            return stay | {"grads": grads if later else grads + finished * each.grad, "buckets": buckets}
+            return stay | added | {"grads": grads if later else grads + finished * each.grad, "buckets": buckets}
         if finished > 0 or (stage == 1 and later):
             # The bucket is made once the first gradient is there and given back after the last reduction, which at
             # stage 1 comes after the last micro-batch.
             buckets = buckets + bucket * each.grad
             if stage == 1 and not later:
                 grads = grads + finished * each.grad
-        return stay | {"grads": grads, "buckets": buckets}
+        return stay | added | {"grads": grads, "buckets": buckets}
 
     return held
 

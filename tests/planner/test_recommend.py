@@ -147,8 +147,34 @@ def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFi
     assert answered(capsys, *whole)["considered"] == 1
     assert answered(capsys, *whole, "--pareto", "3")["pareto"][0]["layout"]["dp_shard"] == 64
     assert answered(capsys, *whole, "--deadline", "3d", "--tokens", "2T", code=3)["deadline"]["missed"]
-    with pytest.raises(PlannerError, match="does not launch runtime accelerate-fsdp2"):
-        recommend(asked(dp_shard="64"), 1, Constraints(backend="deepspeed"))
+    with pytest.raises(PlannerError, match="runtime accelerate-fsdp2.. Use accelerate"):
+        recommend(asked(dp_shard="64", runtime="accelerate-fsdp2"), 1, Constraints(backend="deepspeed"))
+
+
+@pytest.mark.parametrize(
+    "given, engine",
+    [
+        ({"pp": "2", "dp_shard": "32"}, "deepspeed-pipeline"),
+        ({"pp": "2", "tp": "2", "dp_shard": "16", "zero_stage": "1"}, "deepspeed-pipeline"),
+        ({"model": "mixtral-8x7b", "ep": "2", "dp_shard": "64"}, "transformers-tp"),
+        ({"model": "gpt2", "pp": "2", "dp_shard": "32"}, "deepspeed-pipeline"),  # torchtitan cannot: tied
+        ({"tp": "2", "dp_shard": "32"}, "transformers-tp"),
+    ],
+)
+def test_sizes_alone_are_recommended_under_an_engine_that_can_be_launched(given: dict[str, str], engine: str):
+    found = recommend(asked(method="full", **given), 1).answer
+
+    assert found.estimates[0].case.layout.engine == engine
+    assert found.estimates[0].launchable
+
+
+def test_a_backend_narrows_the_engine_that_sizes_mean():
+    sizes = {"tp": "2", "dp_shard": "32", "method": "full"}
+
+    found = recommend(asked(**sizes), 1, Constraints(backend="deepspeed")).answer
+    assert found.estimates[0].case.layout.engine == "deepspeed-autotp"
+    with pytest.raises(PlannerError, match="Use transformers"):
+        recommend(asked(**sizes), 1, Constraints(backend="accelerate"))
 
 
 # -- objectives ----------------------------------------------------------------------------------------------------
