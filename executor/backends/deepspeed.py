@@ -133,12 +133,13 @@ def configuration(plan: Plan) -> dict[str, Any]:
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
-    sums: dict[str, Any] = {}
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-        # Micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
-        sums = {"data_types": {"grad_accum_dtype": "fp32"}} if job.precision == "bf16" else {}
+    # ZeRO sums micro-batches in bf16, as DeepSpeed does left to itself: told otherwise it takes another optimizer at
+    # stage 1 (engine.py, _do_optimizer_sanity_check), the one that pipelines run anyway.
+    wide = job.precision == "bf16" and layout.engine == "deepspeed-pipeline"
+    sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if wide else {}
     return (
         (split if layout.tp > 1 else {})
         | sums

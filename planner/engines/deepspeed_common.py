@@ -34,13 +34,6 @@ def states(case: Case) -> StateBytes:
     return StateBytes(element, element, element, moment_bytes(case.job.optimizer, element))
 
 
-def held_grad_bytes(case: Case) -> float:
-    """Bytes an element of a gradient that waits for the step: bf16 accumulates in fp32 (DeepSpeed's default), but at
-    stage 0 where it stays with its weight; fp16 in its own format."""
-    widened = case.job.precision == "bf16" and case.layout.zero_stage > 0
-    return float(BYTES["fp32"]) if widened else states(case).grad
-
-
 def bucket_elements(case: Case) -> Number:
     """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
     return reduce_bucket_elements(case.layout, configured_elements(case))
@@ -67,9 +60,8 @@ def optimizer_bytes(case: Case, elements: Number) -> Number:
         updated = each.master or each.weight  # at stage 0 in fp32 the weights themselves
         return elements * each.master + optimizers.state_bytes(settings, optimizers.flat(elements), updated)
     share = 1 - left_to_adamw(case)
-    momentum = held_grad_bytes(case) if case.layout.zero_stage == 1 else each.grad
     others = optimizers.two_moment_bytes(elements * (1 - share), each.master)
-    return elements * each.master + optimizers.one_moment_bytes(elements * share, momentum) + others
+    return elements * each.master + optimizers.one_moment_bytes(elements * share, each.grad) + others
 
 
 def left_to_adamw(case: Case) -> Number:

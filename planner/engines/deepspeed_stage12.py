@@ -22,7 +22,6 @@ from planner.engines.deepspeed_common import (
     flush_bytes,
     flushes,
     frozen_bytes,
-    held_grad_bytes,
     optimizer_bytes,
     states,
     trained_sizes,
@@ -102,7 +101,6 @@ def load(case: Case, on_host: Held) -> list[Held]:
 def holder(case: Case, stay: Held) -> Holder:
     """Beside what stays: gradients so far, and the bucket being filled."""
     each, stage = states(case), case.layout.zero_stage
-    kept = held_grad_bytes(case)
     bucket = bucket_elements(case)
     accumulated = _accumulated(case)
 
@@ -113,13 +111,13 @@ def holder(case: Case, stay: Held) -> Holder:
             grads = grads + accumulated
         finished = finished_elements(case, moment)
         if stage == 0:
-            return stay | {"grads": grads if later else grads + finished * kept, "buckets": buckets}
+            return stay | {"grads": grads if later else grads + finished * each.grad, "buckets": buckets}
         if finished > 0 or (stage == 1 and later):
             # The bucket is made once the first gradient is there and given back after the last reduction, which at
             # stage 1 comes after the last micro-batch.
-            buckets = buckets + bucket * (each.grad if stage == 2 else kept)
+            buckets = buckets + bucket * each.grad
             if stage == 1 and not later:
-                grads = grads + finished * kept
+                grads = grads + finished * each.grad
         return stay | {"grads": grads, "buckets": buckets}
 
     return held
@@ -131,15 +129,8 @@ def _accumulated(case: Case) -> Number:
     if accumulates_on_host(case):
         return 0.0
     if case.layout.zero_stage <= 1:
-        return case.total(trainable=True) * held_grad_bytes(case)
-    return partition_grad_elements(case) * held_grad_bytes(case)
-
-
-def partition_grad_elements(case: Case) -> Number:
-    """Elements of the gradients the fullest rank keeps: of every weight that touches its partition, whole."""
-    if case.job.precision == "bf16":
-        return partition_elements(case)  # fp32 accumulation keeps the partition alone
-    return touching_elements(case)
+        return case.total(trainable=True) * states(case).grad
+    return touching_elements(case) * states(case).grad
 
 
 def touching_elements(case: Case) -> Number:
@@ -169,9 +160,8 @@ def final_reduction(case: Case, stay: Held) -> Held:
         held["buckets"] = held["buckets"] + min(bucket, case.total(trainable=True)) * each.grad
     elif stage == 1:
         first = flushes(case, True)[0][1]
-        kept = held_grad_bytes(case)
-        held["grads"] = held["grads"] + (case.total(trainable=True) - first) * kept
-        held["buckets"] = held["buckets"] + (bucket + first) * kept
+        held["grads"] = held["grads"] + (case.total(trainable=True) - first) * each.grad
+        held["buckets"] = held["buckets"] + (bucket + first) * each.grad
     else:
         held["buckets"] = held["buckets"] + (bucket + flushes(case, False)[-1][1]) * each.grad
     return held
