@@ -147,7 +147,7 @@ def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFi
     assert answered(capsys, *whole)["considered"] == 1
     assert answered(capsys, *whole, "--pareto", "3")["pareto"][0]["layout"]["dp_shard"] == 64
     assert answered(capsys, *whole, "--deadline", "3d", "--tokens", "2T", code=3)["deadline"]["missed"]
-    with pytest.raises(PlannerError, match="runtime accelerate-fsdp2.. Use accelerate"):
+    with pytest.raises(PlannerError, match=r"runtime accelerate-fsdp2.. Use accelerate"):
         recommend(asked(dp_shard="64", runtime="accelerate-fsdp2"), 1, Constraints(backend="deepspeed"))
 
 
