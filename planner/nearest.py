@@ -16,7 +16,13 @@ from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.launchable import launch_rules
-from planner.question import ENGINE_RUNTIMES, SEQUENCE_PARALLEL, SHARD_ALL, USUAL_STAGES, usual_runtime
+from planner.question import (
+    ENGINE_RUNTIMES,
+    SEQUENCE_PARALLEL,
+    SHARD_ALL,
+    USUAL_STAGES,
+    usual_runtime,
+)
 from planner.rules import OFFLOADS, as_option, divisors
 from planner.spec import Layout, Runtime
 

@@ -27,6 +27,7 @@ ENGINE_RUNTIMES = {
     "deepspeed": "deepspeed-zero",
     "deepspeed-autotp": "deepspeed-autotp",
     "deepspeed-pipeline": "deepspeed-pipeline",
+    "deepspeed-ulysses": "deepspeed-ulysses",
     "transformers-tp": "transformers-tp",
     "torchtitan": "torchtitan",
     "megatron": "megatron-core",
@@ -42,7 +43,7 @@ USUAL_STAGES = dict.fromkeys(ENGINE_RUNTIMES, 3) | {
     "nanotron": 1,
 }
 """The ZeRO stage meant when only an engine is known."""
-SHARD_ALL = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "megatron", "nanotron")
+SHARD_ALL = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "deepspeed-ulysses", "megatron", "nanotron")
 """Engines that shard over every data-parallel rank."""
 SEQUENCE_PARALLEL = ("torchtitan", "megatron", "nanotron")
 """Engines that split the residual stream over tensor ranks unless told not to."""

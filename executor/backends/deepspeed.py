@@ -82,10 +82,10 @@ RULES: tuple[Rule, ...] = (
 
 
 class DeepSpeedBackend:
-    """Backend of ZeRO, alone, with AutoTP and in pipelines."""
+    """Backend of ZeRO, alone, with AutoTP, with Ulysses and in pipelines."""
 
     name = "deepspeed"
-    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
+    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "deepspeed-ulysses")
     rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:
@@ -141,6 +141,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
         sums = {"data_types": {"grad_accum_dtype": "fp32"}} if job.precision == "bf16" else {}
     return (
         (split if layout.tp > 1 else {})
+        | ({"sequence_parallel_size": layout.cp} if layout.cp > 1 else {})
         | sums
         | own_step
         | {

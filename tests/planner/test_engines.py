@@ -29,6 +29,7 @@ RUNTIMES = {
     "torchtitan": "torchtitan",
     "deepspeed-autotp": "deepspeed-autotp",
     "deepspeed-pipeline": "deepspeed-pipeline",
+    "deepspeed-ulysses": "deepspeed-ulysses",
 }
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
