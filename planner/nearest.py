@@ -92,7 +92,8 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
     """Categories: as asked, or as the engine usually has them."""
     own = engine == asked.engine
     kept = {name: getattr(asked, name) for name in ("micro_batch_size", "grad_accum")}
-    plain = Layout(engine=engine, zero_stage=USUAL_STAGES[engine], **kept)  # type: ignore[arg-type]  # a stage's number
+    usual = {"zero_stage": USUAL_STAGES[engine], "cp_method": USUAL_CP_METHODS[engine]}
+    plain = Layout(engine=engine, **usual, **kept)  # type: ignore[arg-type]  # a stage's number, a method's name
     for stage, recompute, whole, offloaded in product(
         {asked.zero_stage, USUAL_STAGES[engine]}, {asked.recompute, "none", "full"}, (True, False), (True, False)
     ):

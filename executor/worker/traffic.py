@@ -130,16 +130,16 @@ class Traffic(TorchDispatchMode):
             return  # neither does a group of one
         tensors = [tensor for tensor in tree_leaves(payload) if isinstance(tensor, Tensor)]
         size = sum(tensor.nbytes for tensor in tensors)
-        counts = any(tensor.dtype == torch.int64 for tensor in tensors)
+        whole_numbers = any(tensor.dtype == torch.int64 for tensor in tensors)
         size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
         phase = self._phase().removesuffix(".next")
-        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, counts), phase, size))
+        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
 
-    def _unit(self, op: str, ranks: tuple[int, ...], phase: str, counts: bool) -> str:
+    def _unit(self, op: str, ranks: tuple[int, ...], phase: str, whole_numbers: bool) -> str:
         engine = self._layout.engine
         if unit := self._units.current():
             return unit
-        if self._layout.cp > 1 and (op == "all_to_all" or counts):
+        if self._layout.cp > 1 and (op == "all_to_all" or whole_numbers):
             return "layer"  # attention's heads and positions; nobody else sends either
         if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
             path = self._path()

@@ -64,9 +64,7 @@ rules: tuple[Rule, ...] = (
         name="Ulysses deals heads of one width",
         field="cp",
         holds=lambda case: case.model.mla is None,
-        sentence=lambda case: (
-            f"it asserts keys as wide as values, which the latent attention of {case.model.name} has not"
-        ),
+        sentence=lambda case: f"it wants keys as wide as values, and {case.model.name} has latent attention",
         fix=lambda case: "Use cp=1 with engine deepspeed",
     ),
     *CONTEXT,

@@ -83,7 +83,7 @@ class Engine(ABC):
         return loss_sum
 
     def share(self, batch: Batch) -> Batch:
-        """What this rank computes of a micro-batch of its data-parallel place: all of it, unless ranks share sequences."""
+        """What this rank computes of a micro-batch: all of it, unless ranks share sequences."""
         return batch
 
     @abstractmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -45,9 +45,9 @@ class DeepSpeedUlyssesEngine(DeepSpeedEngine):
         import deepspeed
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
-        layout, whole = self.plan.layout, _config_of(model)
+        layout, whole = self.plan.layout, cast(Any, model)
         self._groups = UlyssesSPAttentionHF.register_with_transformers(
-            model, whole._attn_implementation, layout.cp, layout.micro_batch_size, seq_length_is_variable=True
+            model, whole.config._attn_implementation, layout.cp, layout.micro_batch_size, seq_length_is_variable=True
         )
         config = str(Path(self.folder) / "config" / "deepspeed.json")
         if layout.zero_stage == 3:
@@ -71,7 +71,3 @@ class DeepSpeedUlyssesEngine(DeepSpeedEngine):
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
         assert batch.positions is not None
         return {"position_ids": batch.positions}
-
-
-def _config_of(model: Any) -> Any:
-    return model.config
