@@ -20,6 +20,7 @@ from planner.question import (
     ENGINE_RUNTIMES,
     SEQUENCE_PARALLEL,
     SHARD_ALL,
+    USUAL_CP_METHODS,
     USUAL_STAGES,
     usual_runtime,
 )
