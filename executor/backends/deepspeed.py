@@ -12,7 +12,7 @@ from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.engines.deepspeed import configured_elements
+from planner.engines.deepspeed_common import configured_elements
 from planner.plan import Plan
 from planner.rules import Rule, one_of
 
@@ -156,12 +156,13 @@ def configuration(plan: Plan) -> dict[str, Any]:
     }
     # The trainer hands DeepSpeed the groups themselves; whoever reads this file takes the size from here.
     shared = {"sequence_parallel_size": layout.cp} if layout.cp > 1 else {}
-    sums: dict[str, Any] = {}
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-        # Micro-batches are summed by autograd, in the gradients' own format unless it is told otherwise.
-        sums = {"data_types": {"grad_accum_dtype": "fp32"}} if job.precision == "bf16" else {}
+    # ZeRO sums micro-batches in bf16, as DeepSpeed does left to itself: told otherwise it takes another optimizer at
+    # stage 1 (engine.py, _do_optimizer_sanity_check), the one that pipelines run anyway.
+    wide = job.precision == "bf16" and layout.engine == "deepspeed-pipeline"
+    sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if wide else {}
     return (
         (split if layout.tp > 1 else {})
         | shared

@@ -1,7 +1,7 @@
 """How large DeepSpeed's buckets are made: one answer for the prediction and for the emitted configuration.
 
 DeepSpeed allocates its buckets at the configured size whatever the model, so its default of 5e8 elements costs
-gigabytes on a small one. Not here: what lives in a bucket and when (deepspeed.py).
+gigabytes on a small one. Not here: what lives in a bucket and when (deepspeed_common.py).
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ import msgspec
 from planner import optimizers
 from planner.arith import Number, ceil_div, is_column, maximum, minimum
 from planner.case import Case
-from planner.engines import deepspeed, deepspeed_autotp
+from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
+from planner.engines.deepspeed_stage12 import START_ALIGNMENT
 from planner.inventory import Compute, Moment
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
@@ -82,14 +83,14 @@ def _narrow(case: Case) -> bool:
 def states(case: Case) -> StateBytes:
     """16-bit weights and gradients, fp32 master and moments."""
     if not _narrow(case):
-        return deepspeed.states(case)
+        return deepspeed_common.states(case)
     narrow, wide = float(BYTES["bf16"]), float(BYTES["fp32"])
     return StateBytes(narrow, narrow, wide, moment_bytes(case.job.optimizer, wide))
 
 
 def _flat(case: Case) -> Number:
     """Elements of the flat group of trained weights, aligned to the ranks."""
-    unit = deepspeed.START_ALIGNMENT * case.layout.dp_shard
+    unit = START_ALIGNMENT * case.layout.dp_shard
     return ceil_div(case.total(trainable=True), unit) * unit
 
 

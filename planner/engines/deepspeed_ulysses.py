@@ -16,6 +16,7 @@ from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
+from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -112,7 +113,7 @@ def collectives(case: Case) -> list[Call]:
 def _positions(case: Case) -> list[Call]:
     """Every attention gathers its position ids anew, a recomputed one too."""
     row = case.job.seq_len * POSITION_BYTES
-    if row < deepspeed.CONTROL_BYTES:
+    if row < CONTROL_BYTES:
         return []
     times = sum(case.repeats(unit) for unit in LAYERS) * case.layout.grad_accum
     phases = ("forward", "backward") if case.layout.recompute in ("attention", "full") else ("forward",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from planner.arith import Number, where
 from planner.case import Case
-from planner.engines import deepspeed, fsdp2
+from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp2
 from planner.engines.base import Held
 from planner.engines.common import moments, trained_states
 from planner.parallelism.offload import Transfer
@@ -43,16 +43,20 @@ def update_accesses_bytes(case: Case) -> Number:
     if case.layout.engine == "fsdp2":
         each = trained_states(case)
         return fsdp2.trained_shards(case, 2 * each.weight + each.grad) + 2 * moments(case, sharded=True)
-    states, elements = deepspeed.states(case), deepspeed.updated_elements(case)
-    return 2 * deepspeed.optimizer_bytes(case, elements) + elements * (states.master + states.weight)
+    states, elements = deepspeed_common.states(case), deepspeed.updated_elements(case)
+    return 2 * deepspeed_common.optimizer_bytes(case, elements) + elements * (states.master + states.weight)
 
 
 def _stage12_transfers(case: Case) -> list[Transfer]:
     """Gradients leave in the master's format after the last micro-batch; where the host accumulates, each reduction
     also fetches the sum so far and puts it back; the new weights come in 16 bit."""
-    each, partition, accum = deepspeed.states(case), deepspeed.partition_elements(case), case.layout.grad_accum
-    whole = deepspeed.touching_elements(case) * each.weight
-    adds = deepspeed.accumulates_on_host(case)
+    each, partition, accum = (
+        deepspeed_common.states(case),
+        deepspeed_stage12.partition_elements(case),
+        case.layout.grad_accum,
+    )
+    whole = deepspeed_stage12.touching_elements(case) * each.weight
+    adds = deepspeed_stage12.accumulates_on_host(case)
     put, fetched = (where(accum > 1, accum, 0), accum - 1) if adds else (accum * 0, accum * 0)
     return [
         Transfer("backward", partition * each.master + whole * put, whole * fetched, True),
@@ -63,9 +67,9 @@ def _stage12_transfers(case: Case) -> list[Transfer]:
 def _stage3_transfers(case: Case) -> list[Transfer]:
     """Each micro-batch puts its reduced gradients into the host's buffer and reads them back, the last one also in the
     master's format; shards in host memory are fetched for every gather."""
-    layout, each = case.layout, deepspeed.states(case)
-    accum, trained = layout.grad_accum, deepspeed.shard_elements(case, trainable=True)
-    fetched = deepspeed.shard_elements(case) * each.weight * accum if layout.offload_params else 0.0 * trained
+    layout, each = case.layout, deepspeed_common.states(case)
+    accum, trained = layout.grad_accum, deepspeed_stage3.shard_elements(case, trainable=True)
+    fetched = deepspeed_stage3.shard_elements(case) * each.weight * accum if layout.offload_params else 0.0 * trained
     out = trained * (each.grad * accum + each.master) if layout.offload_optimizer else 0.0 * trained
     sums = trained * each.grad * accum if layout.offload_optimizer else 0.0 * trained
     new = trained * each.weight

@@ -31,15 +31,7 @@ def exchanged_experts(tape: Tape, x: Tensor, chosen: Tensor, top_k: int, element
     placed = tape.new(returned.size, needs_grad=returned.needs_grad)
     tape.record(placed, (order,), lambda grad: tape.grad_of(returned))
     tape.drop(returned, order)
-    weighed = tape.new(placed.size, needs_grad=placed.needs_grad)
-
-    def weigh_backward(grad: Storage) -> None:
-        tape.grad_of(placed)
-        inner = tape.allocate(placed.size)
-        tape.grad_of(chosen)
-        tape.release(inner)
-
-    tape.record(weighed, (placed, chosen), weigh_backward)
+    weighed = weighed_rows(tape, placed, chosen)
     total = tape.new(x.size, needs_grad=weighed.needs_grad)
     tape.record(total, (), lambda grad: tape.grad_of(weighed, alias=grad))
     tape.drop(placed, weighed, made, received, expert, unit)
@@ -65,6 +57,19 @@ def _received(tape: Tape, rows: Tensor, unit: Tensor, index: Size, experts: Mlp)
     tape.record(total, (), lambda grad: tape.grad_of(restored, alias=grad))
     tape.drop(restored, back, out, share, mask, expert, order)
     return total
+
+
+def weighed_rows(tape: Tape, rows: Tensor, share: Tensor) -> Tensor:
+    """Each row times its share: both are kept, and the share's gradient is summed of a product as large as the rows."""
+    output = tape.new(rows.size, needs_grad=rows.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(rows)
+        inner = tape.allocate(rows.size)
+        tape.grad_of(share)
+        tape.release(inner)
+
+    return tape.record(output, (rows, share), backward)
 
 
 def cleared(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from planner.inventory import ops
 from planner.inventory.activations import activation
 from planner.inventory.compute import Compute
-from planner.inventory.exchange import cleared, exchanged_experts
+from planner.inventory.exchange import cleared, exchanged_experts, weighed_rows
 from planner.inventory.fused import gated
 from planner.inventory.mlp import mlp_weights, walk_mlp
 from planner.inventory.names import names_of
@@ -159,15 +159,7 @@ def _experts(
     tape.drop(fused)
     out = _grouped(tape, product, weights["down"], weights.get("down.bias"), compute, expert)
     tape.drop(product)
-    weighed = tape.new(out.size, needs_grad=out.needs_grad)
-
-    def weigh_backward(grad: Storage) -> None:
-        tape.grad_of(out)
-        inner = tape.allocate(out.size)
-        tape.grad_of(share)
-        tape.release(inner)
-
-    tape.record(weighed, (out, share), weigh_backward)
+    weighed = weighed_rows(tape, out, share)
     tape.drop(out, share)
     back = tape.new(Size(per_token=8.0 * rows))
     restored = tape.new(weighed.size, needs_grad=weighed.needs_grad)

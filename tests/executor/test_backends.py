@@ -273,7 +273,7 @@ def test_a_refusal_names_the_nearest_layout_that_runs_and_it_does(layout: Layout
     [
         ({}, {"family": "gemma2"}, {}, "tp=2: under Transformers' plan llama, mistral, qwen2 or qwen3 are trained"),
         ({}, {"family": "gemma2"}, {}, "Use engine fsdp2 with tp=1 dp_shard=4"),
-        ({"tp": 1, "dp_shard": 4, "ep": 2}, {}, {}, "ep=2: small-test is dense"),
+        ({"tp": 1, "dp_shard": 4, "ep": 2}, {}, {}, "ep=2: small is dense"),
         (
             {"ep": 2},
             {"family": "mixtral", "moe": Moe(experts=4, top_k=2, expert_ffn=96)},
@@ -284,7 +284,7 @@ def test_a_refusal_names_the_nearest_layout_that_runs_and_it_does(layout: Layout
             {"tp": 1, "dp_shard": 4, "ep": 2},
             {"family": "gpt_oss", "attention_sinks": True, "moe": Moe(experts=4, top_k=2, expert_ffn=96, bias=True)},
             {},
-            "Use engine fsdp2 with ep=1 dp_shard=4",
+            "beside ep=2 one expert form is predicted. Use mixtral or qwen3_moe. Nearest that runs: engine=fsdp2 ep=1",
         ),
         ({}, {}, {"method": "lora"}, "method=lora: adapters beside split weights are planned, but not built"),
         ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "tp=4: it does not divide the 2 key and value heads of small"),

@@ -131,7 +131,7 @@ def test_a_term_predicted_twice_as_large_is_seen() -> None:
     [
         ({"engine": "deepspeed", "dp_shard": 2, "zero_stage": 2}, "engine deepspeed"),
         ({"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3, "cp": 2}, "cp=2"),
-        ({"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3, "recompute": "attention"}, "recompute attention"),
+        ({"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3, "offload_activations": True}, "offload_activations"),
     ],
 )
 def test_what_no_process_builds_is_refused_in_a_sentence(layout: dict[str, object], said: str) -> None:

@@ -233,7 +233,7 @@ def test_the_command_prints_figures_and_what_it_did_not_count(capsys: pytest.Cap
         (["--tokens", "1B", "--pue", "0.5"], "pue"),
         (["--tokens", "1B", "--gpu-power", "0"], "gpu_power"),
         (["--tokens", "1B", "--failures-per-gpu-hour", "1", "--failures-per-node-hour", "1"], "failures_per_node_hour"),
-        (["--tokens", "1B", "--global-batch-size", "100"], "global_batch_size"),
+        (["--tokens", "1B", "--tp", "1", "--pp", "1", "--global-batch-size", "100"], "global_batch_size"),
     ],
 )
 def test_mistakes_are_one_line_with_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str], field: str):

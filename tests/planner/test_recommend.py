@@ -98,7 +98,7 @@ def test_any_runtime_recommends_what_is_for_later_and_says_so(capsys: pytest.Cap
     best = found["estimates"][found["recommended"]]
     launched = answered(capsys, *SIXTY_FOUR)
 
-    assert not best["launchable"] and found["considered"] > 100 * launched["considered"]
+    assert not best["launchable"] and found["considered"] > 10 * launched["considered"]
     assert best["throughput"]["tokens_per_s"] > launched["estimates"][0]["throughput"]["tokens_per_s"]
     assert run(*SIXTY_FOUR, "--any-runtime") == 0
     assert "(for later: nothing launches it from here)" in capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_a_named_layout_is_told_what_excludes_it(text: str, kind: str, words: st
 
 
 def test_a_backend_and_a_deadline_exclude_too():
-    refused = why_not(recommend(asked(), 1), "engine=deepspeed,zero_stage=2,offload_optimizer=on,recompute=full")
+    refused = why_not(recommend(asked(), 1), "engine=fsdp2,offload_activations=on,recompute=full")
     assert refused.kind == "backend" and "not launchable" in refused.sentence
     best = recommend(asked(), 1)
     hurried = Constraints(deadline_s=best.answer.estimates[0].time.step_s / 256 * 1.1 * 10**6, samples=10**6)
@@ -290,7 +290,7 @@ def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--pp", "4"], "Add --any-runtime to look at"),
+        (["--cp", "4"], "Add --any-runtime to look at"),
         (["--backend", "slurm"], "is not installed"),
         (["--backend", "deepspeed", "--any-runtime"], "contradicts --backend deepspeed"),
         (["--deadline", "3d"], "Add --tokens 300B or --samples 1M"),

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
-from executor.worker.quantized import scales
+from executor.worker.engines.base import Engine, LiveMesh, tensors_of, update, whole_of
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -85,15 +84,12 @@ class AccelerateEngine(Engine):
     def step(self, lr: float) -> float:
         limit = self.plan.job.recipe.max_grad_norm or math.inf
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        update(self.optimizer, lr)
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def _optimizer_state(self) -> list[torch.Tensor]:
-        states = self.optimizer.state.values()
-        return [local_of(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        return tensors_of(self.model, self.optimizer)
 
     @contextlib.contextmanager
     def _sync(self, last: bool) -> Iterator[None]:
@@ -118,18 +114,6 @@ class DdpEngine(AccelerateEngine):
         return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
 
     @override
-    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        weights = list(self.model.parameters())
-        return {
-            "params": [*(weight.detach() for weight in weights), *scales(self.model)],
-            # With gradient_as_bucket_view these are views of the buckets; without it the reducer's C++ side holds a
-            # second copy that Python cannot see.
-            "grads": [weight.grad for weight in weights if weight.grad is not None],
-            "optimizer": self._optimizer_state(),
-            "buckets": [],
-        }
-
-    @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.accelerator.unwrap_model(self.model).state_dict().items()
 
@@ -144,17 +128,6 @@ class Fsdp2Engine(AccelerateEngine):
         names = [] if mesh is None else list(mesh.mesh_dim_names or ())
         groups = {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
         return LiveMesh(world_size=world, rank=rank, groups=groups)
-
-    @override
-    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        weights = list(self.model.parameters())
-        grads = [local_of(weight.grad) for weight in weights if weight.grad is not None]
-        return {
-            "params": [*(local_of(weight.detach()) for weight in weights), *scales(self.model)],
-            "grads": grads + whole_gradients(self.model),
-            "optimizer": self._optimizer_state(),
-            "buckets": [],
-        }
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from executor.worker.quantized import scales
 from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
 
@@ -143,6 +144,28 @@ class Engine(ABC):
 def target_tokens(batch: Batch) -> int:
     """Tokens of a batch that count in its loss."""
     return int((batch.targets != IGNORED).sum())
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[torch.Tensor]]:
+    """`state_tensors` where torch's own modules and optimizer hold them: whole (DDP) or sharded (FSDP2, DTensor)."""
+    weights = list(model.parameters())
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return {
+        "params": [*(local_of(weight.detach()) for weight in weights), *scales(model)],
+        # With DDP's gradient_as_bucket_view these are views of the buckets; without it the reducer's C++ side holds a
+        # second copy that Python cannot see.
+        "grads": [local_of(weight.grad) for weight in weights if weight.grad is not None] + whole_gradients(model),
+        "optimizer": [local_of(value) for value in states if isinstance(value, torch.Tensor)],
+        "buckets": [],
+    }
+
+
+def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One step of torch's optimizer at that rate; the gradients are dropped."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def whole_gradients(model: nn.Module) -> list[torch.Tensor]:

@@ -60,7 +60,10 @@ class DeepSpeedEngine(Engine):
 
         config = str(Path(self.folder) / "config" / "deepspeed.json")
         if self.plan.layout.zero_stage == 3:
-            # Shard weight by weight: initialize alone would first move the whole model to the device.
+            # Shard weight by weight: initialize alone would first move the whole model to the device. It casts what it
+            # moves itself, and would train shards of the format that the model was built in.
+            if self.plan.job.precision == "bf16":
+                model.to(torch.bfloat16)
             deepspeed.zero.Init(module=model, config_dict_or_path=config)
         optimizer = make_optimizer(model)
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

@@ -20,7 +20,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker.engines.base import Engine, LiveMesh, local_of, whole_gradients, whole_of
+from executor.worker.engines.base import Engine, LiveMesh, tensors_of, update, whole_of
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -115,10 +115,7 @@ class TransformersTpEngine(Engine):
     @override
     def step(self, lr: float) -> float:
         norm = self._clip(self.plan.job.recipe.max_grad_norm or math.inf)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        update(self.optimizer, lr)
         return norm
 
     def _clip(self, limit: float) -> float:
@@ -135,15 +132,7 @@ class TransformersTpEngine(Engine):
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        weights = list(self.model.parameters())
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
-        return {
-            "params": [local_of(weight.detach()) for weight in weights],
-            "grads": [local_of(weight.grad) for weight in weights if weight.grad is not None]
-            + whole_gradients(self.model),
-            "optimizer": [local_of(value) for value in states if isinstance(value, torch.Tensor)],
-            "buckets": [],
-        }
+        return tensors_of(self.model, self.optimizer)
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

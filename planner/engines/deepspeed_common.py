@@ -1,0 +1,136 @@
+"""What DeepSpeed does alike at every ZeRO stage: number formats, the optimizer's bytes, buckets as they fill.
+
+Not here: what a stage shards and sends (deepspeed_stage12.py, deepspeed_stage3.py), or how large a bucket is made
+(buckets.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner import optimizers
+from planner.arith import Number, ceil_div, maximum
+from planner.case import LAYERS, UNITS, Case
+from planner.engines.base import Held
+from planner.engines.buckets import reduce_bucket_elements
+from planner.engines.common import packed, stored_weight_bytes, weights_are_columns
+from planner.engines.ddp import finished_elements
+from planner.inventory import Moment
+from planner.parallelism import zero
+from planner.parallelism.zero import StateBytes, moment_bytes
+from planner.units import BYTES
+
+
+def states(case: Case) -> StateBytes:
+    """fp32 keeps a separate fp32 master too, but at stage 0; pure-bf16 keeps master and moments in bf16.
+
+    fp16 is as bf16, with a scaled loss: the scale is one number.
+    """
+    if case.job.precision == "fp32" and case.layout.zero_stage == 0:
+        return zero.state_bytes("fp32", case.job.optimizer)
+    if case.job.precision in ("bf16", "fp16"):
+        return zero.state_bytes("bf16", case.job.optimizer, separate_master=True)
+    element = float(BYTES["fp32"] if case.job.precision == "fp32" else BYTES["bf16"])
+    return StateBytes(element, element, element, moment_bytes(case.job.optimizer, element))
+
+
+def bucket_elements(case: Case) -> Number:
+    """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
+    return reduce_bucket_elements(case.layout, configured_elements(case))
+
+
+def configured_elements(case: Case) -> Number:
+    """Trained elements that buckets are sized to: a rank's, of the fullest pipeline stage (one file configures all)."""
+    if not case.pipelined:
+        return case.total(trainable=True)
+    most: Number = 0
+    for stage in case.stages():
+        most = maximum(most, case.at(stage).total(trainable=True))
+    return most
+
+
+def optimizer_bytes(case: Case, elements: Number) -> Number:
+    """Master weights and states of a rank's partition of `elements`.
+
+    The optimizer sees them laid end to end: Adafactor cannot factor that, and keeps a whole second moment. Muon's
+    matrices lie in a partition of their own, whose momentum has the format gradients wait in.
+    """
+    each, settings = states(case), case.job.optimizer
+    if settings.name != "muon":
+        updated = each.master or each.weight  # at stage 0 in fp32 the weights themselves
+        return elements * each.master + optimizers.state_bytes(settings, optimizers.flat(elements), updated)
+    share = 1 - left_to_adamw(case)
+    others = optimizers.two_moment_bytes(elements * (1 - share), each.master)
+    return elements * each.master + optimizers.one_moment_bytes(elements * share, each.grad) + others
+
+
+def left_to_adamw(case: Case) -> Number:
+    """Share of the trained elements that Muon does not take: all but the layers' matrices."""
+    hidden = sum(
+        case.repeats(unit) * weight.elements
+        for unit in LAYERS
+        for weight in case.units()[unit]
+        if weight.trainable and len(weight.shape) >= 2
+    )
+    return 1 - hidden / case.total(trainable=True)
+
+
+def frozen_bytes(case: Case) -> Number:
+    """Weights that are not trained, whole; a 4-bit one in its own format."""
+    return sum(
+        case.repeats(unit) * weight.elements * (stored_weight_bytes(case, weight) if packed(case, weight) else narrow)
+        for narrow in (states(case).weight,)
+        for unit in UNITS
+        for weight in case.units()[unit]
+        if not weight.trainable
+    )
+
+
+def trained_sizes(case: Case) -> tuple[int, ...]:
+    """Elements of every trained weight of this rank, in forward order (numbers, not columns)."""
+    found: list[int] = []
+    for unit in UNITS:  # a unit's sizes once, not once a layer: this runs some hundred times a question
+        found += [weight.elements for weight in case.units()[unit] if weight.trainable] * int(case.repeats(unit))
+    return tuple(found)
+
+
+def bucket_count(case: Case, forward_order: bool) -> Number:
+    """Reductions of a backward; in columns of weights, what filling every bucket would take."""
+    if weights_are_columns(case):
+        return ceil_div(case.total(trainable=True), bucket_elements(case))
+    return len(flushes(case, forward_order))
+
+
+def flushes(case: Case, forward_order: bool) -> tuple[tuple[int, int], ...]:
+    """(elements finished before, elements in the bucket) at every reduction of a backward."""
+    return _flushed(trained_sizes(case), int(bucket_elements(case)), forward_order)
+
+
+@lru_cache(maxsize=256)
+def _flushed(sizes: tuple[int, ...], limit: int, forward_order: bool) -> tuple[tuple[int, int], ...]:
+    """(elements finished before, elements in the bucket) at every reduction: the bucket goes when the next weight
+    does not fit, and once more at the end."""
+    found, finished, content = [], 0, 0
+    for size in sizes if forward_order else reversed(sizes):
+        if content + size > limit and content:
+            found.append((finished, content))
+            content = 0
+        content += size
+        finished += size
+    return (*found, (finished, content))
+
+
+def flush_bytes(case: Case, moment: Moment) -> Number:
+    """The copy a reduction in the middle of backward makes: the bucket, concatenated."""
+    if case.layout.zero_stage <= 1 or moment.phase != "backward" or not moment.in_flight:
+        return 0.0
+    finished = int(finished_elements(case, moment))
+    for before, content in flushes(case, False)[:-1]:
+        if finished <= before < finished + moment.in_flight:
+            return content * states(case).grad
+    return 0.0
+
+
+def with_terms(held: Held, more: Held) -> Held:
+    """Both, term by term."""
+    return held | {term: held.get(term, 0.0) + size for term, size in more.items()}

@@ -1,0 +1,189 @@
+"""DeepSpeed ZeRO-1 and 2 (and 0, a pipeline's): weights whole, states in one flat partition a rank.
+
+Gradients are averaged by all-reduce of whole buckets (DeepSpeed's default on every transport), at the end of backward
+at stage 1 and whenever a bucket is full at stage 2. Read in deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, and
+measured there. Not here: stage 3 (deepspeed_stage3.py), or what all stages share (deepspeed_common.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.arith import Number, by_value, ceil_div, maximum, where
+from planner.case import UNITS, Case
+from planner.engines.base import Call, Held, Holder
+from planner.engines.buckets import allgather_bucket_elements
+from planner.engines.common import unpacked_model_bytes
+from planner.engines.ddp import finished_elements
+from planner.engines.deepspeed_common import (
+    bucket_count,
+    bucket_elements,
+    configured_elements,
+    flush_bytes,
+    flushes,
+    frozen_bytes,
+    optimizer_bytes,
+    states,
+    trained_sizes,
+    with_terms,
+)
+from planner.inventory import Moment
+from planner.parallelism.zero import whole_bytes
+
+START_ALIGNMENT = 2
+"""Flat groups are padded to a multiple of this times the ranks (nccl_start_alignment_factor)."""
+
+
+def partition_elements(case: Case) -> Number:
+    """Elements of one rank's flat partition: trained weights, padded so that every rank starts aligned."""
+    if case.layout.zero_stage == 0:
+        return case.total(trainable=True)
+    ranks = case.layout.dp_shard
+    return ceil_div(case.total(trainable=True), ranks * START_ALIGNMENT) * START_ALIGNMENT
+
+
+def partitions(case: Case) -> Number:
+    """Parts that the flat group of trained weights is cut into: none at stage 0."""
+    return case.layout.dp_shard if case.layout.zero_stage else 1
+
+
+def resident(case: Case) -> Held:
+    """On the device between steps: weights whole, states of the partition."""
+    each, shards = states(case), partitions(case)
+    flat = partition_elements(case) * shards
+    offloaded = case.layout.offload_optimizer
+    return {
+        "params": whole_bytes(flat, each.weight) + frozen_bytes(case),
+        "optimizer": optimizer_bytes(case, flat / shards) * (0.0 if offloaded else 1.0),
+        "grads": 0.0 * flat,
+        # ZeRO-Offload's temp_grad_buffer_for_gpu_offload: room for one weight's gradient.
+        "buckets": (largest_trained(case) * each.weight if offloaded else 0.0) + 0.0 * flat,
+    }
+
+
+def largest_trained(case: Case) -> Number:
+    """Elements of the largest trained weight."""
+    largest: Number = 0
+    for weight in (weight for unit in UNITS for weight in case.units()[unit] if weight.trainable):
+        largest = maximum(largest, weight.elements)
+    return largest
+
+
+def host(case: Case, built: bool) -> Held:
+    """Master, moments, a gradient in the master's format, the 16-bit copy that is uploaded, a buffer of one weight;
+    accumulation keeps the gradients of every weight that touches the partition, whole."""
+    each, partition = states(case), partition_elements(case)
+    gradients = partition * each.master
+    if accumulates_on_host(case) and not built:
+        gradients = gradients + where(case.layout.grad_accum > 1, touching_elements(case) * each.weight, 0.0)
+    return {
+        "optimizer": optimizer_bytes(case, partition),
+        "grads": gradients,
+        "buckets": (partition + largest_trained(case)) * each.weight,
+    }
+
+
+def accumulates_on_host(case: Case) -> bool:
+    """Whether a micro-batch adds to gradients on the host; at stage 1 they wait whole on the device."""
+    return case.layout.offload_optimizer and case.layout.zero_stage == 2
+
+
+def load(case: Case, on_host: Held) -> list[Held]:
+    """The weights are copied into a flat group beside the originals. `on_host`: what this device's memory holds of
+    offload by then."""
+    each = states(case)
+    whole = case.total(trainable=True) * each.weight + frozen_bytes(case)
+    copied = partition_elements(case) * partitions(case) * each.weight if case.layout.zero_stage else 0.0
+    begun: Held = {"params": maximum(whole + copied, unpacked_model_bytes(case))}
+    return [begun, with_terms(resident(case), on_host)] if on_host else [begun]
+
+
+def holder(case: Case, stay: Held) -> Holder:
+    """Beside what stays: gradients so far, and the bucket being filled."""
+    each, stage = states(case), case.layout.zero_stage
+    bucket = bucket_elements(case)
+    accumulated = _accumulated(case)
+
+    def held(moment: Moment, later: bool) -> Held:
+        grads = stay["grads"] + moment.in_flight * each.grad
+        buckets = stay["buckets"] + flush_bytes(case, moment)
+        if later:
+            grads = grads + accumulated
+        finished = finished_elements(case, moment)
+        if stage == 0:
+            return stay | {"grads": grads if later else grads + finished * each.grad, "buckets": buckets}
+        if finished > 0 or (stage == 1 and later):
+            # The bucket is made once the first gradient is there and given back after the last reduction, which at
+            # stage 1 comes after the last micro-batch.
+            buckets = buckets + bucket * each.grad
+            if stage == 1 and not later:
+                grads = grads + finished * each.grad
+        return stay | {"grads": grads, "buckets": buckets}
+
+    return held
+
+
+def _accumulated(case: Case) -> Number:
+    """Gradients kept from earlier micro-batches: whole up to stage 1, of the partition's weights at stage 2, on the
+    host when the optimizer is there."""
+    if accumulates_on_host(case):
+        return 0.0
+    if case.layout.zero_stage <= 1:
+        return case.total(trainable=True) * states(case).grad
+    return touching_elements(case) * states(case).grad
+
+
+def touching_elements(case: Case) -> Number:
+    """Elements of every weight that touches the fullest rank's partition, whole."""
+    sizes = trained_sizes(case)
+    return by_value(lambda ranks: _touching_elements(sizes, int(ranks)), case.layout.dp_shard)
+
+
+@lru_cache(maxsize=1024)
+def _touching_elements(sizes: tuple[int, ...], ranks: int) -> float:
+    share = -(-sum(sizes) // (ranks * START_ALIGNMENT)) * START_ALIGNMENT
+    kept = [0] * ranks
+    start = 0
+    for size in sizes:
+        for rank in range(start // share, min(ranks - 1, (start + size - 1) // share) + 1):
+            kept[rank] += size
+        start += size
+    return float(max(kept))
+
+
+def final_reduction(case: Case, stay: Held) -> Held:
+    """The last reduction after backward: gradients are whole (up to stage 1) or in the last bucket."""
+    each, stage, bucket = states(case), case.layout.zero_stage, bucket_elements(case)
+    held = dict(stay)
+    if stage == 0:  # each bucket is copied to be reduced, in turn
+        held["grads"] = held["grads"] + case.total(trainable=True) * each.grad
+        held["buckets"] = held["buckets"] + min(bucket, case.total(trainable=True)) * each.grad
+    elif stage == 1:
+        first = flushes(case, True)[0][1]
+        held["grads"] = held["grads"] + (case.total(trainable=True) - first) * each.grad
+        held["buckets"] = held["buckets"] + (bucket + first) * each.grad
+    else:
+        held["buckets"] = held["buckets"] + (bucket + flushes(case, False)[-1][1]) * each.grad
+    return held
+
+
+def collectives(case: Case) -> list[Call]:
+    """Bucketed all-reduces, and one gather of the new weights."""
+    each, layout = states(case), case.layout
+    trained = case.total(trainable=True)
+    rounds = layout.grad_accum if layout.zero_stage == 2 else layout.grad_accum * 0 + 1
+    buckets = bucket_count(case, layout.zero_stage == 1)
+    whole = partition_elements(case) * partitions(case)
+    gathers = maximum(1, whole // allgather_bucket_elements(layout, configured_elements(case)))
+    reduced = Call(
+        "all_reduce",
+        "dp_shard",
+        "bucket",
+        "backward",
+        buckets * rounds,
+        trained * each.grad * rounds,
+        overlappable=layout.zero_stage == 2,
+    )
+    if layout.zero_stage == 0:
+        return [reduced]
+    return [reduced, Call("all_gather", "dp_shard", "params", "optimizer", gathers, whole * each.weight)]
