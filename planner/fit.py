@@ -131,7 +131,8 @@ def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
         return replied(msgspec.structs.replace(question, pins=pins))
 
     end = f"it is the whole global batch of {batch}" if batch else f"more than {MOST_VALUES} are not searched"
-    return _largest("micro-batch", sizes, at, end)
+    # Which degrees divide what is left of a global batch goes up and down with the size, and so does what fits.
+    return _largest("micro-batch", sizes, at, end, every=batch is not None)
 
 
 def _largest_batch(question: Question, replied: Asked) -> Fitted:
@@ -208,14 +209,20 @@ def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], 
     return Fitted(quantity, values[answer], replies(answer).best, values[below], replies(below).reason)
 
 
-def _largest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str) -> Fitted:
+def _largest(
+    quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str, *, every: bool = False
+) -> Fitted:
+    """`every` asks about each value from the largest down, where what fits has gaps."""
     replies = _Replies(values, at)
 
     def fits(place: int) -> bool:
         legal = replies.legal(place, -1)
         return legal is None or replies(legal).best is not None
 
-    edge = boundary(len(values), fits)
+    if every:
+        edge = next((place + 1 for place in reversed(range(len(values))) if fits(place)), 0)
+    else:
+        edge = boundary(len(values), fits)
     beyond = replies.legal(edge, 1) if edge < len(values) else None
     answer = replies.legal(edge - 1, -1)
     if answer is None:

@@ -316,7 +316,7 @@ def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--cp", "4"], "Add --any-runtime to look at"),
+        (["--cp", "4", "--cp-method", "ring"], "Add --any-runtime to look at"),
         (["--backend", "slurm"], "is not installed"),
         (["--backend", "deepspeed", "--any-runtime"], "contradicts --backend deepspeed"),
         (["--deadline", "3d"], "Add --tokens 300B or --samples 1M"),
