@@ -170,7 +170,10 @@ def _launched(question: Question, constraints: Constraints) -> Layout | None:
     pins = question.pins
     if constraints.any_runtime or pins.runtime is not None or question.asked_strategy is not None:
         return None
-    named = [msgspec.structs.replace(pins, runtime=question.runtime(engine)) for engine in engines_within(question, constraints)]
+    named = [
+        msgspec.structs.replace(pins, runtime=question.runtime(engine))
+        for engine in engines_within(question, constraints)
+    ]
     for tried in (pins, *named):
         try:
             layout = exact_layout(msgspec.structs.replace(question, pins=tried))
