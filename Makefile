@@ -42,6 +42,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # Quick tests share the cores; those that start several processes run one after the other, or they would time each
 # other out. Runs that several tests look at are made once (tests/cluster/conftest.py).
 test: install
+	@scripts/cluster-packages.sh
 	$(BIN)/python -m pytest -q -n 2 -m 'not cluster'
 	$(BIN)/python -m pytest -q -m smoke tests/cluster
 

@@ -16,7 +16,14 @@ from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.launchable import launch_rules
-from planner.question import ENGINE_RUNTIMES, SEQUENCE_PARALLEL, SHARD_ALL, USUAL_STAGES, usual_runtime
+from planner.question import (
+    ENGINE_RUNTIMES,
+    SEQUENCE_PARALLEL,
+    SHARD_ALL,
+    USUAL_CP_METHODS,
+    USUAL_STAGES,
+    usual_runtime,
+)
 from planner.rules import OFFLOADS, as_option, divisors
 from planner.spec import Layout, Runtime
 
@@ -86,7 +93,8 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
     """Categories: as asked, or as the engine usually has them."""
     own = engine == asked.engine
     kept = {name: getattr(asked, name) for name in ("micro_batch_size", "grad_accum")}
-    plain = Layout(engine=engine, zero_stage=USUAL_STAGES[engine], **kept)  # type: ignore[arg-type]  # a stage's number
+    usual = {"zero_stage": USUAL_STAGES[engine], "cp_method": USUAL_CP_METHODS[engine]}
+    plain = Layout(engine=engine, **usual, **kept)  # type: ignore[arg-type]  # a stage's number, a method's name
     for stage, recompute, whole, offloaded in product(
         {asked.zero_stage, USUAL_STAGES[engine]}, {asked.recompute, "none", "full"}, (True, False), (True, False)
     ):

@@ -27,6 +27,7 @@ ENGINE_RUNTIMES = {
     "deepspeed": "deepspeed-zero",
     "deepspeed-autotp": "deepspeed-autotp",
     "deepspeed-pipeline": "deepspeed-pipeline",
+    "deepspeed-ulysses": "deepspeed-ulysses",
     "transformers-tp": "transformers-tp",
     "torchtitan": "torchtitan",
     "megatron": "megatron-core",
@@ -42,7 +43,9 @@ USUAL_STAGES = dict.fromkeys(ENGINE_RUNTIMES, 3) | {
     "nanotron": 1,
 }
 """The ZeRO stage meant when only an engine is known."""
-SHARD_ALL = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "megatron", "nanotron")
+USUAL_CP_METHODS = dict.fromkeys(ENGINE_RUNTIMES, "ring") | {"deepspeed-ulysses": "ulysses"}
+"""How sequences are shared when only an engine is known."""
+SHARD_ALL = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "deepspeed-ulysses", "megatron", "nanotron")
 """Engines that shard over every data-parallel rank."""
 SEQUENCE_PARALLEL = ("torchtitan", "megatron", "nanotron")
 """Engines that split the residual stream over tensor ranks unless told not to."""
@@ -307,6 +310,7 @@ def exact_layout(question: Question) -> Layout:
         pp=pins.pp or 1,
         cp=pins.cp or 1,
         ep=pins.ep or 1,
+        cp_method=USUAL_CP_METHODS[engine],  # type: ignore[arg-type]  # a method's name
         zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked when read
         recompute=pins.recompute or "none",
         # torchtitan's own default keeps what a pipeline gathers.
@@ -324,6 +328,8 @@ def exact_layout(question: Question) -> Layout:
 def _usual_engine(pins: Pins) -> str | None:
     """The engine meant by axes that only some split; None leaves it to the data-parallel sizes."""
     if any((getattr(pins, axis) or 1) > 1 for axis in ("pp", "cp", "ep")):
+        if pins.cp_method == "ulysses" and pins.zero_stage in (2, 3):
+            return "deepspeed-ulysses"
         return "megatron" if pins.zero_stage in (0, 1) else "torchtitan"
     if (pins.tp or 1) > 1:
         return "deepspeed-autotp" if pins.zero_stage in (0, 1, 2) else "transformers-tp"

@@ -18,7 +18,7 @@ from planner.rules import Rule, one_of
 
 CONFIG = "config/deepspeed.json"
 TENSOR_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families that were split by AutoTP and trained against one process."""
+"""Families that were split by AutoTP, and by Ulysses, and trained against one process."""
 PIPELINE_FAMILIES = (*TENSOR_FAMILIES, "gpt2")
 """Families that were cut into stages. Others do more to embeddings than look them up (Gemma scales them, Falcon and
 BLOOM add a norm or a bias)."""
@@ -27,6 +27,10 @@ BLOOM add a norm or a bias)."""
 def _without_tp(case: Case) -> str:
     engine = "deepspeed" if case.layout.pp == 1 else case.layout.engine
     return f"Use engine {engine} with tp=1 dp_shard={case.layout.tp * case.layout.dp_shard}"
+
+
+def _without_cp(case: Case) -> str:
+    return f"Use engine deepspeed with cp=1 dp_shard={case.layout.state_shards}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -70,6 +74,23 @@ RULES: tuple[Rule, ...] = (
         fix=_without_tp,
     ),
     Rule(
+        name="family not tried with Ulysses",
+        field="cp",
+        holds=lambda case: (case.layout.cp == 1) | (case.model.family in TENSOR_FAMILIES),
+        sentence=lambda case: (
+            f"{one_of(TENSOR_FAMILIES)} are trained with shared sequences, and {case.model.name} is a "
+            f"{case.model.family}"
+        ),
+        fix=_without_cp,
+    ),
+    Rule(
+        name="adapters under Ulysses",
+        field="method",
+        holds=lambda case: (case.layout.cp == 1) | (case.job.method == "full"),
+        sentence=lambda case: "ranks that share sequences were tried with full training alone",
+        fix=_without_cp,
+    ),
+    Rule(
         name="16-bit states on the host",
         field="precision",
         # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
@@ -82,10 +103,10 @@ RULES: tuple[Rule, ...] = (
 
 
 class DeepSpeedBackend:
-    """Backend of ZeRO, alone, with AutoTP and in pipelines."""
+    """Backend of ZeRO, alone, with AutoTP, with Ulysses and in pipelines."""
 
     name = "deepspeed"
-    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline")
+    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "deepspeed-ulysses")
     rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:
@@ -133,6 +154,8 @@ def configuration(plan: Plan) -> dict[str, Any]:
         # A tied head stays whole, as the planner has it: left to itself DeepSpeed splits it with the embedding.
         "tensor_parallel": {"autotp_size": layout.tp, "vocab_parallel_lm_head": False},
     }
+    # The trainer hands DeepSpeed the groups themselves; whoever reads this file takes the size from here.
+    shared = {"sequence_parallel_size": layout.cp} if layout.cp > 1 else {}
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
@@ -142,6 +165,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
     sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if wide else {}
     return (
         (split if layout.tp > 1 else {})
+        | shared
         | sums
         | own_step
         | {

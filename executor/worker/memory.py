@@ -19,15 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from executor.worker import transport
+from executor.worker.kernels import python_kernel
 from executor.worker.modules import Modules
-from executor.worker.quantized import python_kernel
 from executor.worker.traffic import LAYER, FsdpUnits
 from planner.plan import PhaseMemory
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 COLLECTIVES = ("c10d", "_c10d_functional")
-NO_BUFFER = ("all_to_all_single", "wait_tensor", "_wrap_tensor_autograd")
-"""Operations of these whose tensors are no buffers: tokens on their way to experts, and waiting for them."""
+NO_BUFFER = ("all_to_all_single", "alltoall_base_", "wait_tensor", "_wrap_tensor_autograd")
+"""Operations of these whose tensors are no buffers: tokens on their way to experts, heads to the ranks that attend with
+them, and waiting for them."""
 STATES = ("params", "grads", "optimizer", "buckets")
 POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 """Not waited for where they start: two ranks that send to each other first would wait for ever."""
@@ -197,7 +198,7 @@ class LiveTensors(TorchDispatchMode):
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        inside = python_kernel(func) if self.device_type == "cpu" else None
+        inside = python_kernel(func, self.device_type)
         if inside is None:
             return func(*args, **kwargs)
         super().__enter__()  # what a kernel written in Python allocates is seen like everything else

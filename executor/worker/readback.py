@@ -63,6 +63,8 @@ def deepspeed_values(path: str) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": parsed.zero_force_ds_cpu_optimizer,
         "steps_per_print": parsed.steps_per_print,
         "pipeline": parsed.pipeline,
+        # No field of DeepSpeedConfig: without an mpu it divides the world by it, for the batch.
+        "sequence_parallel_size": parsed._param_dict.get("sequence_parallel_size"),
         "data_types": {"grad_accum_dtype": parsed.grad_accum_dtype},
         "tensor_parallel": parsed.tensor_parallel_config.model_dump(include={"autotp_size", "vocab_parallel_lm_head"}),
     }

@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from executor.worker.kernels import python_kernel
 from planner.groups import MESH_AXES, axis_groups, axis_size
 from planner.plan import Collective
 from planner.spec import Layout
@@ -102,7 +103,14 @@ class Traffic(TorchDispatchMode):
             self._path()  # asked at every operation, it knows a forward's modules again in backward
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args)
-        return func(*args, **(kwargs or {}))
+        inside = python_kernel(func, "")
+        if inside is None:
+            return func(*args, **(kwargs or {}))
+        super().__enter__()
+        try:
+            return inside(*args, **(kwargs or {}))
+        finally:
+            super().__exit__(None, None, None)
 
     def _note(self, func: Any, args: Any) -> None:
         name = func._schema.name.partition("::")[2]
@@ -120,15 +128,19 @@ class Traffic(TorchDispatchMode):
             return  # waits and other bookkeeping move nothing
         if len(ranks) == 1:
             return  # neither does a group of one
-        size = sum(tensor.nbytes for tensor in tree_leaves(payload) if isinstance(tensor, Tensor))
+        tensors = [tensor for tensor in tree_leaves(payload) if isinstance(tensor, Tensor)]
+        size = sum(tensor.nbytes for tensor in tensors)
+        whole_numbers = any(tensor.dtype == torch.int64 for tensor in tensors)
         size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
         phase = self._phase().removesuffix(".next")
-        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase), phase, size))
+        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
 
-    def _unit(self, op: str, ranks: tuple[int, ...], phase: str) -> str:
+    def _unit(self, op: str, ranks: tuple[int, ...], phase: str, whole_numbers: bool) -> str:
         engine = self._layout.engine
         if unit := self._units.current():
             return unit
+        if self._layout.cp > 1 and (op == "all_to_all" or whole_numbers):
+            return "layer"  # attention's heads and positions; nobody else sends either
         if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
             path = self._path()
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
@@ -165,7 +177,7 @@ def group_name(layout: Layout, ranks: tuple[int, ...], op: str = "") -> str:
     send to each other are of the axis that has both. Where the ranks that split experts are also another axis', the
     operation tells: tokens travel by all_to_all."""
     experts: tuple[str, ...] = () if layout.ep == 1 else ("ep", "edp")
-    for axis in (*experts[: op == "all_to_all"], *MESH_AXES, "pp_ends", *experts):
+    for axis in (*experts[: op == "all_to_all"], *MESH_AXES, "dp_shard_cp", "pp_ends", *experts):
         if axis_size(layout, axis) > 1 and sorted(ranks) in axis_groups(layout, axis):
             return axis
     if len(ranks) == 2 and any(set(ranks) < set(group) for group in axis_groups(layout, "pp")):

@@ -159,7 +159,7 @@ def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -
     engine.model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
     for batch in validation_batches(rows, plan.layout, data_parallel_rank):
-        placed = batch.to(engine.device)
+        placed = engine.share(batch).to(engine.device)
         total += torch.stack(
             [engine.loss_sum(placed).double(), torch.tensor(float(target_tokens(placed))).double().to(engine.device)]
         )

@@ -18,6 +18,7 @@ ENGINES = (
     "torchtitan",
     "deepspeed-autotp",
     "deepspeed-pipeline",
+    "deepspeed-ulysses",
 )
 """The engines there are, by their module's name with dashes."""
 

@@ -264,6 +264,7 @@ def _groups(sheet: Sheet) -> None:
     elif (sheet.whole("sequence_parallel_size") or 1) > 1:
         sheet.means("cp", sheet.whole("sequence_parallel_size"), "sequence_parallel_size")
         sheet.means("cp_method", "ulysses", "sequence_parallel_size", note="DeepSpeed's sequence parallelism")
+        sheet.means("engine", ("deepspeed-ulysses",), "sequence_parallel_size")
     for key in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
         sheet.ignore(key, "off")
 

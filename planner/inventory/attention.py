@@ -11,6 +11,7 @@ from planner.inventory.names import names_of
 from planner.inventory.scores import is_written_out, math_attention, written_out_attention
 from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Size, Weight, with_bias
+from planner.inventory.ulysses import dealt_attention
 from planner.spec import ModelSpec
 
 
@@ -126,6 +127,8 @@ def _core(
 ) -> Tensor:
     """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks."""
     q, k, v = inputs
+    if compute.deals_heads:
+        return dealt_attention(tape, q, k, v, heads=heads, ranks=compute.cp)
     groups = model.heads // model.kv_heads
     if is_written_out(model):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)

@@ -44,7 +44,8 @@ class Compute(msgspec.Struct, frozen=True):
     `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
     (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
-    none). `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py).
+    none). `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
+    `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
     """
 
     @property
@@ -123,6 +124,7 @@ class Compute(msgspec.Struct, frozen=True):
     cp_method: str = "ring"
     ep: int = 1
     sorts_received: bool = False
+    deals_heads: bool = False
     seq_len: int = 0
     keeps_output: bool = True
     receives_into_buffer: bool = False

@@ -12,6 +12,7 @@ Engine = Literal[
     "deepspeed",
     "deepspeed-autotp",
     "deepspeed-pipeline",
+    "deepspeed-ulysses",
     "transformers-tp",
     "torchtitan",
     "megatron",

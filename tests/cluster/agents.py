@@ -103,6 +103,7 @@ BACKENDS: dict[str, Backend] = {
     "deepspeed": DeepSpeedBackend(),
     "deepspeed-autotp": DeepSpeedBackend(),
     "deepspeed-pipeline": DeepSpeedBackend(),
+    "deepspeed-ulysses": DeepSpeedBackend(),
     "transformers-tp": TransformersBackend(),
 }
 

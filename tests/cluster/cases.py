@@ -111,6 +111,13 @@ CASES |= {
     "tp2-zero3-qwen3-tied-accum1": Case(_accumulating(TP2_ZERO[3], 1), model=TINY_QWEN3_TIED),
 }
 
+# Sequences shared by ranks that deal heads (Ulysses), under ZeRO over all ranks.
+CP2_ZERO = {"engine": "deepspeed-ulysses", "cp": 2, "cp_method": "ulysses", "dp_shard": 2}
+CASES |= {
+    "cp2-zero2-accum1": Case(_accumulating(Layout(**CP2_ZERO, zero_stage=2), 1)),
+    "cp2-zero3-recompute-accum2": Case(replace(_accumulating(replace(ZERO3, **CP2_ZERO), 2), recompute="full")),
+}
+
 # A tied head, which Transformers' plan splits with the table.
 CASES |= {"tp2-fsdp2-tied-accum2": Case(_accumulating(BASE["tp2-fsdp2"], 2), model=TINY_QWEN3_TIED)}
 # Mixtures of experts: every rank has the whole layer, and its tokens choose among all experts.

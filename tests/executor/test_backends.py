@@ -50,6 +50,7 @@ LAYOUTS = {
     ),
     "zero3-offload": Layout(engine="deepspeed", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
     "fsdp2-offload": Layout(engine="fsdp2", dp_shard=4, zero_stage=3, offload_optimizer=True, offload_params=True),
+    "zero2-cp2": Layout(engine="deepspeed-ulysses", cp=2, cp_method="ulysses", dp_shard=2, zero_stage=2),
     "zero1-pp2": Layout(engine="deepspeed-pipeline", pp=2, tp=2, zero_stage=1, grad_accum=4),
     "tp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
@@ -222,6 +223,8 @@ def refusal(backend: Backend, made: Plan) -> str:
         ("zero2", AUTOTP, {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
         ("zero2", AUTOTP, {}, {"kv_heads": 1}, "does not divide the 1 key and value heads"),
         ("zero2", AUTOTP, {"method": "lora", "lora": Lora()}, {}, "finds no linear that an adapter has wrapped"),
+        ("zero2", LAYOUTS["zero2-cp2"], {}, {"family": "gemma2"}, "Use engine deepspeed with cp=1 dp_shard=4"),
+        ("zero2", LAYOUTS["zero2-cp2"], {"method": "lora", "lora": Lora()}, {}, "with full training alone"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gemma2"}, "into stages, not gemma2. Use pp=1"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
         (
@@ -247,6 +250,7 @@ def test_what_cannot_be_launched_is_refused_with_a_reason(
     [
         (Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3), "Nearest that runs: engine=deepspeed-autotp"),
         (Layout(engine="megatron", tp=2, dp_shard=2, zero_stage=1), "Nearest that runs: engine=deepspeed-autotp"),
+        (Layout(engine="torchtitan", cp=2, dp_shard=2, zero_stage=3), "Nearest that runs: engine=deepspeed-ulysses"),
         (Layout(engine="ddp", dp_replicate=2), "Nearest that runs: dp_replicate=4"),
         (Layout(engine="fsdp2", dp_replicate=4, zero_stage=3), "Nearest that runs: engine=ddp zero_stage=0"),
     ],

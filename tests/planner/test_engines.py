@@ -29,6 +29,7 @@ RUNTIMES = {
     "torchtitan": "torchtitan",
     "deepspeed-autotp": "deepspeed-autotp",
     "deepspeed-pipeline": "deepspeed-pipeline",
+    "deepspeed-ulysses": "deepspeed-ulysses",
 }
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
@@ -204,6 +205,23 @@ def test_zero_0_holds_everything_whole_and_sends_one_all_reduce():
     assert [call.op for call in engine.collectives(one) if call.axis == "dp_shard"] == ["all_reduce"]
 
 
+def test_ulysses_deals_heads_among_the_ranks_of_a_sequence_and_zero_shards_over_all():
+    case = case_of(
+        "deepspeed-ulysses", cp=4, cp_method="ulysses", dp_shard=2, zero_stage=2, micro_batch_size=3, seq_len=4096
+    )
+    calls = engine_of("deepspeed-ulysses").collectives(case)
+
+    # 1024 positions of 3 sequences in bf16: queries and results of 4096, keys and values of 1024.
+    dealt = found(calls, op="all_to_all", axis="cp", unit="layer", phase="forward")
+    assert (dealt.count, dealt.payload_bytes) == (4 * LAYERS, LAYERS * 3 * 1024 * 2 * (2 * H + 2 * KV))
+    positions = found(calls, op="all_gather", axis="cp")
+    assert (positions.count, positions.payload_bytes) == (LAYERS, LAYERS * 8 * 4096)
+    alone = case_of("deepspeed", dp_shard=8, zero_stage=2)
+    assert engine_of("deepspeed-ulysses").resident(case) == engine_of("deepspeed").resident(alone)
+    (reduced,) = [call for call in calls if call.op == "all_reduce"]
+    assert (reduced.axis, reduced.payload_bytes) == ("dp_shard_cp", 2 * case.total())
+
+
 # -- laws ----------------------------------------------------------------------------------------------------------
 
 SHAPES: list[dict[str, Any]] = [
@@ -222,6 +240,8 @@ SHAPES: list[dict[str, Any]] = [
     {"engine": "deepspeed-autotp", "tp": 4, "dp_shard": 2, "zero_stage": 0, "grad_accum": 2},
     {"engine": "deepspeed-autotp", "tp": 4, "dp_shard": 2, "zero_stage": 2},
     {"engine": "deepspeed-autotp", "tp": 4, "dp_shard": 2, "zero_stage": 3},
+    {"engine": "deepspeed-ulysses", "cp": 4, "cp_method": "ulysses", "dp_shard": 2, "zero_stage": 1, "grad_accum": 2},
+    {"engine": "deepspeed-ulysses", "cp": 8, "cp_method": "ulysses", "zero_stage": 3},
     {"engine": "deepspeed-pipeline", "pp": 4, "dp_shard": 2, "zero_stage": 1, "grad_accum": 8},
     {"engine": "deepspeed-pipeline", "pp": 2, "dp_shard": 4, "zero_stage": 0, "precision": "fp32"},
 ]  # fmt: skip
@@ -335,6 +355,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"engine": "deepspeed", "dp_shard": 8, "zero_stage": 1, "sync_each_micro_batch": True}, "Leave it at false."),
     ({"engine": "deepspeed-autotp", "tp": 2, "dp_shard": 4, "sequence_parallel": True}, "has no sequence_parallel"),
+    (
+        {"engine": "deepspeed-ulysses", "cp": 2, "dp_shard": 4, "zero_stage": 2},
+        "cp_method=ring: DeepSpeed has no other",
+    ),
+    (
+        {"engine": "deepspeed-ulysses", "cp": 16, "cp_method": "ulysses", "zero_stage": 2},
+        "8 key and value heads of llama-3-8b. Use cp=8",
+    ),
+    (
+        {
+            "engine": "deepspeed-ulysses",
+            "cp": 2,
+            "cp_method": "ulysses",
+            "dp_shard": 4,
+            "zero_stage": 2,
+            "model": "mistral-7b",
+            "seq_len": 8192,
+        },
+        "DeepSpeed drops the mask that mistral-7b would attend under",
+    ),
     ({"engine": "transformers-tp", "tp": 6}, "tp=6: it does not divide the 32 attention heads of llama-3-8b. Use tp=4"),
     ({"engine": "transformers-tp", "tp": 16}, "the 8 key and value heads of llama-3-8b, and transformers-tp gives no"),
     ({"engine": "transformers-tp", "tp": 16}, "Use tp=8."),

@@ -23,6 +23,10 @@ def start_engine(plan: Plan, folder: str) -> Engine:
         from executor.worker.engines.deepspeed_autotp import DeepSpeedAutoTpEngine
 
         return DeepSpeedAutoTpEngine(plan, folder)
+    if plan.layout.engine == "deepspeed-ulysses":
+        from executor.worker.engines.deepspeed_ulysses import DeepSpeedUlyssesEngine
+
+        return DeepSpeedUlyssesEngine(plan, folder)
     if plan.layout.engine == "transformers-tp":
         from executor.worker.engines.transformers_tp import TransformersTpEngine
 

@@ -74,7 +74,7 @@ class Engine(ABC):
         loss_sum = torch.zeros((), device=self.device)
         for index, batch in enumerate(batches):
             last, suffix = index == self.plan.layout.grad_accum - 1, ".next" if index else ""
-            placed = batch.to(self.device)
+            placed = self.share(batch).to(self.device)
             with meter.phase("forward" + suffix):
                 loss = self.forward(placed, step_tokens, last=last)
             with meter.phase("backward" + suffix):
@@ -82,6 +82,10 @@ class Engine(ABC):
             loss_sum += loss.detach() * (step_tokens / self.loss_divisor)
             del loss, placed
         return loss_sum
+
+    def share(self, batch: Batch) -> Batch:
+        """What this rank computes of a micro-batch: all of it, unless ranks share sequences."""
+        return batch
 
     @abstractmethod
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:

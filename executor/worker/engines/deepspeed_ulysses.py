@@ -1,0 +1,73 @@
+"""DeepSpeed's Ulysses: ranks share each sequence, and Transformers' attention is wrapped in exchanges of heads.
+
+`register_with_transformers` wraps the attention function that the model uses, once for the life of the process, and
+makes the groups, which `deepspeed.initialize` takes as an `mpu`: ZeRO then works over the ranks of a sequence and the
+data-parallel ones together. Read in deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py, parallel_state_sp.py,
+runtime/zero/stage_1_and_2.py and stage3.py. Not here: ZeRO (deepspeed.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import override
+
+from executor.worker.engines.base import LiveMesh
+from executor.worker.engines.deepspeed import DeepSpeedEngine
+from executor.worker.rows import Batch
+from planner.plan import Plan
+
+
+class DeepSpeedUlyssesEngine(DeepSpeedEngine):
+    """ZeRO's engine over ranks that have parts of sequences."""
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        super().__init__(plan, folder)
+        if plan.layout.zero_stage == 3:
+            # Stages 1 and 2 divide gradients by the ranks over those that share a sequence (`average_tensor`), stage 3
+            # by all ranks.
+            self.loss_divisor *= plan.layout.cp
+
+    @override
+    def mesh(self) -> LiveMesh:
+        zero = super().mesh()
+        sequence = dist.get_process_group_ranks(self._groups.get_sequence_parallel_group())
+        alike = zero.groups["dp_shard"][sequence.index(zero.rank) :: len(sequence)]
+        return LiveMesh(world_size=zero.world_size, rank=zero.rank, groups={"dp_shard": alike, "cp": sequence})
+
+    @override
+    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        import deepspeed
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        layout, whole = self.plan.layout, cast(Any, model)
+        self._groups = UlyssesSPAttentionHF.register_with_transformers(
+            model, whole.config._attn_implementation, layout.cp, layout.micro_batch_size, seq_length_is_variable=True
+        )
+        config = str(Path(self.folder) / "config" / "deepspeed.json")
+        if layout.zero_stage == 3:
+            # Over all ranks, as the group of sequences and data is.
+            deepspeed.zero.Init(module=model, config_dict_or_path=config, mpu=self._groups)
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(model), config=config, mpu=self._groups
+        )
+        self.model = self.engine
+
+    @override
+    def share(self, batch: Batch) -> Batch:
+        width = batch.inputs.shape[1]
+        length = width // self.plan.layout.cp
+        begin = dist.get_rank(self._groups.get_sequence_parallel_group()) * length
+        mine = slice(begin, begin + length)
+        positions = torch.arange(width)[None, mine].contiguous()
+        return Batch(batch.inputs[:, mine].contiguous(), batch.targets[:, mine].contiguous(), positions)
+
+    @override
+    def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
+        assert batch.positions is not None
+        return {"position_ids": batch.positions}
