@@ -331,7 +331,8 @@ def payloads(calls: list[Call], place: int, row: dict[str, int]) -> dict[tuple[s
     for call in calls:
         # Experts that are not split are sharded as everything else is; in columns the call keeps its name.
         axis = "dp_shard_cp" if call.axis == "edp" and row["ep"] == 1 else call.axis
-        axis = "dp_shard" if axis == "dp_shard_cp" and row["cp"] == 1 else axis
+        if axis == "dp_shard_cp":  # of one group alone the call may have that group's name
+            axis = "dp_shard" if row["cp"] == 1 else "cp" if row["dp_shard"] == 1 else axis
         value = float(call.payload_bytes[place] if np.ndim(call.payload_bytes) else call.payload_bytes)
         sent = float(WIRE["nccl"][call.op](value, sizes[axis]))
         if sent:
