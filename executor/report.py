@@ -97,6 +97,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     node_tx_bytes: tuple[float, ...]
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +136,21 @@ def build(folder: Path) -> Report:
         steps=len(losses),
         node_tx_bytes=record.node_tx_bytes if record else (),
         versions=record.versions if record else {},
+        notes=_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder)),
     )
+
+
+def _notes(plan: Plan, steps: int, timed: bool, tokens: tuple[int, ...]) -> tuple[str, ...]:
+    """What a reader has to know about the run before an error is called one."""
+    layout, found = plan.layout, []
+    full = layout.global_batch_size * plan.job.seq_len
+    if plan.model.moe is not None:
+        found.append("experts are predicted for a router that spreads tokens evenly; memory and all-to-all follow it")
+    if layout.pp == 1 and tokens and min(tokens) < full:  # a pipeline pads every row to its end
+        found.append(f"memory is predicted for full rows, {full:,} tokens a step; this run had from {min(tokens):,}")
+    if steps and not timed:
+        found.append(f"no step was timed: memory and traffic are looked at first; {steps} steps are too few")
+    return tuple(found)
 
 
 def heaviest(measured: Iterable[Measured]) -> Measured | None:
@@ -329,6 +344,8 @@ def render(report: Report, console: Console) -> None:
     console.print(made)
     if report.first_loss is not None:
         say(f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps")
+    for note in report.notes:
+        say(f"note: {note}")
     if report.node_tx_bytes:
         sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
         say(f"sent between nodes over the whole run: {sent}")

@@ -143,18 +143,27 @@ def read_errors(folder: Path) -> dict[int, tuple[RankError, float]]:
 
 def read_losses(folder: Path) -> tuple[float, ...]:
     """The loss of every step that rank 0 logged, where it was a number; a last line cut short by its death is not."""
-    path = folder / METRICS
-    if not path.is_file():
-        return ()
-    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    losses = (msgspec.json.decode(line, type=_Step).loss for line in whole)
-    return tuple(loss for loss in losses if loss is not None)
+    return tuple(step.loss for step in _logged(folder) if step.loss is not None)
+
+
+def read_tokens(folder: Path) -> tuple[int, ...]:
+    """The tokens of every step that rank 0 logged, without padding."""
+    return tuple(step.tokens for step in _logged(folder) if step.tokens is not None)
 
 
 class _Step(msgspec.Struct, frozen=True):
     """The part of a line of metrics.jsonl that a report needs. JSON has no NaN: in a fake world a loss may be null."""
 
     loss: float | None
+    tokens: int | None = None
+
+
+def _logged(folder: Path) -> list[_Step]:
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    return [msgspec.json.decode(line, type=_Step) for line in whole]
 
 
 def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | None:

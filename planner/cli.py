@@ -112,7 +112,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--zero3-max-live-elements", "DeepSpeed stage 3: elements gathered at a time, at most."),
         _text("--zero3-max-reuse-elements", "DeepSpeed stage 3: weights used again within this are kept."),
         _option("--overlap-comm/--no-overlap-comm", default=None, about="DeepSpeed: reduce beside backward."),
-        _text("--runtime", "Runtime preset: whose code runs.", "NAME"),
+        _text("--runtime", "Runtime preset, or an engine: whose code runs.", "NAME"),
         _option("--strategy", type=click.Choice(STRATEGIES), about="This strategy alone."),
         _text("--headroom", "Share of device memory to keep free. Default: 0.1.", "X"),
         _text("--calibration", "Calibration preset, or its file.", "NAME"),

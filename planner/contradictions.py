@@ -13,8 +13,9 @@ import msgspec
 
 from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError
+from planner.launchable import launchable_engines
 from planner.question import Pins, Question, case_of, check_batch
-from planner.rules import check, nearest
+from planner.rules import check, nearest, one_of
 from planner.space import SPACE, Block, blocks_of
 
 ORDER = (
@@ -120,6 +121,9 @@ def _more_engines(question: Question, engines: tuple[str, ...]) -> str:
     """The way out when engines that nothing launches from here would do."""
     others = tuple(engine for engine in ENGINES if engine not in engines)
     able = [engine for engine in others if _any(question, (engine,))]
+    launched = [engine for engine in able if engine in launchable_engines(question)]
+    if launched:  # a backend was asked for, which --any-runtime would contradict
+        return f"Without --backend there is {one_of(launched)}"
     return f"Add --any-runtime to look at {', '.join(able)} too" if able else ""
 
 

@@ -129,7 +129,10 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     _check_positions(given, model)
     method: Method = given.get("method") or "full"
     plain = Optimizer()
-    lora = _lora(given, model) if method != "full" or _given_lora(given) else None
+    adapters = _given_lora(given)
+    if adapters and given.get("method") == "full":
+        raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
+    lora = _lora(given, model) if method != "full" or adapters else None
     seq_len = _or(whole("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), min(DEFAULT_SEQ_LEN, model.max_seq_len))
     momentum = real("momentum", given.get("momentum"), 0.0, 1.0)
     if momentum is not None and (given.get("optimizer") or plain.name) != "sgd":
@@ -161,8 +164,9 @@ def _check_positions(given: Given, model: ModelSpec) -> None:
         raise PlannerError("seq_len", seq_len, rule, f"Try seq_len = {model.max_seq_len}")
 
 
-def _given_lora(given: Given) -> bool:
-    return any(given.get(key) is not None for key in ("lora_rank", "lora_alpha", "lora_targets"))
+def _given_lora(given: Given) -> str | None:
+    """The first setting of adapters that was given."""
+    return next((key for key in ("lora_rank", "lora_alpha", "lora_targets") if given.get(key) is not None), None)
 
 
 def _quantization(given: Given, method: Method) -> Quantization | None:

@@ -192,8 +192,9 @@ def usual_runtime(engine: str, folders: tuple[str, ...] = ()) -> Runtime:
 
 
 def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
-    """A runtime by name; refuses one whose engine or kernels this version does not know."""
-    runtime = presets.runtime(name, folders=folders)
+    """A runtime by name, or an engine's usual one by the engine's; refuses one whose engine or kernels this version
+    does not know."""
+    runtime = presets.runtime(ENGINE_RUNTIMES.get(name, name), folders=folders)
     if runtime.engine not in ENGINE_RUNTIMES:
         known = ", ".join(ENGINE_RUNTIMES)
         raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", f"Known: {known}")

@@ -16,7 +16,7 @@ from planner.contradictions import refuse_empty
 from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError
 from planner.estimate import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
-from planner.launchable import launch_rules, launchable_engines
+from planner.launchable import launch_refusal, launch_rules, launchable_engines
 from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
 from planner.search import Candidate, Ranking, rank
@@ -165,23 +165,26 @@ def _of_one(question: Question, constraints: Constraints, front: int) -> Recomme
 
 
 def _launched(question: Question, constraints: Constraints) -> Layout | None:
-    """The given sizes under the engine that they usually mean, or else under the first that can be launched; None where
-    a person named the engine, or none can be."""
+    """The given sizes under the engine that they usually mean, or else under the first that can be launched; where none
+    can, under one that has a backend, whose rule then says why. None where a person named the engine, or none has."""
     pins = question.pins
     if constraints.any_runtime or pins.runtime is not None or question.asked_strategy is not None:
         return None
-    engines = engines_within(question, constraints)
-    named = [msgspec.structs.replace(pins, runtime=question.runtime(engine)) for engine in engines]
-    for tried in (pins, *named):
+    runtimes = [question.runtime(engine) for engine in engines_within(question, constraints)]
+    told = None
+    for tried in (pins, *(msgspec.structs.replace(pins, runtime=runtime) for runtime in runtimes)):
         try:
             layout = exact_layout(msgspec.structs.replace(question, pins=tried))
             case = case_of(question, layout)
-            check(case, (*engine_of(layout.engine).rules, *launch_rules(case.runtime)))
+            check(case, engine_of(layout.engine).rules)
         except PlannerError:
             continue
-        if constraints.backend in (None, case.runtime.backend):
+        if constraints.backend not in (None, case.runtime.backend):
+            continue
+        if launch_refusal(case) is None:
             return layout
-    return None
+        told = told or (layout if case.runtime.backend is not None else None)
+    return told
 
 
 def run_seconds(question: Question, constraints: Constraints, shown: Iterable[Estimate]) -> float | None:

@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
         sentence=lambda case: f"experts of {one_of(EXPERTS_APART)} are spread, not those of a {case.model.family}",
         fix=lambda case: f"Use engine fsdp2 with ep=1 dp_shard={case.layout.dp_shard}",
     ),
-    accepts("method", ("full",), "adapters beside split weights are planned, but not built"),
+    accepts("method", ("full",), "split weights are launched for full training"),
     *TRAINER,
 )
 """What is planned for the engine, but not launched."""

@@ -282,8 +282,8 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
         int(case.repeats("dense") + case.repeats("layer")),
     )
     if communication is None:
-        communication = resharded if case.layout.reshard_after_forward else _kept
-        communication = table_in_root if case.walked_model.tied else communication
+        reshards, tied = case.layout.reshard_after_forward, case.walked_model.tied
+        communication = (table_in_root if tied else resharded) if reshards else (_kept_with_table if tied else _kept)
     gather, grads, stay = communication, _grads(case, units), resident(case)
     unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
     # An offloaded shard is on the device while its unit's gather copies it in.
@@ -317,10 +317,7 @@ def resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
 
 
 def table_in_root(units: Units, moment: Moment) -> tuple[Number, Number]:
-    """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward.
-
-    Layers that are kept gathered (`reshard_after_forward` off) are counted as resharded here.
-    """
+    """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward."""
     tail = units.gathered["tail"]
     if moment.unit == "embed":
         return tail, tail if moment.phase == "forward" else units.scattered[units.after(moment)]
@@ -358,6 +355,18 @@ def _kept(units: Units, moment: Moment) -> tuple[Number, Number]:
         return embed + units.up_to(moment.layer), buckets
     piled = embed + units.up_to(units.layers - 1) + tail
     return piled, tail + _gathered_before(units, moment) if moment.phase == "forward" else 0.0
+
+
+def _kept_with_table(units: Units, moment: Moment) -> tuple[Number, Number]:
+    """As `_kept`, with the table in the root: backward gathers nothing, and reduces as ever."""
+    gathered, buckets = table_in_root(units, moment)
+    if moment.unit == "embed":
+        return gathered, buckets
+    layer = moment.layer if moment.unit in LAYERS else units.layers - 1
+    if moment.phase == "backward":
+        last = moment.unit not in LAYERS or layer == units.layers - 1
+        buckets = 0.0 if last else units.scattered[units.after(moment)]
+    return units.gathered["tail"] + units.up_to(layer), buckets
 
 
 def holds_whole(case: Case) -> Number:

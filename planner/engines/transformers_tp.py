@@ -188,7 +188,8 @@ def holder(case: Case) -> Holder:
 
 def _shards_holder(case: Case) -> Holder:
     """FSDP2's, and what the embedding's whole gradient of an earlier micro-batch keeps alive."""
-    habit = _experts_apart(case) if case.layout.ep > 1 else _layer_ahead if case.walked_model.tied else None
+    ahead = _layer_ahead if case.walked_model.tied and case.layout.reshard_after_forward else None
+    habit = _experts_apart(case) if case.layout.ep > 1 else ahead
     shards = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case), communication=habit)
     alive = _kept_alive(case)
 

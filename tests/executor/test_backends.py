@@ -286,7 +286,7 @@ def test_a_refusal_names_the_nearest_layout_that_runs_and_it_does(layout: Layout
             {},
             "beside ep=2 one expert form is predicted. Use mixtral or qwen3_moe. Nearest that runs: engine=fsdp2 ep=1",
         ),
-        ({}, {}, {"method": "lora"}, "method=lora: adapters beside split weights are planned, but not built"),
+        ({}, {}, {"method": "lora"}, "method=lora: split weights are launched for full training, not lora"),
         ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "tp=4: it does not divide the 2 key and value heads of small"),
         ({"tp": 4, "dp_shard": 1}, {"kv_heads": 2}, {}, "Use tp=2"),
         ({"dp_shard": 1, "dp_replicate": 2}, {}, {}, "Use dp_shard=2 and dp_replicate=1"),

@@ -15,7 +15,7 @@ from executor import report, rundir
 from planner.errors import PlannerError
 from planner.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
 from planner.record import Measured, RunRecord
-from planner.spec import Layout
+from planner.spec import Layout, Moe
 
 MIB = 2**20
 
@@ -160,6 +160,27 @@ def test_people_see_both_sides_units_and_missing_and_names_are_never_markup(fold
     assert "[red]evil[/red]" in text and "\x1b[" not in text
     assert "PEAK in backward" in text and "230.00 MiB" in text and "+15.00 %" in text
     assert "missing" in text and "rank 1 on node 1" in text and "6.0000 → 5.0000" in text
+
+
+def test_notes_say_what_explains_a_difference_and_nothing_else(tmp_path):
+    plan = predicted()
+    moe = Moe(experts=4, top_k=2, expert_ffn=96)
+    experts = msgspec.structs.replace(
+        plan, model=msgspec.structs.replace(plan.model, family="mixtral", moe=moe)
+    ).sealed()
+    full = plan.layout.global_batch_size * plan.job.seq_len
+
+    def notes(of: Plan, tokens: int, step_s: tuple[float, ...]) -> str:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        rundir.create(folder, of, {})
+        (folder / "metrics.jsonl").write_text(f'{{"loss": 6.0, "tokens": {tokens}}}\n')
+        (folder / "measured" / "rank-0.json").write_bytes(msgspec.json.encode(rank(0, 1, step_s=step_s)))
+        return "\n".join(report.build(folder).notes)
+
+    assert notes(plan, full, (0.1,)) == ""
+    assert "router" in notes(experts, full, (0.1,))
+    assert f"had from {full - 1:,}" in notes(plan, full - 1, (0.1,))
+    assert "1 steps are too few" in notes(plan, full, ())
 
 
 def test_tolerances_are_read_by_name_and_nonsense_is_refused():

@@ -247,6 +247,30 @@ SHAPES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_layers_that_stay_gathered_pile_up_beside_a_tied_table():
+    tied = case_of("fsdp2", "qwen3-0.6b", zero_stage=3, dp_shard=8, reshard_after_forward=False, precision="fp32")
+    whole = tied.model.parameters * 4.0
+
+    moments = [(held, moment) for _, held, moment in moments_of(tied) if moment is not None]
+    at_loss = {held["gathered"] for held, moment in moments if moment.unit == "loss"}
+    first = [held["gathered"] for held, moment in moments if moment.unit == "layer" and moment.layer == 0]
+
+    assert list(at_loss) == [pytest.approx(whole)]
+    assert first and max(first) < 0.5 * whole
+
+
+def test_a_gradient_that_is_added_to_one_that_waits_is_a_temporary_of_zero_1():
+    case = case_of("deepspeed", zero_stage=1, dp_shard=8, grad_accum=2)
+    resting = {
+        moment.in_flight > 0 and held.get("temporaries", 0.0) > 0
+        for phase, held, moment in moments_of(case)
+        if phase == "backward.next" and moment is not None and moment.in_flight
+    }
+    waiting = {held["grads"] for phase, held, _ in moments_of(case) if phase == "backward.next"}
+
+    assert resting == {True} and len(waiting) == 1
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_what_stays_is_held_at_every_moment_after_loading(shape: dict[str, Any], method: str):
@@ -307,7 +331,8 @@ def payloads(calls: list[Call], place: int, row: dict[str, int]) -> dict[tuple[s
     for call in calls:
         # Experts that are not split are sharded as everything else is; in columns the call keeps its name.
         axis = "dp_shard_cp" if call.axis == "edp" and row["ep"] == 1 else call.axis
-        axis = "dp_shard" if axis == "dp_shard_cp" and row["cp"] == 1 else axis
+        if axis == "dp_shard_cp":  # of one group alone the call may have that group's name
+            axis = "dp_shard" if row["cp"] == 1 else "cp" if row["dp_shard"] == 1 else axis
         value = float(call.payload_bytes[place] if np.ndim(call.payload_bytes) else call.payload_bytes)
         sent = float(WIRE["nccl"][call.op](value, sizes[axis]))
         if sent:

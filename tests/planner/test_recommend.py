@@ -147,7 +147,7 @@ def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFi
     assert answered(capsys, *whole)["considered"] == 1
     assert answered(capsys, *whole, "--pareto", "3")["pareto"][0]["layout"]["dp_shard"] == 64
     assert answered(capsys, *whole, "--deadline", "3d", "--tokens", "2T", code=3)["deadline"]["missed"]
-    with pytest.raises(PlannerError, match=r"runtime accelerate-fsdp2.. Use accelerate"):
+    with pytest.raises(PlannerError, match=r"runtime accelerate-fsdp2\)\. Use accelerate"):
         recommend(asked(dp_shard="64", runtime="accelerate-fsdp2"), 1, Constraints(backend="deepspeed"))
 
 
@@ -166,6 +166,22 @@ def test_sizes_alone_are_recommended_under_an_engine_that_can_be_launched(given:
 
     assert found.estimates[0].case.layout.engine == engine
     assert found.estimates[0].launchable
+
+
+def test_an_engine_of_the_nearest_that_runs_can_be_typed_as_a_runtime():
+    found = recommend(asked(runtime="deepspeed", dp_shard="64"), 1).answer
+
+    assert found.estimates[0].case.runtime.name == "deepspeed-zero"
+
+
+def test_sizes_that_nothing_launches_are_told_by_the_rule_of_an_engine_with_a_backend(
+    capsys: pytest.CaptureFixture[str],
+):
+    sizes = ("--method", "full", "--pp", "2", "--dp-shard", "32")
+
+    assert run("recommend", "--model", "gemma-2-2b", "--gpus", "64", *sizes) == 3
+    err = capsys.readouterr().err
+    assert "not gemma2" in err and "nearest that runs: engine=" in err and "torchtitan" not in err
 
 
 def test_a_backend_narrows_the_engine_that_sizes_mean():
@@ -318,6 +334,8 @@ def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
     [
         (["--cp", "4", "--cp-method", "ring"], "Add --any-runtime to look at"),
         (["--backend", "slurm"], "is not installed"),
+        (["--strategy", "fsdp", "--backend", "deepspeed"], "Without --backend there is fsdp2"),
+        (["--method", "full", "--lora-rank", "8"], "Add --method lora"),
         (["--backend", "deepspeed", "--any-runtime"], "contradicts --backend deepspeed"),
         (["--deadline", "3d"], "Add --tokens 300B or --samples 1M"),
         (["--tokens", "1T"], "Add --deadline"),
