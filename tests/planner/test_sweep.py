@@ -65,7 +65,7 @@ def test_sizes_without_a_layout_are_passed_over():
 
 
 def test_strong_scaling_keeps_the_global_batch():
-    found = sweep(resizing(model="8b", global_batch_size="128", tp="1", pp="1"), [8, 16, 32, 256])
+    found = sweep(resizing(model="8b", global_batch_size="128", tp="1", pp="1", cp="1"), [8, 16, 32, 256])
 
     assert found.scaling == "strong"
     assert {point.best.case.layout.global_batch_size for point in found.points if point.best} == {128}
@@ -178,7 +178,7 @@ def test_adapters_are_named(capsys: pytest.CaptureFixture[str]):
         (["--gpus", "8..64", "--nodes", "4"], "nodes"),
         (["--gpus", "8..64", "--worth", "2"], "worth"),
         (["--gpus", "8..64", "--seq-len", "999999"], "seq_len"),
-        (["--gpus", "8..64", "--tp", "1", "--pp", "1", "--global-batch-size", "7"], "global_batch_size"),
+        (["--gpus", "8..64", "--tp", "1", "--pp", "1", "--cp", "1", "--global-batch-size", "7"], "global_batch_size"),
     ],
 )
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], field: str):
