@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from warm import Nursery
 
-from executor.backends import common
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import TransformersBackend
@@ -122,7 +121,6 @@ def write_run_folder(plan: Plan, folder: Path) -> None:
 
 
 NURSERY = Nursery()
-common._read_back = NURSERY.read_back  # a process that imports a framework to read one file takes as long as a run
 
 
 def run_warm(plan: Plan, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> Finished:
