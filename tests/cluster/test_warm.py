@@ -54,7 +54,9 @@ def test_ranks_that_hang_are_ended_and_say_where(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_the_tests(tmp_path: Path, number: int) -> None:
     log = tmp_path / "log"
-    program = f"from warm import Nursery; Nursery(()).run([{rank(log, 'hang')!r}])"
+    # A shell's background job ignores SIGINT, and so would this process if the tests are one.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}\nfrom warm import Nursery\nNursery(()).run([{rank(log, 'hang')!r}])"
     tests = subprocess.Popen([sys.executable, "-c", program], cwd=FOLDER, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while not log.exists() or "will hang" not in log.read_text():
