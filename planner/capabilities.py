@@ -14,10 +14,9 @@ import msgspec
 
 from planner import presets
 from planner.case import Case
-from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.inventory import default_lora
-from planner.launchable import launch_rules
+from planner.launchable import launches
 from planner.question import ENGINE_RUNTIMES, usual_runtime
 from planner.rules import OFFLOADS
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, TrainingJob
@@ -130,8 +129,7 @@ def _axes(layout: Layout) -> str:
 
 def _runs(layout: Layout, model: str, method: Method = "full") -> bool:
     spec, job, cluster = _asked(model, method)
-    case = Case(spec, job, layout, cluster, usual_runtime(layout.engine))
-    return all(rule.holds(case) for rule in (*engine_of(layout.engine).rules, *launch_rules(case.runtime)))
+    return launches(Case(spec, job, layout, cluster, usual_runtime(layout.engine)))
 
 
 @cache

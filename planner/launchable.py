@@ -12,6 +12,7 @@ from typing import cast
 
 from planner.backend import Backend
 from planner.case import Case
+from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.question import ENGINE_RUNTIMES, Question
 from planner.rules import Rule, check, one_of
@@ -33,6 +34,12 @@ def launch_refusal(case: Case) -> str | None:
     except PlannerError as error:
         return error.sentence.rstrip(".")  # others end the sentence
     return None
+
+
+def launches(case: Case) -> bool:
+    """Whether no rule of the case's engine, nor of the backend of its runtime, is broken."""
+    rules = (*engine_of(case.layout.engine).rules, *launch_rules(case.runtime))
+    return all(rule.holds(case) for rule in rules)
 
 
 @lru_cache(maxsize=32)

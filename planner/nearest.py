@@ -13,11 +13,11 @@ from math import log2
 import msgspec
 
 from planner.case import Case
-from planner.engines import engine_of
 from planner.errors import PlannerError
-from planner.launchable import launch_rules
+from planner.launchable import launches
 from planner.question import (
     ENGINE_RUNTIMES,
+    GROUP_AXES,
     SEQUENCE_PARALLEL,
     SHARD_ALL,
     USUAL_CP_METHODS,
@@ -29,7 +29,6 @@ from planner.spec import Layout, Runtime
 
 MOST_TRIED = 3000
 TOLD = ("engine", "zero_stage", "micro_batch_size", "grad_accum", "recompute", *OFFLOADS)
-GROUPS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 OTHER_ENGINE, OTHER_CHOICE = 1.5, 1.0
 """What a change weighs beside a group size doubled or halved, which is 1."""
 
@@ -40,8 +39,7 @@ def nearest_launchable(case: Case) -> Case | None:
     weighed = sorted(_candidates(case), key=lambda pair: pair[0])
     for _, layout in weighed[:MOST_TRIED]:
         other = msgspec.structs.replace(case, layout=layout, runtime=_runtime(case, layout.engine))
-        rules = (*engine_of(layout.engine).rules, *launch_rules(other.runtime))
-        if all(rule.holds(other) for rule in rules):
+        if launches(other):
             return other
     return None
 
@@ -51,7 +49,7 @@ def changes_text(case: Case, other: Case) -> str:
     before, after = case.layout, other.layout
     names = [name for name in Layout.__struct_fields__ if getattr(before, name) != getattr(after, name)]
     if before.engine != after.engine:  # switches go back to the other engine's own defaults
-        names = [name for name in names if name in (*TOLD, *GROUPS)]
+        names = [name for name in names if name in (*TOLD, *GROUP_AXES)]
     return " ".join(f"{name}={as_option(getattr(after, name))}" for name in names)
 
 
@@ -129,7 +127,7 @@ def _distance(asked: Layout, other: Layout) -> float:
         mine, theirs = getattr(asked, name), getattr(other, name)
         if mine == theirs or name == "engine":
             continue
-        if name in GROUPS:
+        if name in GROUP_AXES:
             total += abs(log2(mine) - log2(theirs))
         elif name in ("zero_stage", "micro_batch_size", "grad_accum"):
             total += 0.25  # these follow from the others
