@@ -159,7 +159,7 @@ def load_backend(plan: Plan) -> Backend:
     name = plan.runtime.backend or usual_runtime(plan.layout.engine).backend
     if name is None:
         rule = f"runtime {plan.runtime.name} names no backend: the plan can be looked at, not launched"
-        raise PlannerError("engine", plan.layout.engine, rule, _nearest(_case(plan)), exit_code=preflight.PREFLIGHT)
+        raise PlannerError("engine", plan.layout.engine, rule, _nearest(Case.of(plan)), exit_code=preflight.PREFLIGHT)
     backend = find_backend(name)
     if backend is None:
         rule, known = "no such backend is installed", did_you_mean(name, OWN)
@@ -169,7 +169,7 @@ def load_backend(plan: Plan) -> Backend:
 
 def check_launchable(plan: Plan, backend: Backend) -> None:
     """Refuse a plan that its backend cannot run (exit code 3), with the rule and the nearest plan that it can."""
-    case = _case(plan)
+    case = Case.of(plan)
     try:
         if plan.layout.engine not in backend.engines:
             rule = f"is not one that {backend.name} runs: {one_of(backend.engines)}"
@@ -179,10 +179,6 @@ def check_launchable(plan: Plan, backend: Backend) -> None:
     except PlannerError as error:
         told = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
         raise PlannerError("plan", None, told, _nearest(case), exit_code=preflight.PREFLIGHT) from None
-
-
-def _case(plan: Plan) -> Case:
-    return Case(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
 
 
 def _nearest(case: Case) -> str:

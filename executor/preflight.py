@@ -12,6 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from planner.case import Case
+from planner.engines.common import base_weight_bytes
 from planner.errors import PlannerError
 from planner.inventory import parameters
 from planner.plan import Plan
@@ -124,9 +126,7 @@ def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: i
     """
     if plan.cluster.gpu.kind == "cpu":
         return
-    job = plan.job  # the formats in which worker/model.py holds weights
-    width = 4 if job.precision == "fp32" or (job.precision == "bf16" and job.method == "full") else 2
-    model_bytes = parameters(plan.model) * width
+    model_bytes = parameters(plan.model) * base_weight_bytes(Case.of(plan))
     have = available_memory() if available is None else available
     if ranks * model_bytes > have:
         raise PlannerError(

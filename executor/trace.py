@@ -161,7 +161,7 @@ def refusal(plan: Plan) -> str | None:
             return f"{field}: a trace has one memory, so host and device cannot be told apart"
     if job.base_quantization is not None:
         return "method=qlora: bitsandbytes' 4-bit weights are a tensor class of their own, which no fake tensor can be"
-    case = Case(plan.model, job, layout, plan.cluster, plan.runtime)
+    case = Case.of(plan)
     broken = next((rule for rule in TRAINER if not rule.holds(case)), None)
     if broken is not None:
         return f"{broken.field}: {broken.sentence(case)}"

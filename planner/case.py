@@ -15,6 +15,7 @@ import msgspec
 from planner.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
 from planner.inventory.units import repeats
+from planner.plan import Plan
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.layout import even_split
 
@@ -42,6 +43,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     cluster: Cluster
     runtime: Runtime
     stage: StageClass | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Case:
+        """What a plan was predicted for."""
+        return cls(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
 
     @property
     def lora(self) -> Lora | None:

@@ -127,7 +127,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
     # Of a rank's part: a bucket for the whole model would be as many times too large as the model is split.
-    elements = int(configured_elements(Case(plan.model, job, layout, plan.cluster, plan.runtime)))
+    elements = int(configured_elements(Case.of(plan)))
     zero: dict[str, Any] = {
         "stage": layout.zero_stage,
         "contiguous_gradients": True,

@@ -124,7 +124,7 @@ def of_run(folder: Path) -> Sample:
         raise PlannerError("run", folder / "run.json", f"has schema {record.schema}, not {RUN_SCHEMA}")
     if record.exit_code:
         raise PlannerError("run", folder, f"ended with exit code {record.exit_code}", "Leave it out")
-    case = Case(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
+    case = Case.of(plan)
     peaks = [max(phase.total for phase in rank.memory) for rank in record.measured if rank.memory]
     if not peaks and record.step_s is None:
         raise PlannerError("run", folder, "measured neither memory nor time", "Leave it out")

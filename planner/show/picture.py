@@ -318,7 +318,7 @@ def _sent(plan: Plan) -> list[Traffic] | None:
         if call.op not in known or call.group not in SENDING_AXES:
             rule = "is not a collective that this version knows"
             raise PlannerError("plan: prediction.collectives", f"{call.op}/{call.group}", rule, "Make the plan again")
-    case = Case(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
+    case = Case.of(plan)
     told = [
         Call(call.op, call.group, call.unit, call.phase, call.count, call.payload_bytes, call.overlappable)
         for call in calls
