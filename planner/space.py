@@ -60,7 +60,7 @@ SPACE = (
     Varies("deepspeed", (1, 2, 3), copies="shards", adapters=True),
     # How many buckets a backward fills depends on the split weights, one by one.
     Varies("deepspeed-autotp", (0, 1, 2, 3), splits=("tp",), copies="shards", apart="tp"),
-    Varies("deepspeed-pipeline", (0, 1), splits=("tp", "pp"), copies="shards", schedules=(("1f1b", 1),)),
+    Varies("deepspeed-pipeline", (0, 1), splits=("tp", "pp"), copies="shards", schedules=(("1f1b", 1),), adapters=True),
     Varies("deepspeed-ulysses", (1, 2, 3), splits=("cp",), copies="shards", cp_methods=("ulysses",)),
     Varies("transformers-tp", (3,), splits=("tp", "ep"), reshard=(True, False), sync=(False, True)),
     Varies(

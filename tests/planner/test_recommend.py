@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from planner import command, options
+from planner.capabilities import capabilities
 from planner.cli import planner
 from planner.errors import PlannerError
 from planner.objectives import OBJECTIVES, QUANTITIES, reach
@@ -294,6 +295,23 @@ def test_differences_are_what_makes_one_layout_the_other():
 
     assert msgspec.structs.replace(one, **differences(one, other)) == other
     assert differences(one, one) == {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "method"), [(one.engine, method) for one in capabilities() for method in one.methods]
+)
+def test_every_method_that_an_engine_is_launched_with_is_in_its_space(engine: str, method: str):
+    found = recommend(asked(model="llama-3.1-8b", gpus="16", runtime=engine, method=method, seq_len="1024"), 1)
+
+    (best,) = found.answer.estimates
+    assert best.launchable and (best.case.layout.engine, best.case.job.method) == (engine, method)
+
+
+def test_adapters_are_recommended_in_a_pipeline_that_is_asked_for_by_its_size():
+    found = recommend(asked(model="tiny-llama", cluster="localhost", gpus="2", pp="2", method="lora"), 1)
+
+    (best,) = found.answer.estimates
+    assert best.fits and best.launchable and best.case.layout.engine == "deepspeed-pipeline"
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
