@@ -372,6 +372,7 @@ def may_write(output: str | None, force: bool, field: str = "output") -> None:
 
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
+    from planner import inputs
     from planner.estimate import plan_of
     from planner.plan import encode_plan, write_whole
 
@@ -385,7 +386,10 @@ def finish(found: Any, output: str | None) -> int:
         click.echo(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:
-        write_whole(output, encode_plan(plan_of(found.estimates[place])))
+        plan = inputs.resolved(plan_of(found.estimates[place]))
+        write_whole(output, encode_plan(plan))
+        for sentence in inputs.unknown(plan):
+            click.echo(f"note: {sentence}.", err=True)
         click.echo(f"wrote {output}", err=True)
     return 0
 

@@ -88,8 +88,20 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return next(found, StagePrediction(stage=stage, memory=self.memory, collectives=self.collectives))
 
 
+class Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file or folder that the recipe names in `field`: its absolute path, and what was in it (contents.py)."""
+
+    field: str
+    path: str
+    digest: str
+    bytes: int
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One decision: model, cluster, job and layout by value, the runtime, and what was predicted."""
+    """One decision: model, cluster, job and layout by value, the runtime, and what was predicted.
+
+    `inputs` are the files that the recipe names, where they could be read when the plan was made.
+    """
 
     schema: str = SCHEMA
     made_by: str = f"meshwright {__version__}"
@@ -99,6 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     job: TrainingJob
     layout: Layout
     runtime: Runtime
+    inputs: tuple[Input, ...] = ()
     prediction: Prediction = Prediction()
 
     def sealed(self) -> Plan:

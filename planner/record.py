@@ -36,8 +36,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run: which plan, which versions and machines, how it ended, what was measured.
 
-    `failed_rank` is the rank whose failure came first. `node_tx_bytes` is what each node sent to others over the
-    whole run, start-up included, as its network interface counted it; empty where there is no such counter.
+    `failed_rank` is the rank whose failure came first, `cause` a word for programs where more than its failure is known
+    (executor.verdict): disk full, folder deleted, input changed, out of memory, ... `node_tx_bytes` is what each node
+    sent to others over the whole run, start-up included, as its network interface counted it; empty where there is no
+    such counter.
     """
 
     schema: str = RUN_SCHEMA
@@ -56,4 +58,5 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[Measured, ...] = ()
     message: str = ""
     failed_rank: int | None = None
+    cause: str = ""
     node_tx_bytes: tuple[float, ...] = ()

@@ -14,6 +14,7 @@ import msgspec
 
 from planner.errors import PlannerError
 from planner.estimate import Answer, Estimate, answer, breakdown, plan_of
+from planner.inputs import resolved
 from planner.inventory import parameters
 from planner.options import Given, question
 from planner.plan import encode_plan, write_whole
@@ -243,4 +244,4 @@ def save(one: Estimate, path: str, *, overwrite: bool = False) -> None:
         raise PlannerError("output", None, "is missing", f"Try {PLAN_FILE}")
     if not overwrite and os.path.lexists(path):
         raise PlannerError("output", path, "exists already", "Name another file, or press ctrl+o to overwrite it")
-    write_whole(path, encode_plan(plan_of(one)))
+    write_whole(path, encode_plan(resolved(plan_of(one))))

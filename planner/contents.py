@@ -1,0 +1,85 @@
+"""What is in a file or folder, as one digest: cheap enough to be compared on every node before a run starts.
+
+An input of at most 256 MiB is read whole; of a larger one, each file's size and 32 blocks of 32 KiB spread evenly over
+it. That tells one data file or checkpoint from another, not a flipped bit (docs/decisions/0019-digests-of-inputs.md).
+Names and times play no part beyond a folder's own file names. Not here: which inputs a plan has (inputs.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+WHOLE_BYTES = 256 * 2**20
+"""Largest input that is read whole: a tenth of a second to a second."""
+BLOCKS, BLOCK_BYTES = 32, 32 * 2**10
+WHOLE, SAMPLED = "sha256", "sampled-sha256"
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    "chat_template*", "additional_chat_templates/*", "config.json",
+)  # fmt: skip
+"""What Transformers reads of a tokenizer's folder, which often holds a whole model as well."""
+
+
+class Content(NamedTuple):
+    """A digest with its kind before the colon, and the bytes in all."""
+
+    digest: str
+    bytes: int
+
+
+def content_of(path: Path, kind: str) -> Content | None:
+    """The content of an input of that kind (data, validation_data, tokenizer, checkpoint); None where there is none.
+
+    Raises OSError for what is there and cannot be read.
+    """
+    if path.is_dir():
+        names = _checkpoint_files(path) if kind == "checkpoint" else _matching(path, TOKENIZER_FILES)
+        return _of_files(path, names) if names else None
+    return _of_files(path.parent, [path.name], named=False) if path.is_file() else None
+
+
+def _of_files(folder: Path, names: Iterable[str], *, named: bool = True) -> Content:
+    import hashlib  # OpenSSL takes milliseconds to load, and most questions make no plan
+
+    sizes = {name: (folder / name).stat().st_size for name in sorted(names)}
+    whole = sum(sizes.values()) <= WHOLE_BYTES
+    sums = hashlib.sha256()
+    for name, size in sizes.items():
+        one = hashlib.sha256()
+        for part in _parts(folder / name, size, whole=whole):
+            one.update(part)
+        sums.update(f"{name if named else ''}\0{size}\0{one.hexdigest()}\n".encode())
+    return Content(f"{WHOLE if whole else SAMPLED}:{sums.hexdigest()}", sum(sizes.values()))
+
+
+def _parts(path: Path, size: int, *, whole: bool) -> Iterable[bytes]:
+    with path.open("rb") as stream:
+        if whole or size <= BLOCKS * BLOCK_BYTES:
+            while part := stream.read(2**20):
+                yield part
+            return
+        for block in range(BLOCKS):
+            stream.seek((size - BLOCK_BYTES) * block // (BLOCKS - 1))
+            yield stream.read(BLOCK_BYTES)
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[str]:
+    found = {path.relative_to(folder).as_posix() for each in patterns for path in folder.glob(each) if path.is_file()}
+    return sorted(found)
+
+
+def _checkpoint_files(folder: Path) -> list[str]:
+    """The configuration and the weights that would be loaded: other files beside them are nobody's."""
+    found = _matching(folder, ("config.json", SINGLE))
+    if SINGLE in found or not (folder / INDEX).is_file():
+        return found
+    try:
+        names = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        names = set()  # what is wrong with it is said where it is checked
+    return sorted({*found, INDEX, *(str(name) for name in names if (folder / str(name)).is_file())})
