@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from executor import launch, rundir
+from executor import dryrun, launch, rundir
 from executor import report as reports
-from executor.launchers.local import inherited, is_secret
-from executor.supervise import RUN_ID_VARIABLE, processes_of
+from executor.reap import standing
 from planner import __version__, command
-from planner.plan import read_plan
+from planner.plan import Plan, read_plan
 from planner.record import RunRecord
 from planner.units import format_bytes, format_seconds
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 OUTSIDE_BAND = 6
 
 EXAMPLES = """
- executor run plan.json --dry-run                    # show files, commands and environment; write nothing
+ executor run plan.json --dry-run                    # show files, commands and environment; start nothing
  executor run plan.json --run-dir runs/first --yes   # run it, live
  executor report runs/first                          # predicted against measured, line by line
  executor export runs/first my-model                 # the trained weights as one Hugging Face model
@@ -79,7 +78,14 @@ def executor() -> None:
 )
 @click.option("--hosts", type=click.Choice(["auto", "loopback", "namespaces"]), default="auto", show_default=True,
               help="How several nodes are emulated on this machine.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print files, commands and environment; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print files, commands and environment, on any machine; start nothing.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="With --dry-run: write the files too, and a script for each node.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
 @click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
@@ -92,6 +98,12 @@ def executor() -> None:
     "--script",
     type=click.Path(path_type=Path),
     help="Run this program instead of the built-in trainer; its arguments after --.",
+)
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
 )
 @CHECK
 @TOLERANCE
@@ -116,6 +128,8 @@ def run(
     data: Path | None,
     save_weights: bool | None,
     script: Path | None,
+    env: tuple[str, ...],
+    output: Path | None,
     judge: bool,
     tolerance: tuple[str, ...],
     meet_timeout: float,
@@ -128,21 +142,24 @@ def run(
         raise click.UsageError(
             "--steps, --data and --save-weights are the built-in trainer's; give --script its own after --"
         )
+    if output and not dry_run:
+        raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
     tolerances = reports.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
     options = launch.Options(
-        run_dir=run_dir or rundir.default_folder(plan),
+        run_dir=run_dir or output or rundir.default_folder(plan),
         nodes=plan.cluster.nodes if nodes is None else nodes,
         hosts=hosts,
         steps=steps,
         data=data,
         save_weights=save_weights is not False and script is None,
         script=(str(script), *script_arguments) if script else (),
+        env=env,
         meet_s=meet_timeout,
     )
-    ready = launch.prepare(plan, options, _tell)
     if dry_run:
-        return _show_dry_run(ready, as_json)
+        return _show_dry_run(plan, options, output, as_json)
+    ready = launch.prepare(plan, options, _tell)
     _tell(_headline(ready))
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Start?", abort=True, default=True, err=True)
@@ -171,21 +188,13 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> int:
-    """How RUN stands: running, ended and how, or killed."""
-    rundir.read_run_plan(folder)
-    record, spec = rundir.read_record(folder), rundir.read_launch(folder)
-    run_id = spec.commands[0].env.get(RUN_ID_VARIABLE, "") if spec else ""
-    processes = processes_of(run_id) if run_id else []
-    state = record.status if record else "running" if processes else "ended without a record: its supervisor was killed"
+    """How RUN stands: running, or ended and how. What a killed launcher left of it is ended and removed."""
+    stands = standing(folder)
     if as_json:
-        found = {"schema": "status/1", "run_dir": str(folder), "status": state, "processes": len(processes)}
-        ended = (
-            {"exit_code": record.exit_code, "message": record.message} if record else {"exit_code": None, "message": ""}
-        )
-        click.echo(msgspec.json.encode(found | ended))
+        found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
+        click.echo(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))
         return 0
-    detail = record.message if record else f"{len(processes)} processes" if processes else ""
-    click.echo(f"{state}: {detail}" if detail else state)
+    click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
     return 0
 
 
@@ -220,31 +229,13 @@ def _headline(ready: launch.Prepared) -> str:
     )
 
 
-def _show_dry_run(ready: launch.Prepared, as_json: bool) -> int:
-    spec = launch.dry_run(ready)
-    folder = str(ready.options.run_dir)
-    passed_on = sorted(inherited(dict(os.environ)))
-    shown = [{name: "***" if is_secret(name) else value for name, value in one.env.items()} for one in spec.commands]
-    files = {rundir.PLAN: "(the plan, as given)", **spec.files}
-    if as_json:
-        commands = [
-            {"node": one.node, "argv": one.argv, "env": env} for one, env in zip(spec.commands, shown, strict=True)
-        ]
-        click.echo(
-            msgspec.json.encode(
-                {"schema": "dry-run/1", "run_dir": folder, "files": files, "commands": commands, "inherits": passed_on}
-            )
-        )
-        return 0
-    click.echo(f"# run folder: {folder} (not created)")
-    for name, text in files.items():
-        click.echo(f"\n# file {name}\n{text.rstrip()}")
-    click.echo(f"\n# every node inherits {' '.join(passed_on)}, and nothing else of this environment")
-    for one, env in zip(spec.commands, shown, strict=True):
-        click.echo(f"\n# node {one.node} ({ready.hosts.hosts[one.node].name})")
-        for name, value in env.items():
-            click.echo(f"{name}={shlex.quote(value)} \\")
-        click.echo(shlex.join(one.argv))
+def _show_dry_run(plan: Plan, options: launch.Options, output: Path | None, as_json: bool) -> int:
+    if output is not None:
+        rundir.check_new(output, "--output")
+    found = dryrun.dry_run(plan, options, _tell)
+    click.echo(dryrun.as_json(found) if as_json else dryrun.as_text(found))
+    if output is not None:
+        _tell(f"wrote {output}: {', '.join(dryrun.write(found, output))}")
     return 0
 
 

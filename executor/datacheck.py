@@ -6,6 +6,7 @@ line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,20 @@ def by_documents(job: TrainingJob) -> bool:
 def check_inputs(plan: Plan, *, every_line: bool = True) -> None:
     """Refuse data, tokenizer or checkpoint that cannot work (PlannerError). A rank, which reads every line anyway,
     needs not `every_line` looked at here."""
-    recipe = plan.job.recipe
-    if recipe.tokenizer:
-        check_tokenizer(recipe.tokenizer, plan.model.vocab)
-    check_data(plan, recipe.data, "recipe.data", every_line=every_line)
+    for _, check in input_checks(plan, every_line=every_line):
+        check()
+
+
+def input_checks(plan: Plan, *, every_line: bool = True) -> list[tuple[str, Callable[[], None]]]:
+    """The same by the name of each input, to be run one by one."""
+    recipe, checks = plan.job.recipe, list[tuple[str, Callable[[], None]]]()
+    if tokenizer := recipe.tokenizer:
+        checks.append(("tokenizer", lambda: check_tokenizer(tokenizer, plan.model.vocab)))
+    checks.append(("data", lambda: check_data(plan, recipe.data, "recipe.data", every_line=every_line)))
     if recipe.validation_data:
-        check_data(plan, recipe.validation_data, "recipe.validation_data", every_line=every_line)
-    check_checkpoint(plan)
+        validation, field = recipe.validation_data, "recipe.validation_data"
+        checks.append(("validation data", lambda: check_data(plan, validation, field, every_line=every_line)))
+    return [*checks, ("checkpoint", lambda: check_checkpoint(plan))]
 
 
 def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = True) -> None:

@@ -34,7 +34,7 @@ NOT_PHASES = ("steps", "reserved", "device")
 def made_row(
     cell: Cell,
     record: RunRecord,
-    errors: dict[int, tuple[RankError, float]],
+    errors: dict[int, RankError],
     machine: Machine,
     *,
     built_on_meta: bool = False,
@@ -46,7 +46,7 @@ def made_row(
     before: others' work makes a step longer.
     """
     plan = cell.plan
-    out_of_memory = any(error.out_of_memory for error, _ in errors.values())
+    out_of_memory = any(error.out_of_memory for error in errors.values())
     ended_well = record.exit_code == 0
     notes = [FAKE_NOTE] if cell.fake_world else []
     if built_on_meta:

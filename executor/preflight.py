@@ -10,8 +10,11 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from executor import cgroups
 from planner.case import Case
 from planner.engines.common import base_weight_bytes
 from planner.errors import PlannerError
@@ -20,7 +23,30 @@ from planner.plan import Plan
 from planner.units import format_bytes
 
 PREFLIGHT = 3
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+class Check(NamedTuple):
+    """One thing that must hold, by the name it has in a table. `run` raises PlannerError where it does not."""
+
+    name: str
+    run: Callable[[], object]
+
+
+def require(checks: Iterable[Check]) -> None:
+    """All of them, in order; the first that does not hold is the answer no."""
+    for one in checks:
+        one.run()
+
+
+def refusals(checks: Iterable[Check]) -> dict[str, PlannerError]:
+    """Every check that does not hold here, by name."""
+    found = {}
+    for one in checks:
+        try:
+            one.run()
+        except PlannerError as error:
+            found[one.name] = error
+    return found
 
 
 def check_shape(plan: Plan, nodes: int) -> int:
@@ -176,7 +202,5 @@ def available_memory() -> float:
     import psutil  # type: ignore[import-untyped]  # part of the [run] extra
 
     free = float(psutil.virtual_memory().available)
-    for path in CGROUP_LIMITS:
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            free = min(free, float(text))
-    return free
+    limit = cgroups.limit_bytes()
+    return free if limit is None else min(free, limit)

@@ -21,8 +21,10 @@ from typing import Any
 import msgspec
 
 from executor import launch, preflight, rundir
+from executor.failures import first_failure, last_error_line
 from executor.launchers import local
-from executor.supervise import Echo, Ending, first_failure, last_error_line, received_signals
+from executor.supervise import Echo, received_signals
+from executor.verdict import LAUNCH_FAILED, Ending
 from planner import __version__
 from planner.backend import LaunchSpec, NodeCommand
 from planner.calibrate.machine import preset_files
@@ -193,7 +195,7 @@ def _failed(ready: Prepared, folder: Path, ending: Ending) -> PlannerError:
         rule = f"the ranks had not met after {MEET_S:g} s"
     else:
         rule = f"an agent ended: {last_error_line(rundir.agent_log(folder, 0)) or 'it said nothing'}"
-    return PlannerError("probe", None, rule, exit_code=launch.LAUNCH_FAILED)
+    return PlannerError("probe", None, rule, exit_code=LAUNCH_FAILED)
 
 
 def _name(given: str | None) -> str:

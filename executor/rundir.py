@@ -5,35 +5,71 @@ Not here: what the files mean (planner.plan, planner.record) or comparing them (
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from executor.environment import masked
 from planner.backend import LaunchSpec
 from planner.errors import PlannerError
 from planner.plan import Plan, encode_plan, read_plan, write_whole
 from planner.record import Measured, RunRecord
 
 PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
+LAUNCHER, ROOM = "launcher.json", ".room-for-the-record"
+ROOM_BYTES = 256 * 1024
+"""Kept free for run.json: how a run ended must be said also where it ended because its disk was full."""
 CONFIG, LOGS, MESH, MEASURED, FAILED = "config", "logs", "mesh", "measured", "failed"
 WEIGHTS = "weights"
 ADAPTER = "adapter"
 DEFAULT_PARENT = "runs"
 
 T = TypeVar("T")
+FolderState = Literal["whole", "deleted", "full"]
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
-    """failed/rank-N.json: what a rank says of its own end. `out_of_memory`: its device had no more to give."""
+    """failed/rank-N.json: what a rank says of its own end (executor.worker.lastwords).
+
+    `kind` is the exception's type, "" where an earlier version wrote the file; `time_ns` is Unix time; `errno` is the
+    system's, where a system call failed. `refusal` says that our own code refused to go on, with the `exit_code` of the
+    contract and perhaps a `cause`; other exit codes are the program's own. `out_of_memory`: its device had no more to
+    give.
+    """
 
     message: str
     exit_code: int
+    kind: str = ""
+    time_ns: int = 0
+    host: str = ""
+    errno: int | None = None
+    refusal: bool = False
+    cause: str = ""
     out_of_memory: bool = False
+
+
+class Launcher(msgspec.Struct, frozen=True, kw_only=True):
+    """launcher.json: the process that started a run and watches it, so that its end can be noticed later.
+
+    `process` is its identity (processes.py), which means something on this machine, since this boot and in this PID
+    namespace. `network` is the process id in the names of the run's network namespaces, if any.
+    """
+
+    schema: str = "launcher/1"
+    run_id: str
+    process: str
+    host: str
+    machine: str
+    boot: str
+    namespace: str
+    network: int | None = None
 
 
 def default_folder(plan: Plan, now: datetime | None = None) -> Path:
@@ -55,13 +91,13 @@ def base_is_checkpoint(plan: Plan) -> bool:
     return plan.job.method == "lora" and plan.job.recipe.checkpoint is not None
 
 
-def check_new(folder: Path) -> None:
-    """Refuse a folder that is there already or that cannot be made; create nothing."""
+def check_new(folder: Path, option: str = "--run-dir") -> None:
+    """Refuse a folder that is there already or that cannot be made; create nothing. `option` named it."""
     if folder.is_file() or (folder.is_symlink() and not folder.is_dir()):
-        raise PlannerError("--run-dir", folder, "is a file", "Name a folder that does not exist yet")
+        raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
-        raise PlannerError("--run-dir", folder, "exists, and a run never mixes with another", "Name a new folder")
-    check_can_be_made(folder, "--run-dir")
+        raise PlannerError(option, folder, "exists, and a run never mixes with another", "Name a new folder")
+    check_can_be_made(folder, option)
 
 
 def check_can_be_made(folder: Path, option: str) -> None:
@@ -93,9 +129,21 @@ def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:
         write_whole(target, text.encode())
 
 
+def keep_room(folder: Path) -> None:
+    """Take up the room that `keep_record` will want."""
+    (folder / ROOM).write_bytes(os.urandom(ROOM_BYTES))  # zeros would take none on a file system that compresses
+
+
+def write_launcher(folder: Path, launcher: Launcher) -> None:
+    """launcher.json."""
+    write_whole(folder / LAUNCHER, msgspec.json.format(msgspec.json.encode(launcher), indent=2) + b"\n")
+
+
 def write_launch(folder: Path, spec: LaunchSpec) -> None:
-    """launch.json, readable by its owner alone: it holds environment values."""
+    """launch.json, readable by its owner alone: it holds environment values, though no secret ones."""
+    shown = tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in spec.commands)
     target = folder / LAUNCH
+    spec = msgspec.structs.replace(spec, commands=shown)
     write_whole(target, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n")
     target.chmod(0o600)
 
@@ -103,6 +151,41 @@ def write_launch(folder: Path, spec: LaunchSpec) -> None:
 def write_record(folder: Path, record: RunRecord) -> None:
     """run.json."""
     write_whole(folder / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def keep_record(folder: Path, record: RunRecord) -> str | None:
+    """run.json in the room that was kept for it; without what the ranks measured, which is in files of their own, where
+    that does not suffice. The reason why there is none, or None: a record that cannot be written changes no ending."""
+    with suppress(OSError):
+        (folder / ROOM).unlink(missing_ok=True)
+    why = None
+    for one in (record, msgspec.structs.replace(record, measured=(), losses=())):
+        try:
+            write_record(folder, one)
+        except PlannerError as error:
+            why = why or error.rule
+        else:
+            return None
+    return why
+
+
+def state(folder: Path) -> FolderState:
+    """Whether a run folder is there, and takes another file."""
+    if not (folder / PLAN).is_file():
+        return "deleted"
+    probe = folder / f".{os.getpid()}.probe"
+    try:
+        with probe.open("wb") as stream:
+            stream.write(bytes(4096))
+            os.fsync(stream.fileno())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return "full"
+        return "whole" if folder.is_dir() else "deleted"
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return "whole"
 
 
 def read_run_plan(folder: Path) -> Plan:
@@ -117,28 +200,39 @@ def read_run_plan(folder: Path) -> Plan:
 def read_record(folder: Path) -> RunRecord | None:
     """run.json, or None while the run has not ended (or its supervisor was killed)."""
     path = folder / RECORD
-    return _read(path, RunRecord) if path.is_file() else None
+    return read_json(path, RunRecord) if path.is_file() else None
+
+
+def read_launcher(folder: Path) -> Launcher | None:
+    """launcher.json, or None where an earlier version made the folder."""
+    path = folder / LAUNCHER
+    return read_json(path, Launcher) if path.is_file() else None
 
 
 def read_launch(folder: Path) -> LaunchSpec | None:
     """launch.json, or None before the launch."""
     path = folder / LAUNCH
-    return _read(path, LaunchSpec) if path.is_file() else None
+    return read_json(path, LaunchSpec) if path.is_file() else None
 
 
 def read_measured(folder: Path) -> tuple[Measured, ...]:
     """What the ranks measured, by rank. A rank without a file is absent."""
-    return tuple(_read(path, Measured) for _, path in _rank_files(folder / MEASURED))
+    return tuple(read_json(path, Measured) for _, path in _rank_files(folder / MEASURED))
 
 
 def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:
     """What each rank said of the process group it found itself in, by rank."""
-    return {rank: _read(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
+    return {rank: read_json(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
 
 
-def read_errors(folder: Path) -> dict[int, tuple[RankError, float]]:
-    """What ranks wrote before they ended badly and when (seconds since the epoch), by rank."""
-    return {rank: (_read(path, RankError), path.stat().st_mtime) for rank, path in _rank_files(folder / FAILED)}
+def read_errors(folder: Path) -> dict[int, RankError]:
+    """What ranks wrote before they ended badly, by rank."""
+    return {rank: _timed(read_json(path, RankError), path) for rank, path in _rank_files(folder / FAILED)}
+
+
+def _timed(error: RankError, path: Path) -> RankError:
+    """With the time of the file, where an earlier version wrote none in it."""
+    return error if error.time_ns else msgspec.structs.replace(error, time_ns=path.stat().st_mtime_ns)
 
 
 def read_losses(folder: Path) -> tuple[float, ...]:
@@ -182,7 +276,8 @@ def _rank_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def _read(path: Path, kind: type[T]) -> T:
+def read_json(path: Path, kind: type[T]) -> T:
+    """One file of a run folder; refuses one that is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, json.JSONDecodeError) as error:

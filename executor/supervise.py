@@ -1,7 +1,7 @@
-"""Watch the agents of one run: follow rank 0's log, end everything together, and name the rank that failed first.
+"""Watch the agents of one run: follow rank 0's log, and end everything together.
 
-Not here: starting agents (launchers/) or what a run folder holds (rundir.py). Nothing outside the run is ever
-signalled: a process belongs to it only if it carries the run's id in its environment.
+Not here: starting agents (launchers/), which rank failed first (failures.py), or what a run's end is called
+(verdict.py). Nothing outside the run is ever signalled (processes.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,23 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from executor import rundir
+from executor.processes import processes_of
+from executor.verdict import Ending, LostAgent
 
-RUN_ID_VARIABLE = "MESHWRIGHT_RUN_ID"
 POLL_S = 0.1
 SETTLE_S = 1.5
 GRACE_S = 8.0
 PR_SET_CHILD_SUBREAPER = 36
-
-# What a healthy rank says when another one has gone away: never the cause while any other explanation exists.
-COLLATERAL = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|recvValue failed|remote process exited|socket timeout"
-    r"|wait timeout|timed out (after )?waiting|DistBackendError|DistNetworkError|DistStoreError|nccl.*abort",
-    re.IGNORECASE,
-)
-PYTHON_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
 
 Echo = Callable[[str], None]
 
@@ -49,30 +39,6 @@ class Agent:
     host: str
     process: subprocess.Popen[bytes]
     log: Path
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How the agents ended.
-
-    `signal` is set when the person (or the system) asked for the end, `lost` when an agent itself was killed.
-    """
-
-    ok: bool
-    signal: int | None = None
-    timed_out: bool = False
-    lost: Agent | None = None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One rank's end as far as its own words, its agent's record and its log tell."""
-
-    rank: int
-    message: str
-    exit_code: int | None
-    time: float
-    collateral: bool
 
 
 def supervise(
@@ -101,7 +67,7 @@ def supervise(
                     return Ending(ok=False, signal=signals[0])
                 if any(code not in (None, 0) for code in codes):
                     _let_settle(agents)
-                    lost = [agent for agent in agents if (agent.process.returncode or 0) < 0]
+                    lost = [LostAgent(one.host, -code) for one in agents if (code := one.process.returncode or 0) < 0]
                     return Ending(ok=False, lost=lost[0] if lost else None)
                 if all(code == 0 for code in codes):
                     return Ending(ok=True)
@@ -144,19 +110,6 @@ def tear_down(
         time.sleep(POLL_S / 2)
 
 
-def processes_of(run_id: str) -> list[int]:
-    """Living processes (zombies are not) that were started by the run, by the id in their environment."""
-    mark = f"{RUN_ID_VARIABLE}={run_id}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:  # gone meanwhile, or somebody else's
-            continue
-    return [pid for pid in found if pid != os.getpid()]
-
-
 @contextlib.contextmanager
 def received_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP instead of dying of them. Off the main thread none can be collected."""
@@ -190,69 +143,6 @@ def subreaper() -> Iterator[None]:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def first_failure(folder: Path, ranks_per_node: int) -> Failure | None:
-    """The rank to blame: the earliest failure that is not merely another rank noticing the loss."""
-    failures = sorted(_failures(folder, ranks_per_node), key=lambda one: (one.collateral, one.time))
-    return failures[0] if failures else None
-
-
-class NodeFailure(msgspec.Struct, frozen=True):
-    """One rank that its agent saw end badly. A negative exit code is a signal."""
-
-    rank: int
-    local_rank: int
-    exit_code: int
-    time: float
-
-
-class NodeErrors(msgspec.Struct, frozen=True):
-    """failed/node-N.json, as executor.worker.agent writes it."""
-
-    failures: tuple[NodeFailure, ...]
-
-
-def _failures(folder: Path, ranks_per_node: int) -> Iterator[Failure]:
-    said = rundir.read_errors(folder)
-    seen: dict[int, NodeFailure] = {}
-    for path in (folder / rundir.FAILED).glob("node-*.json"):
-        seen |= {one.rank: one for one in msgspec.json.decode(path.read_bytes(), type=NodeErrors).failures}
-    for rank in sorted(said.keys() | seen.keys()):
-        own, agent = said.get(rank), seen.get(rank)
-        node, local_rank = divmod(rank, ranks_per_node)
-        log = rundir.rank_log(folder, node, local_rank, "stderr")
-        written = log.stat().st_mtime if log else float("inf")
-        if own is not None:
-            words, when = own
-            yield Failure(rank, words.message, words.exit_code, when, collateral=bool(COLLATERAL.search(words.message)))
-        elif agent is not None and agent.exit_code < 0:
-            # Died of a signal: nobody's collateral, unless it is the SIGTERM with which an agent ends its other ranks.
-            name = signal.Signals(-agent.exit_code).name
-            hint = " (often the kernel's out-of-memory killer)" if name == "SIGKILL" else ""
-            yield Failure(rank, f"killed by {name}{hint}", agent.exit_code, agent.time, collateral=name == "SIGTERM")
-        elif agent is not None:
-            line = last_error_line(log) if log else None
-            # The agent knows whole seconds only; a traceback is the last thing a log gets, so the log's age is finer.
-            message = line or f"exit code {agent.exit_code}"
-            yield Failure(
-                rank,
-                message,
-                agent.exit_code,
-                min(written, agent.time + 1),
-                collateral=bool(COLLATERAL.search(message)),
-            )
-
-
-def last_error_line(log: Path) -> str | None:
-    """The last line that reads like a Python error, else the last line with anything on it."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - 65536))
-        lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
-    for line in reversed(lines):
-        if match := PYTHON_ERROR.match(line):
-            return match[1]
-    return lines[-1] if lines else None
-
-
 @dataclass
 class LogFollower:
     """Rank 0's stdout and stderr, line by line to `echo`, prefixed host:rank; a line repeated at once is folded."""
@@ -270,9 +160,12 @@ class LogFollower:
             path, offset, rest = self._places.get(stream) or (rundir.rank_log(self.folder, 0, 0, stream), 0, b"")
             if path is None:
                 continue
-            with path.open("rb") as file:
-                file.seek(offset)
-                fresh = file.read()
+            try:
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    fresh = file.read()
+            except OSError:  # somebody deleted the run folder
+                continue
             *lines, rest_now = (rest + fresh).split(b"\n")
             if final and rest_now:
                 lines, rest_now = [*lines, rest_now], b""

@@ -11,31 +11,23 @@ import os
 import socket
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from executor import processes
+from executor.environment import inherited
 from executor.launchers import namespaces
+from executor.processes import LAUNCHER_VARIABLE, RUN_ID_VARIABLE
 from executor.rundir import agent_log
-from executor.supervise import RUN_ID_VARIABLE, Agent
+from executor.supervise import Agent
 from planner.backend import LaunchSpec
 from planner.errors import PlannerError
 
-Emulation = Literal["loopback", "namespaces"]
-
-# What a rank inherits of the caller's environment. Everything else, tokens and passwords above all, stays out.
-INHERITED = frozenset(
-    """
-    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV CONDA_PREFIX PYTHONPATH LD_LIBRARY_PATH CC CXX
-    CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ROCM_PATH
-    XDG_CACHE_HOME HF_HOME HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE OMP_NUM_THREADS PYTORCH_ALLOC_CONF
-    MESHWRIGHT_DEBUG
-    """.split()  # noqa: SIM905  # a list literal of thirty strings is no easier to read
-)
-INHERITED_PREFIXES = ("LC_", "NCCL_", "TORCH_NCCL_", "CUDNN_", "CUBLAS_")
-
-SECRET_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS", "AUTH"})
+Emulation = Literal["loopback", "namespaces", "elsewhere"]
+COUNTED_VARIABLE = "MESHWRIGHT_COUNTED"
+"""Interfaces on which nothing but the run sends, where there are any: what they count is the run's."""
 
 # Below the range from which Linux hands out ports to outgoing connections (32768 up): nobody takes one by accident.
 FIRST_PORT, PORTS = 20000, 10000
@@ -43,7 +35,7 @@ FIRST_PORT, PORTS = 20000, 10000
 
 @dataclass(frozen=True)
 class Host:
-    """One node as the launcher sees it. `prefix` goes before its command line."""
+    """One node as the launcher sees it. `prefix` goes before its command line; `here` says that it is this machine."""
 
     node: int
     name: str
@@ -51,11 +43,12 @@ class Host:
     interface: str | None
     prefix: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    here: bool = True
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The nodes of one run and how they are emulated."""
+    """The nodes of one run and how they are emulated; "elsewhere" are machines that nothing here can reach."""
 
     emulation: Emulation
     hosts: tuple[Host, ...]
@@ -97,11 +90,15 @@ def describe(nodes: int, emulation: Emulation) -> Hosts:
                 namespaces.address(node),
                 namespaces.INSIDE,
                 ("ip", "netns", "exec", namespaces.namespace(pid, node)),
-                (("MESHWRIGHT_HOSTNAME", f"mw-node-{node}"),),
+                (("MESHWRIGHT_HOSTNAME", f"mw-node-{node}"), (COUNTED_VARIABLE, f"{namespaces.INSIDE},lo")),
             )
             for node in range(nodes)
         ]
         return Hosts(emulation, tuple(made))
+    if emulation == "elsewhere":  # a name stands for a host's, which only its owner knows
+        return Hosts(
+            emulation, tuple(Host(node, f"node-{node}", f"node-{node}", None, here=False) for node in range(nodes))
+        )
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     names = [f"node-{node}" for node in range(nodes)] if nodes > 1 else [socket.gethostname()]
     made = [Host(node, name, _loopback_address(node), loopback) for node, name in enumerate(names)]
@@ -111,7 +108,7 @@ def describe(nodes: int, emulation: Emulation) -> Hosts:
 @contextlib.contextmanager
 def opened(hosts: Hosts) -> Iterator[None]:
     """The nodes exist inside, and are gone afterwards."""
-    if hosts.emulation == "loopback":
+    if hosts.emulation != "namespaces":
         yield
         return
     with namespaces.network(len(hosts.hosts)):
@@ -130,7 +127,7 @@ def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) 
         number = FIRST_PORT + (start + step) % PORTS
         if number in refused:
             continue
-        if hosts.emulation == "namespaces":  # a fresh namespace has every port free
+        if hosts.emulation != "loopback":  # a fresh namespace has every port free, and another machine is not asked
             return HeldPort(number, None)
         one = socket.socket()
         try:
@@ -153,7 +150,7 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
     for command, host in zip(spec.commands, hosts.hosts, strict=True):
         log = agent_log(folder, command.node)
         log.parent.mkdir(parents=True, exist_ok=True)
-        env = inherited(dict(os.environ)) | command.env | {"MESHWRIGHT_SUPERVISOR": str(os.getpid())}
+        env = inherited(os.environ) | command.env | {LAUNCHER_VARIABLE: processes.identity()}
         env["MESHWRIGHT_CONFIGURED"] = "stdin"
         held: tuple[int, ...] = ()
         if command.node == 0 and port.held is not None:
@@ -183,31 +180,22 @@ def configure(agents: list[Agent], spec: LaunchSpec) -> None:
             agent.process.stdin.close()
 
 
-def inherited(environment: dict[str, str]) -> dict[str, str]:
-    """The part of an environment that is passed on to the ranks."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in INHERITED or (name.startswith(INHERITED_PREFIXES) and not is_secret(name))
-    }
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value must not be shown."""
-    return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
-
-
-def base_environment(run_id: str, folder: Path, host: Host, processes: int) -> dict[str, str]:
-    """What every rank of a node needs from the launcher, whatever the backend."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def base_environment(
+    run_id: str, folder: Path, host: Host, processes: int, caller: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What every rank of a node needs from the launcher, whatever the backend; `caller` is the environment that a
+    person's own settings are read from. What only this machine knows is left out for a host elsewhere."""
     env = {
         RUN_ID_VARIABLE: run_id,
         "MESHWRIGHT_RUN_DIR": str(folder),
         "MESHWRIGHT_NODE": str(host.node),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // processes)),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if not host.here:
+        return env
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env["OMP_NUM_THREADS"] = caller.get("OMP_NUM_THREADS") or str(max(1, cores // processes))
     if host.interface:
         env["GLOO_SOCKET_IFNAME"] = host.interface
         if host.prefix:
@@ -215,7 +203,7 @@ def base_environment(run_id: str, folder: Path, host: Host, processes: int) -> d
     root = str(Path(__file__).resolve().parents[2])
     if not root.endswith(("site-packages", "dist-packages")):
         # A checkout that is not installed: the ranks must import the same code that runs here.
-        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [caller.get("PYTHONPATH")])])
     return env | dict(host.env)
 
 

@@ -1,12 +1,13 @@
 """One node's torchrun, with four additions the supervisor relies on. Takes torchrun's own arguments.
 
 It dies with its supervisor, it waits for the environment that the supervisor finds for the ranks, it says in
-failed/node-N.json which ranks failed and how, and it can give an emulated node its own host name. Not here: starting or
-ending agents (executor.supervise), or training (train.py).
+failed/node-N.json which ranks failed and how (and whom the out-of-memory killer took meanwhile), and it can give an
+emulated node its own host name. Not here: starting or ending agents (executor.supervise), or training (train.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,6 +15,9 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
+
+from executor import cgroups
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWUTS = 0x04000000
@@ -28,6 +32,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    kills = cgroups.oom_kills()
     options = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]
     if os.environ.pop("MESHWRIGHT_CONFIGURED", None) == "stdin":
         os.environ.update(json.loads(sys.stdin.read()))
@@ -42,7 +47,8 @@ def main(arguments: list[str]) -> int:
             {"rank": rank, "local_rank": one.local_rank, "exit_code": one.exitcode, "time": float(one.timestamp)}
             for rank, one in error.failures.items()
         ]
-        _write(failures)
+        with contextlib.suppress(OSError):  # a run folder that takes no file is the launcher's to tell of
+            _write({"failures": failures, "oom_kills": cgroups.kills_since(kills)})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
@@ -54,7 +60,7 @@ def _die_with_supervisor() -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    supervisor = os.environ.get("MESHWRIGHT_SUPERVISOR")
+    supervisor = os.environ.get("MESHWRIGHT_SUPERVISOR", "").partition(":")[0]
     if supervisor and os.getppid() != int(supervisor):  # it died before the request was made
         sys.exit(128 + signal.SIGTERM)
 
@@ -65,12 +71,15 @@ def _take_hostname(name: str | None) -> None:
         socket.sethostname(name)
 
 
-def _write(failures: list[dict[str, float]]) -> None:
-    # The same folder in which ranks put their own last words; read by executor.supervise.
+def _write(record: dict[str, Any]) -> None:
+    # The same folder in which ranks put their own last words; read by executor.failures.
     target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / "failed" / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
     temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"failures": failures}))
-    temporary.replace(target)
+    try:
+        temporary.write_text(json.dumps(record))
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, limits, weights
+from executor.worker import cpu, fake_world, lastwords, limits, weights
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
@@ -42,13 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(options)
     except PlannerError as error:
-        return _fail(options.folder, error)
-    except (RuntimeError, MemoryError) as error:
+        return _refuse(options.folder, error)
+    except BaseException as error:
         if not limits.out_of_memory(error):
+            lastwords.write(options.folder, error)
             raise
         rule = "out of device memory: " + (str(error).splitlines() or [type(error).__name__])[0]
         refusal = PlannerError("memory", None, rule, "Shard more, recompute, or lower the micro-batch", exit_code=5)
-        return _fail(options.folder, refusal, out_of_memory=True)
+        return _refuse(options.folder, refusal, out_of_memory=True)
     return 0
 
 
@@ -198,19 +198,10 @@ def _finish_device_work(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _fail(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> int:
-    rank = os.environ.get("RANK", "0")
-    print(f"{socket.gethostname()} rank {rank}: {error.sentence}", file=sys.stderr, flush=True)
-    with suppress(PlannerError, OSError):
-        record = {
-            "schema": "failed/1",
-            "rank": int(rank),
-            "exit_code": error.exit_code,
-            "message": error.sentence,
-            "out_of_memory": out_of_memory,
-        }
-        write_json(folder / "failed" / f"rank-{rank}.json", record)
-    return error.exit_code
+def _refuse(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> int:
+    lastwords.write(folder, error, out_of_memory=out_of_memory)
+    print(f"{socket.gethostname()} rank {os.environ.get('RANK', '0')}: {error.sentence}", file=sys.stderr, flush=True)
+    return lastwords.said(error).exit_code
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

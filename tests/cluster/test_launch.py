@@ -23,7 +23,7 @@ from drive import NoFiles, small_plan
 
 from executor import launch
 from executor.launchers import local, namespaces
-from executor.supervise import processes_of
+from executor.processes import processes_of
 from planner.plan import read_plan
 
 PROJECT = Path(__file__).parents[2]

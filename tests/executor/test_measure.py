@@ -118,7 +118,7 @@ def test_out_of_memory_a_crash_and_a_kill_are_told_apart(small: list[Cell]):
     cell = small[0]
 
     def ended(message: str, *, told: bool) -> Row:
-        errors = {0: (RankError(message=message, exit_code=5, out_of_memory=told), 0.0)}
+        errors = {0: RankError(message=message, exit_code=5, out_of_memory=told)}
         return made_row(cell, record(cell, code=5, message=message), errors, CPU)
 
     spent, crashed = ended("memory: out of device memory", told=True), ended("rank 0: ValueError: no", told=False)

@@ -1,0 +1,167 @@
+"""`executor run --dry-run`: what a launch would write and start, on any machine, and what could not be checked on it.
+
+A plan for other machines is shown with a name for each of its hosts. Not here: what a launch is (launch.py), or the
+checks (prepare.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor import preflight, rundir
+from executor.environment import MASK, inherited, masked
+from executor.launch import configuration_environment, launch_spec
+from executor.launchers import local
+from executor.prepare import Options, Prepared, decided, folder_checks, host_checks
+from executor.supervise import Echo
+from planner import inputs
+from planner.backend import Backend, LaunchSpec, NodeCommand
+from planner.errors import PlannerError
+from planner.plan import Plan
+
+SCHEMA = "dry-run/1"
+OF_MACHINES = ("devices",)
+"""Checks that say whether this machine is one that the plan is for."""
+SCRIPT = "node-{}.sh"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What would be written and started. `unchecked` says, by check, what is not so here or could not be asked."""
+
+    ready: Prepared
+    spec: LaunchSpec
+    unchecked: dict[str, str]
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the hosts are other machines than this one."""
+        return self.ready.hosts.emulation == "elsewhere"
+
+    @property
+    def commands(self) -> tuple[NodeCommand, ...]:
+        """The nodes' commands, without the values of secrets."""
+        return tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in self.spec.commands)
+
+
+def dry_run(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> DryRun:
+    """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run."""
+    made = decided(plan, options, echo, backend)
+    checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
+    refused = {name: error.sentence for name, error in preflight.refusals(checks).items()}
+    hosts = _hosts(options, refused)
+    made = replace(
+        made,
+        plan=inputs.resolved(made.plan),
+        hosts=hosts,
+        options=replace(options, run_dir=options.run_dir.absolute()),
+    )
+    made = replace(made, files=made.backend.files(made.plan))
+    port = local.hold_port(hosts, made.run_id)
+    port.close()
+    configured = _configured(made, refused)
+    return DryRun(made, launch_spec(made, port.number, configured), refused)
+
+
+def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
+    if any(name in refused for name in OF_MACHINES):
+        return local.describe(options.nodes, "elsewhere")
+    try:
+        emulation, reason = local.choose_emulation(options.hosts, options.nodes)
+    except PlannerError as error:
+        emulation, reason = "loopback", error.sentence
+    if reason:
+        refused["hosts"] = f"nodes share the loopback interface: {reason}"
+    return local.describe(options.nodes, emulation)
+
+
+def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
+    """What the framework makes of its files; where it is not installed, what the plan says it should."""
+    expected: Any = getattr(made.backend, "expected_environment", None)
+    if "software" not in refused:
+        with tempfile.TemporaryDirectory() as scratch:
+            rundir.create(Path(scratch), made.plan, made.files)
+            try:
+                configured = configuration_environment(made, Path(scratch))
+            except PlannerError as error:
+                refused["configuration"] = error.sentence
+            else:
+                return {name: value.replace(scratch, str(made.options.run_dir)) for name, value in configured.items()}
+    else:
+        refused["configuration"] = (
+            f"{made.backend.name} is not here to read its file back: the variables are the plan's"
+        )
+    return dict(sorted(expected(made.plan).items())) if expected else {}
+
+
+def write(found: DryRun, folder: Path) -> list[str]:
+    """A run folder that nothing runs in, with a script for each node; the names of what was written."""
+    rundir.check_new(folder)
+    rundir.create(folder, found.ready.plan, found.ready.files)
+    rundir.write_launch(folder, found.spec)
+    for one in found.spec.commands:
+        path = folder / SCRIPT.format(one.node)
+        path.write_text(script(one, len(found.spec.commands)))
+        path.chmod(0o700)
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def script(command: NodeCommand, nodes: int) -> str:
+    """One node's command as a shell script. The values of secrets are not in it: it asks for them by name."""
+    lines = ["#!/bin/sh", f"# Node {command.node} of {nodes}: start every node's at about the same time.", "set -eu"]
+    for name, value in masked(command.env).items():
+        if MASK in value and value != command.env[name]:
+            lines.append(f': "${{{name}:?is a secret: set it before}}"; export {name}')
+        else:
+            lines.append(f"export {name}={shlex.quote(value)}")
+    return "\n".join([*lines, f"exec {shlex.join(command.argv)}"]) + "\n"
+
+
+def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The dry-run/1 contract."""
+    commands = [{"node": one.node, "argv": one.argv, "env": one.env} for one in found.commands]
+    whole = {
+        "schema": SCHEMA,
+        "run_dir": str(found.ready.options.run_dir),
+        "files": _files(found),
+        "commands": commands,
+        "inherits": sorted(inherited(environment)),
+        "elsewhere": found.elsewhere,
+        "unchecked": found.unchecked,
+    }
+    return msgspec.json.encode(whole)
+
+
+def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
+    """The same for people: what is not a comment can be copied into a shell."""
+    lines = [f"# run folder: {found.ready.options.run_dir} (nothing is started)"]
+    for name, text in _files(found).items():
+        lines += ["", f"# file {name}", text.rstrip()]
+    lines += [
+        "",
+        f"# every node inherits {' '.join(sorted(inherited(environment)))}, and nothing else of this environment",
+    ]
+    if found.elsewhere:
+        names = ", ".join(host.name for host in found.ready.hosts.hosts)
+        lines += [f"# {names}: put your hosts' addresses in their place"]
+    for one in found.commands:
+        lines += ["", f"# node {one.node} ({found.ready.hosts.hosts[one.node].name})"]
+        lines += [f"{name}={shlex.quote(value)} \\" for name, value in one.env.items()]
+        lines.append(shlex.join(one.argv))
+    if found.unchecked:
+        lines += ["", "# not so on this machine, or not checked here:"]
+        lines += [f"#   {name}: {sentence}" for name, sentence in found.unchecked.items()]
+    return "\n".join(lines)
+
+
+def _files(found: DryRun) -> dict[str, str]:
+    changed = found.ready.plan.content_hash
+    return {rundir.PLAN: f"(the plan as it would run, {changed})", **found.spec.files}

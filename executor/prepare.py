@@ -1,0 +1,198 @@
+"""From a plan and what the person asked for to a run that may start: everything decided and checked, nothing made.
+
+Checks come in three parts, since they are true of different things: of the plan (anywhere), of a host (on that host)
+and of the run folder. Not here: the checks themselves (preflight.py, datacheck.py, rundir.py), or starting (launch.py).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from executor import datacheck, environment, preflight, rundir
+from executor.launchers import local
+from executor.preflight import Check
+from executor.supervise import Echo
+from planner import inputs
+from planner.backend import Backend
+from planner.case import Case
+from planner.engines import engine_of
+from planner.errors import PlannerError, did_you_mean
+from planner.inventory import parameters
+from planner.launchable import OWN, find_backend
+from planner.nearest import changes_text, nearest_launchable
+from planner.plan import Plan
+from planner.question import usual_runtime
+from planner.rules import check, one_of
+
+TRAINER = "executor.worker.train"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the person asked for beside the plan. `script` is their own program and its arguments, `env` what they add
+    to the ranks' environment (NAME or NAME=VALUE).
+
+    `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
+    only pretends the others; `build_on_meta` spares its host the whole model. `memory_limit` is how many bytes a rank
+    may take of its device.
+    """
+
+    run_dir: Path
+    nodes: int
+    hosts: str = "auto"
+    steps: int | None = None
+    data: Path | None = None
+    save_weights: bool = False
+    script: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    meet_s: float = 600.0
+    trainer: str = TRAINER
+    fake_world: bool = False
+    build_on_meta: bool = False
+    memory_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything decided and checked, nothing made yet. `environment` is what the person adds to the ranks'."""
+
+    plan: Plan
+    backend: Backend
+    hosts: local.Hosts
+    options: Options
+    run_id: str
+    processes: int
+    files: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that are really started: all of the plan's, or one in a fake world."""
+        return 1 if self.options.fake_world else self.plan.layout.world_size
+
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's node."""
+        return self.hosts.hosts[rank // self.processes].name
+
+
+def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+    """Check plan, machine, data and folder, and decide how nodes are emulated. PlannerError is the answer no.
+
+    `backend` stands in for the one the plan names.
+    """
+    made = decided(plan, options, echo, backend)
+    preflight.require(host_checks(made.plan, options, made.ranks))
+    made = replace(made, plan=inputs.resolved(made.plan))
+    preflight.require(folder_checks(made.plan, options))
+    emulation, reason = local.choose_emulation(options.hosts, options.nodes)
+    if reason:
+        echo(f"nodes share the loopback interface: {reason}")
+    return replace(
+        made,
+        options=replace(options, run_dir=options.run_dir.absolute()),
+        hosts=local.describe(options.nodes, emulation),
+        files=made.backend.files(made.plan),
+    )
+
+
+def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+    """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
+    backend = backend or load_backend(plan)
+    check_launchable(plan, backend)
+    processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
+    added = environment.added(options.env, os.environ)
+    plan = as_run(plan, options, echo)
+    hosts = local.Hosts("elsewhere", ())
+    return Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, backend.files(plan), added)
+
+
+def host_checks(plan: Plan, options: Options, ranks: int) -> tuple[Check, ...]:
+    """What must hold of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were
+    when the plan was made."""
+    checks = [
+        Check("devices", lambda: preflight.check_devices(plan, ranks=ranks)),
+        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job.method)),
+        Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks)),
+    ]
+    if options.script:
+        return (*checks, Check("script", lambda: preflight.check_script(plan, options.script[0])))
+    if not options.build_on_meta:
+        checks.append(Check("loading", lambda: preflight.check_loading_memory(plan, ranks=ranks)))
+    checks += [Check(name, part) for name, part in datacheck.input_checks(plan)]
+    checks += [Check(f"{one.field}'s content", partial(inputs.check_content, one)) for one in plan.inputs]
+    return tuple(checks)
+
+
+def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
+    """What must hold of the place where the run folder will be."""
+    checks = [Check("run folder", lambda: rundir.check_new(options.run_dir))]
+    if options.save_weights:
+        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+        # In fp32; what is held in bf16 needs half.
+        need = 4 * parameters(plan.model, adapters, trainable=adapters is not None)
+        fix = "Name one elsewhere, or add --no-save-weights"
+        checks.append(Check("room", lambda: preflight.check_disk(options.run_dir, need, "--run-dir", fix)))
+    return tuple(checks)
+
+
+def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
+    """The plan with what the command line changes: it is what the run folder keeps, under its own hash.
+
+    Steps and data change no prediction. Another number of nodes changes the links, so predicted times are dropped.
+    """
+    recipe, contents = plan.job.recipe, plan.inputs
+    if options.steps is not None:
+        warmup = min(recipe.warmup_steps, options.steps)
+        recipe = msgspec.structs.replace(recipe, steps=options.steps, warmup_steps=warmup)
+    if options.data is not None:
+        recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()))
+        contents = tuple(one for one in contents if one.field != "data")
+    cluster, prediction = plan.cluster, plan.prediction
+    if options.nodes != cluster.nodes and not options.fake_world:
+        echo(
+            f"planned for {cluster.nodes} node(s), run on {options.nodes}: predicted times do not hold and are left out"
+        )
+        per_node = plan.layout.world_size // options.nodes
+        cluster = msgspec.structs.replace(cluster, nodes=options.nodes, gpus_per_node=per_node)
+        prediction = msgspec.structs.replace(prediction, step_s=None, tokens_per_s=None)
+    job = msgspec.structs.replace(plan.job, recipe=recipe)
+    changed = msgspec.structs.replace(plan, job=job, cluster=cluster, prediction=prediction, inputs=contents)
+    return changed.sealed()
+
+
+def load_backend(plan: Plan) -> Backend:
+    """The backend the plan names, else its engine's usual one: ours, or another package's."""
+    name = plan.runtime.backend or usual_runtime(plan.layout.engine).backend
+    if name is None:
+        rule = f"runtime {plan.runtime.name} names no backend: the plan can be looked at, not launched"
+        raise PlannerError("engine", plan.layout.engine, rule, _nearest(Case.of(plan)), exit_code=preflight.PREFLIGHT)
+    backend = find_backend(name)
+    if backend is None:
+        rule, known = "no such backend is installed", did_you_mean(name, OWN)
+        raise PlannerError("plan: runtime.backend", name, rule, known, exit_code=preflight.PREFLIGHT)
+    return backend
+
+
+def check_launchable(plan: Plan, backend: Backend) -> None:
+    """Refuse a plan that its backend cannot run (exit code 3), with the rule and the nearest plan that it can."""
+    case = Case.of(plan)
+    try:
+        if plan.layout.engine not in backend.engines:
+            rule = f"is not one that {backend.name} runs: {one_of(backend.engines)}"
+            raise PlannerError("engine", plan.layout.engine, rule)
+        # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
+        check(case, (*engine_of(plan.layout.engine).rules, *backend.rules))
+    except PlannerError as error:
+        told = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
+        raise PlannerError("plan", None, told, _nearest(case), exit_code=preflight.PREFLIGHT) from None
+
+
+def _nearest(case: Case) -> str:
+    other = nearest_launchable(case)
+    return f"Nearest that runs: {changes_text(case, other)}" if other else ""

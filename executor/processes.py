@@ -1,0 +1,97 @@
+"""Processes of a run and of the one that launched it: how they are told apart from all others, and ended.
+
+A run's processes carry its id and their launcher's identity in their environment; nothing else is ever signalled. Not
+here: starting them (launchers/), or watching them (supervise.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+RUN_ID_VARIABLE = "MESHWRIGHT_RUN_ID"
+LAUNCHER_VARIABLE = "MESHWRIGHT_SUPERVISOR"
+PROC = Path("/proc")
+POLL_S = 0.05
+START_TIME = 19
+"""Field of /proc/PID/stat, counted from the process's state on: clock ticks from boot to its start."""
+
+
+def identity(pid: int | None = None) -> str:
+    """ "PID:START" of a process, this one by default: a number that is used again has another start."""
+    pid = os.getpid() if pid is None else pid
+    return f"{pid}:{_started(pid) or 0}"
+
+
+def alive(who: str) -> bool:
+    """Whether the process of that identity runs here (and is no zombie)."""
+    pid, _, start = who.partition(":")
+    return pid.isdigit() and _started(int(pid)) == int(start or 0)
+
+
+def processes_of(run_id: str) -> list[int]:
+    """Living processes (zombies are not) that were started by the run, by the id in their environment."""
+    return [pid for pid, environment in _others() if environment.get(RUN_ID_VARIABLE) == run_id]
+
+
+def orphans() -> list[int]:
+    """Processes of runs whose launcher, which was on this machine, no longer lives."""
+    found = []
+    for pid, environment in _others():
+        launcher = environment.get(LAUNCHER_VARIABLE, "")
+        if RUN_ID_VARIABLE in environment and ":" in launcher and not alive(launcher):
+            found.append(pid)
+    return found
+
+
+def end(find: Callable[[], list[int]], grace_s: float) -> set[int]:
+    """End what `find` finds, again and again: SIGTERM, after `grace_s` SIGKILL. The processes that were signalled."""
+    told: set[int] = set()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace_s
+        sent: set[int] = set()
+        while (left := set(find())) and time.monotonic() < deadline:
+            for pid in left - sent:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            sent |= left
+            time.sleep(POLL_S)
+        told |= sent
+    return told
+
+
+def _others() -> Iterator[tuple[int, dict[str, str]]]:
+    """Processes of this person in this PID namespace, with the environment that each was started with."""
+    here = _namespace(os.getpid())
+    for entry in PROC.glob("[0-9]*"):
+        pid = int(entry.name)
+        if pid == os.getpid():
+            continue
+        try:
+            raw = (entry / "environ").read_bytes()
+        except OSError:  # gone meanwhile, or somebody else's
+            continue
+        # A container's processes have numbers of its own: what they say of their launcher means nothing here.
+        if raw and RUN_ID_VARIABLE.encode() in raw and _namespace(pid) == here:
+            pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
+            yield pid, {name: value for name, _, value in pairs}
+
+
+def _namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(PROC / str(pid) / "ns" / "pid")
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> int | None:
+    """When a living process was started; None when there is none."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[START_TIME])

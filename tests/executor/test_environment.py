@@ -1,0 +1,61 @@
+"""What of the caller's environment reaches a rank, what a person adds to it, and what nobody is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor.environment import MASK, added, inherited, is_secret, masked
+from planner.errors import PlannerError
+
+
+def test_only_the_allow_list_is_inherited():
+    given = {
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_AUTH_TOKEN": "t",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "HF_TOKEN": "h",
+        "LC_ALL": "C",
+    }
+    assert inherited(given) == {"PATH": "/bin", "NCCL_DEBUG": "INFO", "LC_ALL": "C"}
+    assert is_secret("WANDB_API_KEY") and not is_secret("TOKENIZERS_PARALLELISM")
+
+
+def test_a_person_adds_the_callers_value_or_their_own_secrets_too():
+    environment = {"FOO": "caller's", "HF_TOKEN": "hf-secret"}
+
+    assert added(["FOO", "HF_TOKEN"], environment) == environment
+    assert added(["FOO=mine", "BAR=a=b c", "EMPTY="], environment) == {"FOO": "mine", "BAR": "a=b c", "EMPTY": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("ABSENT", "is not set here. Set it, or give --env ABSENT=VALUE"),
+        ("1X=2", "must be NAME or NAME=VALUE"),
+        ("A B=2", "must be NAME or NAME=VALUE"),
+        ("=2", "must be NAME or NAME=VALUE"),
+        ("RANK=3", "is decided by the plan and the launcher"),
+        ("MESHWRIGHT_RUN_ID=3", "is decided by the plan and the launcher"),
+        ("FSDP_OFFLOAD_PARAMS=true", "is decided by the plan and the launcher"),
+        ("X=a\0b", "has a NUL in its value"),
+    ],
+)
+def test_what_would_be_another_run_or_no_variable_is_refused_by_name(given, rule):
+    with pytest.raises(PlannerError, match="--env") as caught:
+        added([given], {})
+
+    assert rule in caught.value.sentence and caught.value.exit_code == 2
+
+
+def test_a_refusal_does_not_show_a_value():
+    with pytest.raises(PlannerError) as caught:
+        added(["MASTER_ADDR=my-password"], {})
+
+    assert "my-password" not in caught.value.sentence
+
+
+def test_values_of_secrets_and_users_of_addresses_are_masked():
+    shown = masked({"WANDB_API_KEY": "k", "FOO": "bar", "https_proxy": "http://me:pw@proxy:3128/x"})
+
+    assert shown == {"WANDB_API_KEY": MASK, "FOO": "bar", "https_proxy": f"http://{MASK}@proxy:3128/x"}
