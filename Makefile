@@ -43,12 +43,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 # other out. Runs that several tests look at are made once (tests/cluster/conftest.py).
 test: install
 	@scripts/cluster-packages.sh
-	$(BIN)/python -m pytest -q -n 2 -m 'not cluster'
+	$(BIN)/python -m pytest -q -n 2 -m 'not cluster and not long'
 	$(BIN)/python -m pytest -q -m smoke tests/cluster
 
 test-cluster: install
 	@scripts/cluster-packages.sh
-	$(BIN)/python -m pytest -q -m 'not smoke' tests/cluster
+	$(BIN)/python -m pytest -q -m 'not smoke and not long' tests/cluster
 
 check: install
 	$(BIN)/ruff check

@@ -23,7 +23,7 @@ from executor.datacheck import check_inputs
 from executor.worker import cpu, fake_world, lastwords, limits, weights
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
-from executor.worker.engines.base import Engine, target_tokens
+from executor.worker.engines.base import Engine, NotFinite, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
 from executor.worker.model import build_model, build_optimizer
 from executor.worker.progress import Reporter, StepMetrics
@@ -119,7 +119,12 @@ def _train(
         rate = learning_rate(plan.job.optimizer, recipe, step)
         begin = time.perf_counter()
         with meter.step(step):
-            loss_sum, norm = _optimizer_step(engine, batches, targets, meter, rate)
+            try:
+                loss_sum, norm = _optimizer_step(engine, batches, targets, meter, rate)
+            except NotFinite as error:
+                rule = f"is not finite at step {step + 1}, which was not applied"
+                fix = "Lower --lr or warm up longer, or look at this step's data"
+                raise PlannerError("grad_norm", error.norm, rule, fix, exit_code=5) from None
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)

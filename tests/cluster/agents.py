@@ -20,6 +20,7 @@ from warm import Nursery
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import TransformersBackend
+from executor.launchers.local import Host, Hosts
 from planner.backend import Backend
 from planner.case import Case
 from planner.comm import comm_volume
@@ -48,7 +49,12 @@ class Finished:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """metrics.jsonl, one object a step."""
+        """The steps of metrics.jsonl, one object each."""
+        return [line for line in self.lines if "loss" in line]
+
+    @property
+    def lines(self) -> list[dict[str, float]]:
+        """metrics.jsonl: steps, and validations between them."""
         return [msgspec.json.decode(line) for line in (self.folder / "metrics.jsonl").read_bytes().splitlines()]
 
     def column(self, name: str) -> np.ndarray:
@@ -123,16 +129,25 @@ def write_run_folder(plan: Plan, folder: Path) -> None:
 NURSERY = Nursery()
 
 
-def run_warm(plan: Plan, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> Finished:
-    """Train a plan with ranks that are forked from a warm process; `environment` is added to every rank's."""
+def run_warm(
+    plan: Plan,
+    folder: Path,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    module: str = "executor.worker.train",
+    hosts: Hosts | None = None,
+) -> Finished:
+    """Train a plan with ranks that are forked from a warm process; `environment` is added to every rank's. `module`
+    runs in place of the trainer, in the namespaces of `hosts`."""
     write_run_folder(plan, folder)
     added = _environment(plan, folder) | (environment or {})
     port, nodes, local = _free_port(), plan.cluster.nodes, plan.cluster.gpus_per_node
     ranks = []
     for rank in range(nodes * local):
         node, local_rank = divmod(rank, local)
+        place = _place(hosts.hosts[node]) if hosts else {}
         facts = {
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": hosts.hosts[0].address if hosts else "127.0.0.1",
             "MASTER_PORT": port,
             "WORLD_SIZE": nodes * local,
             "RANK": rank,
@@ -142,8 +157,8 @@ def run_warm(plan: Plan, folder: Path, *arguments: str, environment: dict[str, s
         }
         ranks.append(
             {
-                "module": "executor.worker.train",
-                "environment": added | {name: str(value) for name, value in facts.items()},
+                "module": module,
+                "environment": added | place | {name: str(value) for name, value in facts.items()},
                 "arguments": [str(folder), *arguments],
                 "log": str(folder / f"node-{node}.log"),
             }
@@ -152,6 +167,11 @@ def run_warm(plan: Plan, folder: Path, *arguments: str, environment: dict[str, s
     by_node = tuple(max(codes[node * local : (node + 1) * local], key=abs) for node in range(nodes))
     output = "".join((folder / f"node-{node}.log").read_text(errors="replace") for node in range(nodes))
     return Finished(folder=folder, exit_codes=by_node, output=output)
+
+
+def _place(host: Host) -> dict[str, str]:
+    """A namespace's host for a rank that enters it: its name, its interface, and what is counted there."""
+    return dict(host.env) | {"NETWORK_NAMESPACE": host.prefix[-1], "GLOO_SOCKET_IFNAME": str(host.interface)}
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:

@@ -28,6 +28,7 @@ PROJECT = Path(__file__).parents[2]
 LEAST_TIMEOUT_S, TIMEOUT_S_A_RANK = 240, 60  # generous: for ranks that wait for each other for ever, not for slow ones
 LAST_WORDS_S = 5
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNET = 0x40000000
 
 # What ranks import on their way, much of it only when it is used (found in the sys.modules of ranks at their end).
 MODULES = (
@@ -161,6 +162,8 @@ def _fork(rank: dict[str, Any]) -> int:
         faulthandler.enable(file=log)  # a crash, and the SIGABRT of a rank that hangs, print every thread's stack
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.environ.update(rank["environment"])
+        if "NETWORK_NAMESPACE" in rank["environment"]:
+            _enter(rank["environment"]["NETWORK_NAMESPACE"])
         if "BALANCED_ROUTER" in rank["environment"]:
             import balanced
 
@@ -174,6 +177,14 @@ def _fork(rank: dict[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _enter(namespace: str) -> None:
+    """Move to a network namespace by its name, as `ip netns exec` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", "rb") as opened:
+        if libc.setns(opened.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
 def _die_with(parent: int) -> None:

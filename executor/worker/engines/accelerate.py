@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.engines.base import Engine, LiveMesh, tensors_of, update, whole_of
+from executor.worker.engines.base import Engine, LiveMesh, check_norm, tensors_of, update, whole_of
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -83,9 +83,10 @@ class AccelerateEngine(Engine):
     @override
     def step(self, lr: float) -> float:
         limit = self.plan.job.recipe.max_grad_norm or math.inf
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        found = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        norm = check_norm(float(found.full_tensor() if hasattr(found, "full_tensor") else found))
         update(self.optimizer, lr)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        return norm
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:

@@ -5,18 +5,28 @@ Not here: the loop (train.py), or what any framework does.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executor.worker.quantized import scales
 from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
+
+
+class NotFinite(ArithmeticError):
+    """A step whose gradient norm is no finite number. It was not applied: the weights are those of the step before."""
+
+    def __init__(self, norm: float) -> None:
+        super().__init__(f"the gradient norm is {norm}")
+        self.norm = norm
 
 
 class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +107,10 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self, lr: float) -> float:
-        """Clip, update, drop the gradients. Returns the gradient norm before clipping."""
+        """Clip, update, drop the gradients. Returns the gradient norm before clipping.
+
+        A norm that is not finite raises NotFinite before any weight is updated, on every rank alike.
+        """
 
     @abstractmethod
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
@@ -139,6 +152,13 @@ class Engine(ABC):
             "position_ids": batch.positions,
             "attention_mask": block_diagonal_mask(batch.positions, dtype),
         }
+
+
+def check_norm(norm: float) -> float:
+    """The norm, if it is finite, else NotFinite. In a fake world nobody sent the others' part, so it means nothing."""
+    if not math.isfinite(norm) and dist.get_backend() != "fake":
+        raise NotFinite(norm)
+    return norm
 
 
 def target_tokens(batch: Batch) -> int:

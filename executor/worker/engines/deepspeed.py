@@ -6,6 +6,7 @@ Not here: writing that file (executor/backends/deepspeed.py) or CPU's obstacles 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.engines.base import Engine, LiveMesh
+from executor.worker.engines.base import Engine, LiveMesh, check_norm
 from executor.worker.quantized import scales
 from executor.worker.rows import Batch
 from planner.plan import Plan
@@ -84,7 +85,13 @@ class DeepSpeedEngine(Engine):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self.engine.step()
-        return float(self.engine.get_global_grad_norm())
+        return self._norm()
+
+    def _norm(self) -> float:
+        """The norm of the step that was taken. DeepSpeed leaves out a step whose norm is not finite, says inf and goes
+        on (`overflow`; stage_1_and_2.py, stage3.py and bf16_optimizer.py of 0.19.8)."""
+        overflow = getattr(self.engine.optimizer, "overflow", False)
+        return check_norm(math.inf if overflow else float(self.engine.get_global_grad_norm()))
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:

@@ -140,7 +140,7 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self.engine._exec_optimizer_step()
-        return float(self.engine.get_global_grad_norm())
+        return self._norm()
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:

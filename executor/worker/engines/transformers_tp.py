@@ -20,7 +20,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker.engines.base import Engine, LiveMesh, tensors_of, update, whole_of
+from executor.worker.engines.base import Engine, LiveMesh, check_norm, tensors_of, update, whole_of
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -125,6 +125,7 @@ class TransformersTpEngine(Engine):
         for some in grads:
             norm: Any = nn.utils.get_total_norm(some)
             squares += float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm) ** 2
+        check_norm(math.sqrt(squares))
         factor = min(1.0, limit / (math.sqrt(squares) + 1e-6))
         for some in grads:
             torch._foreach_mul_(some, factor)

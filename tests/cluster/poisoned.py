@@ -1,0 +1,62 @@
+"""One rank that takes a good optimizer step and then one whose gradients are no numbers, and says what became of the
+weights. Not here: what a test expects of it.
+
+The second step divides its loss by no tokens at all, which every engine takes for what it is: a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from executor.worker import cpu
+from executor.worker.data import micro_batches, open_rows, order_of
+from executor.worker.engines import start_engine
+from executor.worker.engines.base import Engine, NotFinite
+from executor.worker.mesh import write_json
+from executor.worker.model import build_model, build_optimizer
+from executor.worker.unmetered import Unmetered
+from planner.plan import read_plan
+
+
+def main(arguments: Sequence[str]) -> int:
+    """One rank: poisoned/rank-N.json of what happened."""
+    folder = Path(arguments[0])
+    plan = read_plan(folder / "plan.json")
+    cpu.prepare(plan.layout)
+    engine = start_engine(plan, str(folder))
+    rows = open_rows(plan, plan.job.recipe.data)
+    engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+    order, mine = order_of(plan, rows), engine.mesh().data_parallel_rank
+
+    def run(step: int, tokens: int) -> None:
+        engine.run(micro_batches(rows, order, plan.layout, mine, step), tokens, Unmetered())
+
+    begun = weights(engine)
+    run(0, plan.layout.global_batch_size * plan.job.seq_len)
+    norm = engine.step(1e-2)
+    stepped = weights(engine)
+    run(1, 0)
+    raised = ""
+    try:
+        engine.step(1e-2)
+    except NotFinite as error:
+        raised = str(error.norm)
+    found = {"norm": norm, "moved": not same(begun, stepped), "raised": raised, "kept": same(stepped, weights(engine))}
+    write_json(folder / "poisoned" / f"rank-{dist.get_rank()}.json", found)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """Copies of what this rank sees of the weights."""
+    return {name: weight.detach().clone() for name, weight in engine.weights()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
