@@ -223,7 +223,9 @@ def _headline(ready: launch.Prepared) -> str:
     )
     peak = max((phase.total for phase in plan.prediction.memory), default=None)
     where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
-    predicted = f"predicted {format_bytes(peak)} a rank, {format_seconds(plan.prediction.step_s)} a step"
+    step = format_seconds(plan.prediction.step_s) + " a step"
+    guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
+    predicted = f"predicted {format_bytes(peak)} a rank, {step}{guess}"
     return (
         f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
     )

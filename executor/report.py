@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "report/1"
+PACKET_HEADERS = 66
+"""Bytes before the data of a TCP packet on Ethernet: 14, 20 of IPv4, 32 of TCP with its time stamps."""
 SMALL_SHARE = 0.02
 """Memory terms under this share of the peak are listed apart: their error says nothing of the fit."""
 
@@ -62,6 +64,8 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer step's collectives of the rank that was given most, by join key; payload bytes unless said.
 
     `differing_ranks` lists those whose payload is not that rank's. `control` is measured only: calls under 1 KB.
+    `wire` is the mean over all ranks: predicted without, measured with the headers of every packet, where interfaces
+    count the run alone; `wire_headers` is about what these are.
     """
 
     rank: int | None
@@ -70,6 +74,7 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
     by_op: tuple[Line, ...]
     payload: Line
     wire: Line
+    wire_headers: float | None
     ideal_payload_bytes: float | None
     differing_ranks: tuple[int, ...]
     control: tuple[Collective, ...]
@@ -92,8 +97,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport
     traffic: TrafficReport
     step_s: Line
+    probed: bool | None
     first_loss: float | None
     last_loss: float | None
+    validation: tuple[tuple[int, float], ...]
     steps: int
     node_tx_bytes: tuple[float, ...]
     versions: dict[str, str]
@@ -131,8 +138,10 @@ def build(folder: Path) -> Report:
         step_s=Line(
             name="step", predicted=plan.prediction.step_s, measured=statistics.median(steps) if steps else None
         ),
+        probed=plan.prediction.probed,
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
+        validation=rundir.read_validation(folder),
         steps=len(losses),
         node_tx_bytes=record.node_tx_bytes if record else (),
         versions=record.versions if record else {},
@@ -206,9 +215,7 @@ def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
         )
 
     ideal = plan.prediction.ideal_collectives
-    wire = total("wire_bytes_per_rank")
-    if not wire.measured:  # a rank sees what a call was given, not what crossed: zero here is "nobody looked"
-        wire = msgspec.structs.replace(wire, measured=None)
+    wire, headers = join_wire(plan, measured, known=known)
     return TrafficReport(
         rank=busiest.rank if busiest else None,
         lines=join(_sums(predicted, "key", "payload_bytes"), _sums(actual, "key", "payload_bytes")),
@@ -216,10 +223,28 @@ def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
         by_op=join(_sums(predicted, "op", "payload_bytes"), _sums(actual, "op", "payload_bytes")),
         payload=total("payload_bytes"),
         wire=wire,
+        wire_headers=headers,
         ideal_payload_bytes=sum(call.payload_bytes for call in ideal) if ideal else None,
         differing_ranks=tuple(rank for rank, payload in totals.items() if busiest and payload != totals[busiest.rank]),
         control=busiest.control if busiest else (),
     )
+
+
+def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tuple[Line, float | None]:
+    """(bytes that a rank sends in a step, of them headers), over all ranks: a chain's last rank sends nothing."""
+    world = plan.layout.world_size
+    stages = [plan.prediction.of_stage(coordinates(plan.layout, rank)["pp"]) for rank in range(world)]
+    predicted = sum(call.wire_bytes_per_rank for stage in stages for call in stage.collectives) / world
+    nodes = [one.wire for one in measured if one.wire is not None]
+    all_counted = sum(one.ranks for one in nodes) == world
+    sent = sum(statistics.mean(one.step_bytes) for one in nodes) / world
+    packets = sum(statistics.mean(one.step_packets) for one in nodes) / world
+    line = Line(
+        name="wire_bytes_per_rank",
+        predicted=predicted if known else None,
+        measured=sent if all_counted else None,
+    )
+    return line, packets * PACKET_HEADERS if all_counted else None
 
 
 def join(predicted: dict[str, float], measured: dict[str, float]) -> tuple[Line, ...]:
@@ -333,6 +358,9 @@ def render(report: Report, console: Console) -> None:
     for line, name in ((traffic.payload, "all payload"), (traffic.wire, "on the wire, per rank")):
         _row(made, msgspec.structs.replace(line, name=name), format_volume)
     console.print(made)
+    if traffic.wire_headers is not None and traffic.wire.measured:
+        headers, share = traffic.wire_headers, traffic.wire_headers / traffic.wire.measured
+        say(f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})")
     if traffic.differing_ranks:
         say(f"  ranks {', '.join(map(str, traffic.differing_ranks))} were given other totals")
     if traffic.control:
@@ -340,10 +368,15 @@ def render(report: Report, console: Console) -> None:
         say(f"  {calls:g} control messages under 1 KB, {format_volume(sent)} in all")
 
     made = table("Step", "", "predicted", "measured", "error")
-    _row(made, msgspec.structs.replace(report.step_s, name="median step time"), format_seconds)
+    name = "median step time, unprobed machine" if report.probed is False else "median step time"
+    _row(made, msgspec.structs.replace(report.step_s, name=name), format_seconds)
     console.print(made)
     if report.first_loss is not None:
         say(f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps")
+    if report.validation:
+        (begun, begin), (ended, end) = report.validation[0], report.validation[-1]
+        over = f"after step {begun}" if begun == ended else f"→ {end:.4f}, after steps {begun} to {ended}"
+        say(f"validation loss {begin:.4f} {over}")
     for note in report.notes:
         say(f"note: {note}")
     if report.node_tx_bytes:

@@ -245,19 +245,33 @@ def read_tokens(folder: Path) -> tuple[int, ...]:
     return tuple(step.tokens for step in _logged(folder) if step.tokens is not None)
 
 
-class _Step(msgspec.Struct, frozen=True):
-    """The part of a line of metrics.jsonl that a report needs. JSON has no NaN: in a fake world a loss may be null."""
+def read_validation(folder: Path) -> tuple[tuple[int, float], ...]:
+    """(steps done, loss) of every pass over the validation data that rank 0 logged."""
+    lines = _lines(folder)
+    return tuple((line.step, line.validation_loss) for line in lines if line.validation_loss is not None)
 
-    loss: float | None
+
+class _Line(msgspec.Struct, frozen=True):
+    """The part of a line of metrics.jsonl that a report needs: of a step, or of a validation after it. JSON has no NaN:
+    in a fake world a loss may be null."""
+
+    step: int = 0
+    loss: float | None = None
     tokens: int | None = None
+    validation_loss: float | None = None
 
 
-def _logged(folder: Path) -> list[_Step]:
+def _logged(folder: Path) -> list[_Line]:
+    """The steps."""
+    return [line for line in _lines(folder) if line.validation_loss is None]
+
+
+def _lines(folder: Path) -> list[_Line]:
     path = folder / METRICS
     if not path.is_file():
         return []
     whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    return [msgspec.json.decode(line, type=_Step) for line in whole]
+    return [msgspec.json.decode(line, type=_Line) for line in whole]
 
 
 def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | None:

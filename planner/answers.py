@@ -16,7 +16,7 @@ from planner.steptime import StepTime, Throughput
 
 class Estimate(msgspec.Struct, frozen=True):
     """One layout's answer. `sharding` names the strategy that LoRA runs under, else None. `rejected` counts the
-    strategy's layouts that were not shown, by reason."""
+    strategy's layouts that were not shown, by reason. `probed` says that its time rests on the machine's own speed."""
 
     strategy: str
     sharding: str | None
@@ -30,6 +30,7 @@ class Estimate(msgspec.Struct, frozen=True):
     backend: str | None
     refusal: str | None
     considered: int = 1
+    probed: bool = False
 
     @property
     def launchable(self) -> bool:

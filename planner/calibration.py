@@ -26,6 +26,8 @@ UNCALIBRATED = "uncalibrated"
 DEFAULT = "published"
 """Meant when none is named: fitted to published measurements, kept where it predicts left-out ones better than the
 guesses (docs/accuracy.md)."""
+PROBE, OWN_RUNS = "measured by executor probe", "own runs"
+"""In the source of entries that were measured on a person's own machine."""
 DEVICE_KINDS = ("cuda", "hip", "cpu")
 SCOPE = ("runtime", "gpu", "link", "op")
 EVIDENCE = ("n", "spread", "source")
@@ -166,6 +168,18 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         that nobody has.
         """
         return _of(self, runtime, gpu, kind)
+
+    def probed(self, runtime: str, gpu: str, kind: str) -> bool:
+        """Whether the device's speed was measured where it stands (executor probe, or runs of the person's own), not
+        guessed or published by others."""
+        level: Calibration | None = self
+        while level is not None:
+            here = [one for one in level.compute if _holds(one, runtime, gpu, kind) and one.matmul_share is not None]
+            if here:
+                source = max(here, key=_weight).source
+                return PROBE in source or OWN_RUNS in source
+            level = level.base
+        return False
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):

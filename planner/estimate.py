@@ -235,8 +235,9 @@ def estimate(
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
     return Estimate(
-        strategy, sharding, case, memory, comm, time, speed, fits, reasons, case.runtime.backend, refusal, considered
-    )
+        strategy, sharding, case, memory, comm, time, speed, fits, reasons, case.runtime.backend, refusal, considered,
+        probed=_probed(case, question.calibration),
+    )  # fmt: skip
 
 
 def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:
@@ -264,15 +265,22 @@ def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, 
 def make_plan(case: Case, known: Calibration) -> Plan:
     """The plan of one layout with its whole prediction, for the executor to run and the report to join."""
     time = step_time(case, known)
-    return _plan(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time)).sealed()
+    speed, probed = throughput(case, time), _probed(case, known)
+    return _plan(case, memory_breakdown(case), comm_volume(case), time, speed, probed=probed).sealed()
 
 
 def plan_of(one: Estimate) -> Plan:
     """The plan of an estimate, nothing computed again."""
-    return _plan(one.case, one.memory, one.comm, one.time, one.throughput).sealed()
+    return _plan(one.case, one.memory, one.comm, one.time, one.throughput, probed=one.probed).sealed()
 
 
-def _plan(case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime, speed: Throughput) -> Plan:
+def _probed(case: Case, known: Calibration) -> bool:
+    return known.probed(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
+
+
+def _plan(
+    case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime, speed: Throughput, *, probed: bool
+) -> Plan:
     return Plan(
         model=case.model,
         cluster=case.cluster,
@@ -286,6 +294,7 @@ def _plan(case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime,
             stages=stage_predictions(case),
             step_s=scalar(time.step_s),
             tokens_per_s=scalar(speed.tokens_per_s),
+            probed=probed,
         ),
     )
 

@@ -73,6 +73,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner said of the layout: compared with the run, line by line, by `executor report`.
 
     With a pipeline `memory` is the fullest stage's and `collectives` the first one's; `stages` has each stage's own.
+    `probed` says whether the times rest on what was measured on that machine; None where the plan does not say.
     """
 
     memory: tuple[PhaseMemory, ...] = ()
@@ -81,6 +82,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     ideal_collectives: tuple[Collective, ...] = ()
     step_s: float | None = None
     tokens_per_s: float | None = None
+    probed: bool | None = None
 
     def of_stage(self, stage: int) -> StagePrediction:
         """One stage's memory and collectives; without a pipeline every rank's."""

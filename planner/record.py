@@ -13,12 +13,23 @@ MEASURED_SCHEMA = "measured/1"
 RUN_SCHEMA = "run/1"
 
 
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node's interfaces sent in each of some steps, for its `ranks` ranks together: bytes with the headers of
+    every packet, and packets as the interface counts them (several segments of TCP may be one)."""
+
+    interfaces: tuple[str, ...]
+    ranks: int
+    step_bytes: tuple[float, ...]
+    step_packets: tuple[float, ...]
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured over its steady profiled steps.
 
     `memory_source` is "live-tensors" (CPU, or any device: bytes of tensors alive) or "cuda-allocator".
     `allocator_peak_bytes` is CUDA's: allocated by phase and in whole "steps", "reserved", and "device" (the card's).
-    `collectives` are those of one steady optimizer step; `control` those under 1 KB a call.
+    `collectives` are those of one steady optimizer step; `control` those under 1 KB a call. `wire` is the first rank's
+    of each node, where the node's interfaces are the run's own.
     """
 
     schema: str = MEASURED_SCHEMA
@@ -31,6 +42,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] = ()
     control: tuple[Collective, ...] = ()
     step_s: tuple[float, ...] = ()
+    wire: Wire | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Not here: measuring memory or traffic (meter.py).
 from __future__ import annotations
 
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import torch
 
 from executor.worker.rows import Rows
+from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.units import format_bytes
 
@@ -24,7 +26,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl. `loss` is the mean over the global batch's target tokens, before the update.
 
     `tokens` are those of the rows without their padding; `time` is the Unix time at which the step was over, so that
-    what happens between steps can be seen too.
+    what happens between steps can be seen too. `memory_bytes` is rank 0's: on a GPU what its allocator had at most
+    since the meter last started its count, on a CPU what is resident of the process now.
     """
 
     step: int
@@ -34,6 +37,17 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     target_tokens: int
     step_s: float
+    time: float
+    memory_bytes: float
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of metrics.jsonl after a pass over the validation data: the mean loss over its `validation_tokens` targets
+    once `step` steps were done."""
+
+    step: int
+    validation_loss: float
+    validation_tokens: int
     time: float
 
 
@@ -66,12 +80,11 @@ class Reporter:
         self.steps.append(metrics)
         if not self.speaks:
             return
-        with (self.folder / "metrics.jsonl").open("ab") as lines:
-            lines.write(msgspec.json.encode(metrics) + b"\n")
+        self._write(metrics)
         self.say(
             f"step {metrics.step + 1}/{self.plan.job.recipe.steps}"
             f"  loss {metrics.loss:.4f}  grad_norm {metrics.grad_norm:.3f}"
-            f"  lr {metrics.lr:.2e}  {metrics.tokens / metrics.step_s:,.0f} tok/s  {memory_in_use()}"
+            f"  lr {metrics.lr:.2e}  {metrics.tokens / metrics.step_s:,.0f} tok/s  {memory_text(metrics.memory_bytes)}"
         )
         if self._bar is not None:
             self._bar.update()
@@ -79,7 +92,18 @@ class Reporter:
     def validated(self, step: int, loss: float, tokens: int) -> None:
         """Log one pass over the validation data."""
         self.validation.append({"step": step, "loss": loss, "tokens": tokens})
+        if self.speaks:
+            self._write(Validation(step=step, validation_loss=loss, validation_tokens=tokens, time=time.time()))
         self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")
+
+    def _write(self, line: StepMetrics | Validation) -> None:
+        """One more line of metrics.jsonl, where it is found should the run die. PlannerError where there is no room."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            with path.open("ab") as lines:
+                lines.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            raise PlannerError("output", path, f"cannot be written ({error.strerror})", exit_code=5) from None
 
     def say(self, line: str) -> None:
         """One line for people."""
@@ -112,13 +136,18 @@ class Reporter:
             self._bar.close()
 
 
-def memory_in_use() -> str:
-    """This process's peak: the device allocator's, or on CPU the resident set."""
+def memory_in_use() -> float:
+    """Bytes of this process: the peak of the device's allocator, or on CPU the resident set."""
     if torch.cuda.is_available():
-        return format_bytes(torch.cuda.max_memory_allocated()) + " peak"
+        return float(torch.cuda.max_memory_allocated())
     import psutil
 
-    return format_bytes(psutil.Process().memory_info().rss) + " resident"
+    return float(psutil.Process().memory_info().rss)
+
+
+def memory_text(in_use: float) -> str:
+    """`memory_in_use` for people."""
+    return f"{format_bytes(in_use)} {'peak' if torch.cuda.is_available() else 'resident'}"
 
 
 def versions() -> dict[str, str]:

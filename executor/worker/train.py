@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -26,11 +27,12 @@ from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
 from executor.worker.model import build_model, build_optimizer
-from executor.worker.progress import Reporter, StepMetrics
+from executor.worker.progress import Reporter, StepMetrics, memory_in_use
 from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
 from executor.worker.seeds import seed_rank
 from executor.worker.unmetered import Unmetered
+from executor.worker.wire import WireCounter
 from planner.errors import PlannerError
 from planner.plan import Plan, read_plan
 
@@ -83,13 +85,14 @@ def run(options: argparse.Namespace) -> None:
     meter.attach(engine.state_tensors)
 
     seed_rank(plan.job.recipe.seed, live.data_parallel_rank)
-    reporter = Reporter(plan, folder, rank)
+    reporter, wire = Reporter(plan, folder, rank), WireCounter()
     try:
-        _train(plan, engine, rows, validation, meter, reporter, live.data_parallel_rank)
+        _train(plan, engine, rows, validation, meter, reporter, wire, live.data_parallel_rank)
     finally:
         reporter.close()
     measured = meter.result()
     if measured is not None:
+        measured = msgspec.structs.replace(measured, wire=wire.result())
         write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
     if options.save_weights:
         weights.save(plan, engine, options.folder, rank)
@@ -106,11 +109,13 @@ def _train(
     validation: Rows | None,
     meter: Any,
     reporter: Reporter,
+    wire: WireCounter,
     data_parallel_rank: int,
 ) -> None:
     recipe, layout = plan.job.recipe, plan.layout
     order = order_of(plan, rows)
     reporter.opened(rows, validation)
+    wire.begin()
     for step in range(recipe.steps):
         batches = micro_batches(rows, order, layout, data_parallel_rank, step)
         # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
@@ -128,6 +133,7 @@ def _train(
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss_sum)
+        wire.step_ended()
         loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
         metrics = StepMetrics(
             step=step,
@@ -138,6 +144,7 @@ def _train(
             target_tokens=targets,
             step_s=seconds,
             time=time.time(),
+            memory_bytes=memory_in_use(),
         )
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
@@ -147,6 +154,7 @@ def _train(
         done = step + 1
         if validation is not None and (done == recipe.steps or (recipe.eval_every and done % recipe.eval_every == 0)):
             reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank))
+            wire.begin()
 
 
 def _optimizer_step(

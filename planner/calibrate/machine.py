@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planner import presets
-from planner.calibration import Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
+from planner.calibration import PROBE, Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
 from planner.collectives import NEIGHBOURLY, WIRE
 from planner.comm import leaving_bytes
 from planner.devices import gpu_preset
@@ -301,7 +301,7 @@ def _pairs(table: dict[str, object] | dict[str, float] | dict[str, str]) -> list
 def _said(probe: Probe) -> str:
     """Which probe, as a source."""
     what = f"{probe.ranks_per_node} ranks on {probe.nodes} node{'s' * (probe.nodes > 1)}, {probe.transport}"
-    return f"measured by executor probe, {probe.name}, {probe.date[:10]}, {what}"
+    return f"{PROBE}, {probe.name}, {probe.date[:10]}, {what}"
 
 
 def _share(value: float) -> float:

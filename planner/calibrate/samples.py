@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from planner.calibration import Calibration
+from planner.calibration import OWN_RUNS, Calibration
 from planner.case import Case
 from planner.engines import engine_of
 from planner.engines.base import bytes_apart
@@ -130,7 +130,7 @@ def of_run(folder: Path) -> Sample:
         raise PlannerError("run", folder, "measured neither memory nor time", "Leave it out")
     return Sample(
         id=folder.name or str(folder),
-        source="own runs",
+        source=OWN_RUNS,
         model=plan.model.name,
         case=case,
         live_bytes=memory_breakdown(case).peak.total,

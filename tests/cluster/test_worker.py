@@ -85,17 +85,19 @@ def test_validation_counts_every_token_once_however_it_is_split(tmp_path: Path) 
     text.write_text("The quick brown fox jumps over the lazy dog. " * 7)
     recipe = {"validation_data": str(text), "eval_every": 1}
 
-    whole = run_warm(make_plan(ONE, job(**recipe), nodes=1, per_node=1), tmp_path / "one", "--no-meter").json(
-        "result.json"
-    )
-    split = run_warm(make_plan(TWO, job(**recipe), nodes=1, per_node=2), tmp_path / "two", "--no-meter").json(
-        "result.json"
-    )
+    one = run_warm(make_plan(ONE, job(**recipe), nodes=1, per_node=1), tmp_path / "one", "--no-meter")
+    two = run_warm(make_plan(TWO, job(**recipe), nodes=1, per_node=2), tmp_path / "two", "--no-meter")
+    whole, split = one.json("result.json"), two.json("result.json")
 
     assert [entry["tokens"] for entry in whole["validation"]] == [9 * 32, 9 * 32]
     assert [entry["tokens"] for entry in split["validation"]] == [9 * 32, 9 * 32]
     expected = [entry["loss"] for entry in whole["validation"]]
     assert [entry["loss"] for entry in split["validation"]] == pytest.approx(expected, rel=1e-5)
+    for run, result in ((one, whole), (two, split)):  # as they come, for a run that does not reach its end
+        assert [list(line)[:2] for line in run.lines] == [["step", "loss"], ["step", "validation_loss"]] * 2
+        logged = [(line["step"], line["validation_loss"]) for line in run.lines if "validation_loss" in line]
+        assert logged == [(entry["step"], entry["loss"]) for entry in result["validation"]]
+        assert all(2**20 < step["memory_bytes"] < 2**50 for step in run.metrics)
 
 
 def test_saved_weights_load_as_an_ordinary_transformers_model(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_rundir import make_plan
 from executor import report, rundir
 from planner.errors import PlannerError
 from planner.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
-from planner.record import Measured, RunRecord
+from planner.record import Measured, RunRecord, Wire
 from planner.spec import Layout, Moe
 
 MIB = 2**20
@@ -106,6 +106,46 @@ def test_collectives_join_by_key_and_none_is_dropped(folder):
     assert (traffic.payload.predicted, traffic.payload.measured) == (1050.0, 1007.0)
     assert traffic.ideal_payload_bytes == 900.0
     assert traffic.wire.measured is None  # ranks do not see what crossed
+
+
+def with_wire(one: Measured, *step_bytes: float, ranks: int = 1) -> Measured:
+    wire = Wire(interfaces=("eth0", "lo"), ranks=ranks, step_bytes=step_bytes, step_packets=(2.0,) * len(step_bytes))
+    return msgspec.structs.replace(one, wire=wire)
+
+
+def test_bytes_on_the_wire_are_the_mean_over_ranks_and_steps_and_headers_are_told(folder):
+    plan = predicted()
+    ring = msgspec.structs.replace(call("all_reduce", 1000.0), wire_bytes_per_rank=1000.0)
+    plan = msgspec.structs.replace(plan, prediction=msgspec.structs.replace(plan.prediction, collectives=(ring,)))
+    first, second = rank(0, 90), rank(1, 99)
+
+    both = report.join_traffic(plan, (with_wire(first, 1100.0, 1140.0), with_wire(second, 1080.0, 1080.0)))
+    assert (both.wire.predicted, both.wire.measured, both.wire_headers) == (1000.0, 1100.0, 2 * report.PACKET_HEADERS)
+    one_node = report.join_traffic(plan, (with_wire(first, 2200.0, ranks=2), second))
+    assert one_node.wire.measured == 1100.0
+    half = report.join_traffic(plan, (with_wire(first, 1100.0), second))  # the other node's counter is not known
+    assert (half.wire.measured, half.wire_headers) == (None, None)
+
+
+@pytest.mark.parametrize(("probed", "said"), [(False, True), (True, False), (None, False)])
+def test_a_step_time_that_no_probe_stands_behind_says_so(folder, probed, said):
+    built = msgspec.structs.replace(report.build(folder), probed=probed)
+    out = io.StringIO()
+    report.render(built, Console(file=out, width=120, force_terminal=False))
+
+    assert ("median step time, unprobed machine" in out.getvalue()) is said
+    assert "median step time" in out.getvalue()
+
+
+def test_validation_losses_are_read_from_between_the_steps_also_of_a_run_that_died(folder):
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 0, "loss": 6.0}\n{"step": 1, "validation_loss": 5.5, "validation_tokens": 9}\n'
+        '{"step": 1, "loss": 5.0}\n{"step": 2, "validation_loss": 5.25, "validation_tokens": 9}\n{"step": 2, "lo'
+    )
+    built = report.build(folder)
+
+    assert built.validation == ((1, 5.5), (2, 5.25))
+    assert (built.first_loss, built.last_loss, built.steps) == (6.0, 5.0, 2)
 
 
 def test_the_step_time_is_the_median_over_all_ranks_and_losses_run_from_first_to_last(folder):

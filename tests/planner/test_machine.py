@@ -21,8 +21,9 @@ from planner.cli import planner
 from planner.collectives import WIRE
 from planner.comm import leaving_bytes
 from planner.errors import PlannerError
-from planner.estimate import make_plan
+from planner.estimate import answer, make_plan, plan_of
 from planner.linktime import collective_seconds
+from planner.options import question
 from planner.plan import encode_plan
 from planner.record import RunRecord
 from planner.spec import Layout, TrainingJob
@@ -294,6 +295,17 @@ def test_a_probe_alone_calibrates_as_the_presets_made_of_it(folder: Path, capsys
     mine, own = calibration(str(folder / "mine.toml")), calibration("made-up", (str(folder),))
     for group in ("compute", "overlap", "links"):
         assert getattr(mine, group) == getattr(own, group)
+
+
+def test_a_plan_says_whether_its_time_rests_on_a_probe(folder: Path):
+    def planned(**more: str) -> bool | None:
+        asked = question({"model": "tiny-llama", "strategy": "ddp", "presets": (str(folder),), **more})
+        return plan_of(answer(asked).estimates[0]).prediction.probed
+
+    assert planned(cluster="made-up", calibration="made-up") is True
+    assert planned(cluster="localhost", gpus="2") is False
+    assert planned(cluster="localhost", gpus="2", calibration="made-up") is False  # of another device
+    assert planned(gpus="8") is False  # an H100 by what others published
 
 
 def test_runs_on_a_probed_machine_are_judged_over_what_the_probe_says(
