@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from executor.rundir import FAILED, RankError
-from executor.worker.mesh import write_json
 from planner.errors import PlannerError
+from planner.plan import write_whole
 
 CRASHED, TRAINING_FAILED = 1, 5
 LONGEST = 400
@@ -41,8 +41,10 @@ def write(folder: Path, error: BaseException, *, out_of_memory: bool = False) ->
         return
     rank = os.environ.get("RANK", "0")
     record = {"schema": "failed/1", "rank": int(rank)} | msgspec.structs.asdict(said(error))
+    record |= {"out_of_memory": out_of_memory}
     with suppress(PlannerError, OSError):
-        write_json(folder / FAILED / f"rank-{rank}.json", record | {"out_of_memory": out_of_memory})
+        (folder / FAILED).mkdir(exist_ok=True)
+        write_whole(folder / FAILED / f"rank-{rank}.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
 
 
 def said(error: BaseException) -> RankError:

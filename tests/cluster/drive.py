@@ -1,6 +1,6 @@
 """Run the stand-in rank through the project's real launcher, as a process that a test can signal.
 
-python -m tests.cluster.drive BEHAVIOUR RUN_DIR NODES HOSTS MEET_S
+python -m tests.cluster.drive BEHAVIOUR RUN_DIR NODES HOSTS MEET_S [TRAINER]
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ def small_plan(data: Path | None = None, ranks: int = RANKS) -> Plan:
     ).sealed()
 
 
-def main(behaviour: str, run_dir: str, nodes: str, hosts: str, meet_s: str) -> int:
+def main(
+    behaviour: str, run_dir: str, nodes: str, hosts: str, meet_s: str, trainer: str = "tests.cluster.standin"
+) -> int:
     """Exit with the run's code, its record on stdout."""
     data = Path(run_dir).with_name("behaviour.txt")
-    data.write_text(behaviour + "\n" + "x" * 40)
+    data.write_text(behaviour + "\n" + "x" * 8192)
     options = launch.Options(
-        run_dir=Path(run_dir), nodes=int(nodes), hosts=hosts, meet_s=float(meet_s), trainer="tests.cluster.standin"
+        run_dir=Path(run_dir), nodes=int(nodes), hosts=hosts, meet_s=float(meet_s), trainer=trainer
     )
     ready = launch.prepare(small_plan(data), options, lambda text: click.echo(text, err=True), NoFiles())
     record = launch.execute(ready, lambda text: click.echo(text, err=True))

@@ -1,7 +1,8 @@
 """A rank that meets the others over gloo and then behaves as the run's data file says. Not here: any training.
 
-Behaviours: `finish`; `kill N`, `raise N` (rank N ends badly while the others wait for it); `wait` (until ended, rank 1
-deaf to SIGTERM); `alone` (reports a world of one); `early N` (rank N raises before reporting); `never` (silent).
+Behaviours: `finish`; `kill N`, `raise N`, `leave N` (rank N ends badly while the others wait for it, by `leave` without
+a word); `wait` (until ended, rank 1 deaf to SIGTERM); `alone` (reports a world of one); `early N` (rank N raises before
+reporting); `never` (silent).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from executor.worker import lastwords
 
 
 def main(folder: Path) -> None:
@@ -36,6 +39,8 @@ def main(folder: Path) -> None:
     dist.barrier()
     if behaviour == "kill" and chosen:
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "leave" and chosen:
+        os._exit(9)
     if behaviour == "raise" and chosen:
         raise ValueError(f"the trouble is on rank {rank}")
     if behaviour in ("wait", "never"):
@@ -49,4 +54,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with lastwords.recorded(Path(sys.argv[1])):
+        main(Path(sys.argv[1]))

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,10 +15,10 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import cli
-from planner import command
+from executor import cli, launch
+from planner import command, inputs
 from planner.errors import PlannerError
-from planner.plan import PhaseMemory, Prediction, encode_plan
+from planner.plan import PhaseMemory, Plan, Prediction, encode_plan, read_plan
 from planner.spec import Gpu, Layout, Recipe
 
 PROJECT = Path(__file__).parents[2]
@@ -94,6 +95,93 @@ def test_a_dry_run_shows_files_commands_and_environment_and_leaves_no_trace(plan
         assert argv[-4:] == ["-m", "executor.worker.train", shown["run_dir"], "--save-weights"]
         assert one["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def far_plan(plan_file: Path, tmp_path: Path) -> Path:
+    """The same plan for two nodes of eight H100, which this machine is not."""
+    plan = msgspec.json.decode(plan_file.read_bytes(), type=Plan)
+    cluster = msgspec.structs.replace(plan.cluster, gpu=Gpu(name="h100", kind="cuda"), nodes=2, gpus_per_node=8)
+    layout = msgspec.structs.replace(plan.layout, dp_replicate=16)
+    memory = (PhaseMemory(phase="forward", terms={"params": 2.0**50}),)
+    far = msgspec.structs.replace(plan, cluster=cluster, layout=layout, prediction=Prediction(memory=memory))
+    return write(tmp_path / "far.json", far)
+
+
+def test_a_dry_run_of_a_plan_for_other_machines_shows_everything_and_lists_what_is_not_so_here(far_plan, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    done = run("run", far_plan, "--dry-run", "--json", "--data", "absent.txt", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["elsewhere"] and "config/accelerate.yaml" in shown["files"]
+    assert "num_machines: 2" in shown["files"]["config/accelerate.yaml"]
+    for node, one in enumerate(shown["commands"]):
+        pairs = dict(zip(one["argv"], one["argv"][1:], strict=False))
+        assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--nproc-per-node"]) == ("2", str(node), "8")
+        assert (pairs["--master-addr"], pairs["--local-addr"]) == ("node-0", f"node-{node}")
+        assert one["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
+        assert not {"GLOO_SOCKET_IFNAME", "PYTHONPATH", "OMP_NUM_THREADS"} & set(one["env"])  # of this machine
+    assert "no CUDA device" in shown["unchecked"]["devices"] and "absent.txt" in shown["unchecked"]["data"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(far_plan, tmp_path):
+    (tmp_path / "site").mkdir()  # a laptop: its interpreter finds the planner, and no framework
+    hide = "import importlib.util as util\nfind, gone = util.find_spec, ('torch', 'accelerate', 'transformers')\n"
+    hide += "util.find_spec = lambda name, *rest: None if name in gone else find(name, *rest)\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(hide)
+    path = os.pathsep.join([str(tmp_path / "site"), str(PROJECT)])
+    done = run("run", far_plan, "--dry-run", "--json", cwd=tmp_path, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
+
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert "not installed" in shown["unchecked"]["software"] and "configuration" in shown["unchecked"]
+    assert shown["commands"][1]["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
+
+
+def test_a_dry_run_writes_a_run_folder_with_a_script_a_node_and_no_secret(far_plan, tmp_path):
+    given = ["--env", "HF_TOKEN", "--env", "FOO=a $(touch canary) 'b'", "--env", "WANDB_API_KEY=w-hidden"]
+    hidden = {"HF_TOKEN": "hf-hidden", "CUDA_VISIBLE_DEVICES": ""}
+    done = run("run", far_plan, "--dry-run", "-o", "out", "--steps", 7, *given, cwd=tmp_path, **hidden)
+
+    assert done.returncode == 0, done.stderr
+    assert "-hidden" not in done.stdout
+    made = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert made == {"plan.json", "launch.json", "config/accelerate.yaml", "node-0.sh", "node-1.sh"}
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and b"-hidden" in path.read_bytes()]
+    assert read_plan(tmp_path / "out" / "plan.json").job.recipe.steps == 7
+    assert read_plan(tmp_path / "out" / "plan.json").content_hash in done.stdout
+
+    (tmp_path / "python").write_text("#!/bin/sh\nenv\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "python").chmod(0o755)
+    shell = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "there", "WANDB_API_KEY": "there"}
+    script = ["sh", str(tmp_path / "out" / "node-1.sh")]
+    ran = subprocess.run(script, cwd=tmp_path, env=shell, text=True, capture_output=True, check=True).stdout
+    assert "FOO=a $(touch canary) 'b'\n" in ran and "--node-rank\n1\n" in ran and "HF_TOKEN=there\n" in ran
+    assert not (tmp_path / "canary").exists()
+    del shell["HF_TOKEN"]
+    refused = subprocess.run(script, cwd=tmp_path, env=shell, text=True, capture_output=True, check=False)
+    assert refused.returncode != 0 and "HF_TOKEN: is a secret" in refused.stderr
+
+    again = run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path)
+    assert_refused(again, 2, "--output=out: exists")
+    assert_refused(run("run", far_plan, "-o", "other", cwd=tmp_path), 2, "--output is where --dry-run writes")
+
+
+def test_a_changed_file_is_refused_by_name_and_taken_as_it_is_when_it_is_named(plan_file, tmp_path, monkeypatch):
+    plan = inputs.resolved(read_plan(plan_file))
+    options = launch.Options(run_dir=tmp_path / "run", nodes=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert launch.prepare(plan, options, print).plan.inputs == plan.inputs
+
+    (tmp_path / "data.txt").write_text("other words to train on " * 200)
+    with pytest.raises(PlannerError, match=r"recipe.data=.* is not what the plan was made with.* --data") as caught:
+        launch.prepare(plan, options, print)
+    assert caught.value.exit_code == 3
+    taken = launch.prepare(plan, replace(options, data=tmp_path / "data.txt"), print).plan
+    assert taken.inputs[0].digest != plan.inputs[0].digest and taken.inputs[0].path == str(tmp_path / "data.txt")
 
 
 def test_refusals_are_one_line_with_the_codes_of_the_contract_and_make_nothing(plan_file, tmp_path):
