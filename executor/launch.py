@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from executor import cgroups, rundir, verdict
+from executor.contract import script_differences
 from executor.failures import failures, last_error_line
 from executor.launchers import local
 from executor.prepare import Options as Options  # a launch is prepared and executed: others ask for both here
@@ -84,7 +85,8 @@ def configuration_environment(ready: Prepared, folder: Path) -> dict[str, str]:
 def worker_arguments(options: Options) -> tuple[str, ...]:
     """What every rank runs: the project's trainer, or the person's own script."""
     if options.script:
-        return (str(Path(options.script[0]).absolute()), *options.script[1:])
+        script = str(Path(options.script[0]).absolute())
+        return ("-m", "executor.worker.script", str(options.run_dir), script, *options.script[1:])
     chosen: list[str] = ["-m", options.trainer, str(options.run_dir)]
     if options.save_weights:
         chosen.append("--save-weights")
@@ -150,8 +152,10 @@ def evidence_of(
     """What the run left behind, read once."""
     folder, started = ready.options.run_dir, ready.ranks
     mesh = rundir.read_mesh(folder)
-    own = not ready.options.script
-    differing = mesh_differences(mesh, started, ready.plan.layout.world_size) if own else []
+    own, layout = not ready.options.script, ready.plan.layout
+    differing = mesh_differences(mesh, started, layout.world_size)
+    if not own:
+        differing = script_differences(layout, started, mesh)
     return Evidence(
         ending=ending,
         started=started,

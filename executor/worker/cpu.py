@@ -7,6 +7,7 @@ train alone, unsharded, or compile something. Not here: any training.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 from planner.spec import Layout
@@ -22,7 +23,7 @@ def prepare(layout: Layout) -> None:
         _let_accelerate_shard()
     elif layout.engine.startswith("deepspeed"):
         os.environ["DS_ACCELERATOR"] = "cpu"
-        _leave_shared_memory_collective_out()
+        leave_shared_memory_collective_out(import_module("deepspeed.ops"))
     elif layout.engine == "transformers-tp":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it takes any accelerator that torch shows, and asks nobody
 
@@ -39,9 +40,10 @@ def _let_accelerate_shard() -> None:
     PartialState._prepare_backend = several_devices
 
 
-def _leave_shared_memory_collective_out() -> None:
-    # DeepSpeed compiles an inference all-reduce through shared memory when it first starts on CPU. Training does not
-    # call it, and it needs a C++ compiler on every node. The registry is the switch DeepSpeed itself consults.
-    import deepspeed.ops
+def leave_shared_memory_collective_out(operations: Any) -> None:
+    """Let DeepSpeed, whose module `deepspeed.ops` this is, do without a collective of its own.
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    It compiles an inference all-reduce through shared memory when it first starts on CPU: minutes, and a C++ compiler
+    on every node. Training does not call it. The registry is the switch that DeepSpeed itself consults.
+    """
+    operations.__compatible_ops__["deepspeed_shm_comm"] = False

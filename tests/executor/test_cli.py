@@ -231,23 +231,57 @@ def test_a_plan_for_other_hardware_or_more_memory_or_no_backend_is_code_3(plan_f
     assert_refused(run("run", write(tmp_path / "split.json", split), cwd=tmp_path), 3, "tp=2")
 
 
+SCRIPT = """
+import os, sys
+assert "torch" not in sys.modules and sys.argv[0].endswith("own/mine.py")  # nothing comes before the script
+import beside
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+print(sys.argv[1:], dist.get_world_size(), os.environ["ACCELERATE_MIXED_PRECISION"], beside.HERE, flush=True)
+print(os.environ.get("FOO"), os.environ.get("HF_TOKEN"), os.environ.get("BAR"), flush=True)
+if sys.argv[-1] == "fail":
+    sys.exit(3)
+model(torch.ones(1, 4)).sum().backward()
+torch.optim.SGD(model.parameters()).step()
+"""
+
+
 def test_a_persons_own_script_runs_under_the_plans_launch_with_its_own_arguments(plan_file, tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text(
-        "import os, sys, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "print(sys.argv[1:], dist.get_world_size(), os.environ['ACCELERATE_MIXED_PRECISION'], flush=True)\n"
-        "sys.exit(3 if sys.argv[-1] == 'fail' else 0)\n"
-    )
-    done = run("run", plan_file, "--run-dir", "r", "--script", script, "--", "--lr", "a b", cwd=tmp_path)
+    (tmp_path / "own").mkdir()
+    script = tmp_path / "own" / "mine.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "own" / "beside.py").write_text("HERE = 'found'\n")
+    given = ["--env", "FOO=a $b 'c'", "--env", "HF_TOKEN", "--script", script]
+    secret = {"HF_TOKEN": "hf-hidden", "BAR": "not passed on"}
+    done = run("run", plan_file, "--run-dir", "r", *given, "--", "--lr", "a b", cwd=tmp_path, **secret)
     assert done.returncode == 0, done.stderr
-    assert "['--lr', 'a b'] 2 no" in done.stderr and "prediction n/a" in done.stderr and done.stdout == ""
+    assert "['--lr', 'a b'] 2 no found" in done.stderr and "prediction n/a" in done.stderr and done.stdout == ""
+    assert "a $b 'c' hf-hidden None" in done.stderr  # printed by the script itself
+    kept = [path for path in (tmp_path / "r").rglob("*") if path.is_file() and b"hf-hidden" in path.read_bytes()]
+    assert {path.name for path in kept} == {"stdout.log"}
 
     failed = run("run", plan_file, "--run-dir", "f", "--json", "--script", script, "--", "fail", cwd=tmp_path)
     assert failed.returncode == 5
     record = json.loads(failed.stdout)
     assert (record["schema"], record["status"], record["exit_code"]) == ("run/1", "training failed", 5)
     assert "exit code 3" in record["message"]
+
+
+@pytest.mark.long  # its parts are in tests/cluster/test_script.py and test_verdict.py
+def test_a_script_that_trains_as_lone_processes_is_a_failed_run(plan_file, tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters())\n"
+        "model(torch.ones(1, 4)).sum().backward()\noptimizer.step()\nprint('trained', flush=True)\n"
+    )
+    done = run("run", plan_file, "--run-dir", "r", "--json", "--script", script, cwd=tmp_path)
+
+    assert done.returncode == 4 and "trained" not in done.stderr
+    record = json.loads(done.stdout)
+    assert (record["status"], record["cause"]) == ("launch failed", "another world")
+    assert "trains alone, the plan has 2 ranks" in record["message"]
 
 
 def test_a_run_of_the_real_trainer_reports_itself_and_its_folder_reports_again(plan_file, tmp_path):

@@ -1,0 +1,106 @@
+"""What a person's own script must be for its run to count as the plan's: its world, and what it is wrapped in.
+
+Not here: reading that from a running script (worker/live.py), or running one (worker/script.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from planner.errors import PlannerError
+from planner.spec import Layout
+
+NAMES = {
+    "ddp": "DistributedDataParallel",
+    "fsdp2": "FSDP2 (fully_shard)",
+    "transformers-tp": "tensor parallelism (DTensor weights)",
+    "deepspeed-pipeline": "DeepSpeed's PipelineEngine",
+}
+"""How a layout's engine shows in a script; the others are a DeepSpeedEngine of the plan's stage."""
+WAYS_OUT = {
+    "ddp": "Let Accelerator() or torchrun's variables set the process group up, and wrap the model",
+    "fsdp2": "Let Accelerator() take its configuration from the environment, or call fully_shard",
+    "transformers-tp": "Give from_pretrained the distributed_config of config/distributed.json",
+}
+DEEPSPEED_WAY_OUT = "Hand the file that $MESHWRIGHT_DEEPSPEED_CONFIG names to deepspeed.initialize"
+
+
+class AnotherWorld(PlannerError):
+    """A script that trains in another world, or another engine, than the plan's."""
+
+    cause = "another world"
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script was found in: `engine` None where its weights are wrapped in nothing that is known.
+
+    `ranks` are those the wrapper works over, `shards` those that one copy of the weights is divided by; None where it
+    does not say.
+    """
+
+    world_size: int
+    rank: int
+    engine: str | None = None
+    wrapper: str | None = None
+    zero_stage: int | None = None
+    ranks: int | None = None
+    shards: int | None = None
+
+
+def differences(layout: Layout, found: Live) -> list[str]:
+    """In what a script is another run than the plan's; empty where it is the plan's."""
+    world = layout.world_size
+    if found.world_size != world:
+        where = "alone" if found.world_size == 1 else f"in a world of {found.world_size}"
+        return [f"trains {where}, the plan has {world} ranks"]
+    if world == 1:
+        return []  # nothing has to be wrapped
+    planned = _planned(layout)
+    if found.wrapper is None:
+        return [f"trains by itself: its model is in no wrapper of torch or DeepSpeed, the plan has {planned}"]
+    if not _same_engine(layout, found):
+        stage = "" if found.zero_stage is None else f" with ZeRO stage {found.zero_stage}"
+        return [f"trains in {found.wrapper}{stage}, the plan has {planned}"]
+    replicas = layout.dp_replicate * layout.dp_shard
+    if layout.engine in ("ddp", "fsdp2", "deepspeed") and found.ranks not in (None, replicas):
+        return [f"has {found.wrapper} over {found.ranks} ranks, the plan has {planned} over {replicas}"]
+    if layout.engine == "fsdp2" and found.shards not in (None, layout.dp_shard):
+        return [f"divides its weights by {found.shards}, the plan by dp_shard={layout.dp_shard}"]
+    return []
+
+
+def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
+    """The refusal of a script that is another run than the plan's (exit code 4)."""
+    wrong = differences(layout, found)
+    if not wrong:
+        return None
+    fix = WAYS_OUT.get(layout.engine, DEEPSPEED_WAY_OUT)
+    return AnotherWorld("--script", script, "; ".join(wrong), fix, exit_code=4)
+
+
+def script_differences(layout: Layout, started: int, mesh: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """The same of a run that has ended, from what its ranks recorded. A script that never stepped has not trained."""
+    stepped = {rank: seen for rank, seen in mesh.items() if seen.get("stepped")}
+    wrong = []
+    if idle := sorted(set(range(started)) - set(stepped)):
+        wrong.append(f"ranks {idle} took no optimizer step")
+    first: dict[str, int] = {}
+    for rank, seen in sorted(stepped.items()):
+        for one in differences(layout, msgspec.convert(seen, Live)):
+            first.setdefault(one, rank)  # all ranks of a script differ alike
+    return wrong + [f"rank {rank} {one}" for one, rank in first.items()]
+
+
+def _same_engine(layout: Layout, found: Live) -> bool:
+    if layout.engine == "transformers-tp":
+        return found.engine in ("fsdp2", "dtensor")
+    if layout.engine == "deepspeed-pipeline" or not layout.engine.startswith("deepspeed"):
+        return found.engine == layout.engine
+    return found.engine == "deepspeed" and found.zero_stage == layout.zero_stage
+
+
+def _planned(layout: Layout) -> str:
+    return NAMES.get(layout.engine, f"DeepSpeed with ZeRO stage {layout.zero_stage}")

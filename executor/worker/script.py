@@ -1,0 +1,126 @@
+"""A person's own script on one rank: run as it would run by itself, watched at its first optimizer step.
+
+There the world and the engine it trains in are read from its live objects (live.py), written to mesh/rank-N.json, and
+compared with the plan: a script that is another run than the plan's stops before it changes a weight. Started by
+torchrun as `-m executor.worker.script RUN_FOLDER SCRIPT ARGUMENTS...`. Not here: the trainer of our own (train.py).
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from executor import contract
+from executor.rundir import MESH
+from executor.worker import cpu, lastwords
+from executor.worker.live import live
+from planner.plan import Plan, read_plan, write_whole
+
+STEPS = "torch.optim.optimizer"
+"""The module whose optimizers tell when they step."""
+OPERATIONS = "deepspeed.ops"
+"""DeepSpeed's registry of what it compiles."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; what ends it badly is written down and goes on to Python, which prints it."""
+    folder, script, *rest = sys.argv[1:] if arguments is None else arguments
+    watch = Watch(Path(folder), script)
+    sys.argv = [script, *rest]
+    sys.path[0] = str(Path(script).parent)  # where Python looks first when it runs a script itself
+    with lastwords.recorded(Path(folder)):
+        after_import(STEPS, watch.start)
+        if watch.plan.cluster.gpu.kind == "cpu":
+            after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
+        runpy.run_path(script, run_name="__main__")
+        watch.ended()
+    return 0
+
+
+class Watch:
+    """Looks once, at the first step of any optimizer of torch's kind."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        self.folder, self.script = folder, script
+        self.plan: Plan = read_plan(folder / "plan.json")
+        self.stepped = False
+        self._handle: Any = None
+
+    def start(self, optimizers: ModuleType) -> None:
+        """From now on every optimizer of that module is watched, until the first steps."""
+        self._handle = optimizers.register_optimizer_step_pre_hook(self._first_step)
+
+    def _first_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._handle.remove()
+        self.stepped = True
+        found = live(optimizer)
+        self._write(found)
+        if (refused := contract.refusal(self.plan.layout, found, self.script)) is not None:
+            raise refused
+
+    def ended(self) -> None:
+        """The script has ended well; one that never stepped is recorded too."""
+        if not self.stepped:
+            self._write(live())
+
+    def _write(self, found: contract.Live) -> None:
+        # By the launcher's number: a script that trains alone takes every rank for the first.
+        rank = int(os.environ.get("RANK", "0"))
+        record = msgspec.structs.asdict(found) | {
+            "schema": "mesh/1",
+            "plan_hash": self.plan.content_hash,
+            "script": self.script,
+            "stepped": self.stepped,
+            "rank": rank,
+            "node": int(os.environ.get("GROUP_RANK", "0")),
+            "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+            "host": socket.gethostname(),
+        }
+        write_whole(self.folder / MESH / f"rank-{rank}.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+def after_import(name: str, do: Callable[[ModuleType], object]) -> None:
+    """Call `do` with a module once it has been imported, by whomever: nothing is imported before the script."""
+    if name in sys.modules:
+        do(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, do))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds the module as Python would, and lets its loader say when it is there."""
+
+    def __init__(self, name: str, do: Callable[[ModuleType], object]) -> None:
+        self.name, self.do = name, do
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The module's own spec, with one more thing to do at its end; None for every other module."""
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self.do(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if __name__ == "__main__":
+    sys.exit(main())
