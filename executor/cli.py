@@ -17,6 +17,7 @@ import msgspec
 from executor import dryrun, launch, rundir
 from executor import report as reports
 from executor.reap import standing
+from executor.report_text import render
 from planner import __version__, command
 from planner.plan import Plan, read_plan
 from planner.record import RunRecord
@@ -180,7 +181,7 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
     if as_json:
         click.echo(reports.as_json(built, outside, tolerances))
     else:
-        reports.render(built, console(stderr=False))
+        render(built, console(stderr=False))
     return verdict(outside)
 
 
@@ -253,7 +254,7 @@ def _finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Toler
             whole["report"] = msgspec.Raw(reports.as_json(built, outside, tolerances))
         click.echo(msgspec.json.encode(whole))
     elif built and not record.exit_code:
-        reports.render(built, console(stderr=True))
+        render(built, console(stderr=True))
     elif ready.options.script and not record.exit_code:
         _tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
     if not record.exit_code:

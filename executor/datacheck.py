@@ -114,13 +114,18 @@ def check_tokenizer(tokenizer: str, vocab: int) -> None:
     counted by the ranks, with the library that reads it.
     """
     path = Path(tokenizer)
-    if not path.exists():
-        raise PlannerError(
-            "recipe.tokenizer", tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
-        )
+    check_tokenizer_folder(tokenizer)
     ids = tokenizer_ids(path / "tokenizer.json" if path.is_dir() else path)
     if ids is not None and ids > vocab:
         raise vocabulary_too_small(tokenizer, ids, vocab)
+
+
+def check_tokenizer_folder(tokenizer: str) -> None:
+    """Refuse a tokenizer that is not there."""
+    if not Path(tokenizer).exists():
+        raise PlannerError(
+            "recipe.tokenizer", tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
+        )
 
 
 def tokenizer_ids(path: Path) -> int | None:

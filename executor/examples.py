@@ -6,7 +6,7 @@ here: tokens and which of them are targets (worker/examples.py), or other files 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,13 @@ def kind_of(path: Path, field: str) -> str:
     raise PlannerError(field, path, "holds no line that is not blank", "Write one JSON object a line")
 
 
-def read_examples(path: Path, field: str) -> Iterator[tuple[str, Example]]:
-    """Every line's place, to name it in a refusal, and its example. All lines are of one kind (PlannerError)."""
+def read_examples(path: Path, field: str, only: Container[int] | None = None) -> Iterator[tuple[str, Example]]:
+    """Every line's place, to name it in a refusal, and its example. All lines are of one kind (PlannerError). `only`
+    are the numbers of those to read."""
     first = ""
     for number, line in _lines(path, field):
+        if only is not None and number not in only:
+            continue
         place = _place(path, number)
         found = _object(line, place, field)
         kind = _kind(found, place, field)

@@ -1,28 +1,26 @@
 """Predicted against measured, line by line, from a run folder alone.
 
-`build` joins plan.json with measured/ and run.json into one frozen value, `check` judges it, `render` prints it.
-Not here: predicting (planner) or measuring (executor.worker).
+`build` joins plan.json with measured/ and run.json into one frozen value, and `check` judges it. Where the measured
+step had shorter rows than the plan's, the planner is asked again for these. Not here: measuring (executor.worker), or
+printing a report (report_text.py).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from executor import rundir
+from planner.case import Case
 from planner.errors import PlannerError
 from planner.groups import coordinates
+from planner.memory import memory_breakdown
 from planner.plan import Collective, PhaseMemory, Plan, StagePrediction
 from planner.record import Measured
-from planner.units import format_bytes, format_seconds, format_volume
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from planner.units import format_bytes
 
 SCHEMA = "report/1"
 PACKET_HEADERS = 66
@@ -133,7 +131,7 @@ def build(folder: Path) -> Report:
         launcher=record.launcher if record else None,
         world_size=plan.layout.world_size,
         nodes=record.nodes if record else plan.cluster.nodes,
-        memory=join_memory(prediction_of(plan, heaviest(measured)).memory, measured),
+        memory=join_memory(memory_for(plan, heaviest(measured)), measured),
         traffic=join_traffic(plan, measured),
         step_s=Line(
             name="step", predicted=plan.prediction.step_s, measured=statistics.median(steps) if steps else None
@@ -145,17 +143,24 @@ def build(folder: Path) -> Report:
         steps=len(losses),
         node_tx_bytes=record.node_tx_bytes if record else (),
         versions=record.versions if record else {},
-        notes=_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder)),
+        notes=_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder), heaviest(measured)),
     )
 
 
-def _notes(plan: Plan, steps: int, timed: bool, tokens: tuple[int, ...]) -> tuple[str, ...]:
+def _notes(plan: Plan, steps: int, timed: bool, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:
     """What a reader has to know about the run before an error is called one."""
     layout, found = plan.layout, []
     full = layout.global_batch_size * plan.job.seq_len
     if plan.model.moe is not None:
         found.append("experts are predicted for a router that spreads tokens evenly; memory and all-to-all follow it")
-    if layout.pp == 1 and tokens and min(tokens) < full:  # a pipeline pads every row to its end
+    if fullest is not None and shorter_rows(plan, fullest):
+        planned = _fullest(prediction_of(plan, fullest).memory)
+        peak = f" ({format_bytes(planned.total)} at most)" if planned else ""
+        found.append(
+            f"memory is compared for rows of {max(fullest.rows):,} tokens, as the measured step had them;"
+            f" the plan is for its widest rows, {plan.job.seq_len:,} tokens{peak}, and so is its time"
+        )
+    elif layout.pp == 1 and tokens and min(tokens) < full:  # a pipeline pads every row to its end
         found.append(f"memory is predicted for full rows, {full:,} tokens a step; this run had from {min(tokens):,}")
     if steps and not timed:
         found.append(f"no step was timed: memory and traffic are looked at first; {steps} steps are too few")
@@ -166,6 +171,29 @@ def heaviest(measured: Iterable[Measured]) -> Measured | None:
     """The rank whose fullest phase holds most."""
     known = (one for one in measured if one.memory)
     return max(known, key=lambda one: max(phase.total for phase in one.memory), default=None)
+
+
+def shorter_rows(plan: Plan, one: Measured) -> bool:
+    """Whether the step whose memory was measured had rows that are shorter than the plan's."""
+    return bool(one.rows) and max(one.rows) < plan.job.seq_len
+
+
+def memory_for(plan: Plan, one: Measured | None) -> tuple[PhaseMemory, ...]:
+    """What was predicted of a rank's memory; where its rows were shorter than the plan's, predicted for those rows.
+
+    A micro-batch is as wide as its longest row, and a plan must fit the widest of all.
+    """
+    if one is None or not shorter_rows(plan, one):
+        return prediction_of(plan, one).memory
+    first, later = (_memory_at(plan, width) for width in (one.rows[0], max(one.rows[1:], default=one.rows[0])))
+    by_phase = {phase.phase: phase for phase in later}
+    return tuple(by_phase[phase.phase] if phase.phase.endswith(".next") else phase for phase in first)
+
+
+def _memory_at(plan: Plan, width: int) -> tuple[PhaseMemory, ...]:
+    mean = None if plan.job.mean_seq_len is None else min(plan.job.mean_seq_len, width)
+    job = msgspec.structs.replace(plan.job, seq_len=width, mean_seq_len=mean)
+    return memory_breakdown(Case.of(msgspec.structs.replace(plan, job=job))).phases
 
 
 def prediction_of(plan: Plan, one: Measured | None) -> StagePrediction:
@@ -307,107 +335,6 @@ def encoded(
     if outside is not None:
         whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
     return msgspec.json.encode(whole)
-
-
-def table(title: str, *columns: str) -> Table:
-    """An empty table: names on the left, figures on the right."""
-    from rich.table import Table  # rich only where something is drawn
-
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    return made
-
-
-def render(report: Report, console: Console) -> None:
-    """Print the report for people."""
-    from rich.text import Text  # rich only where something is drawn
-
-    def say(text: str) -> None:
-        console.print(Text(text))  # names come from files: never read as markup
-
-    nodes = f"{report.nodes} node{'s' * (report.nodes > 1)}"
-    say(f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}")
-    if report.message:
-        say(report.message)
-
-    memory = report.memory
-    where = (
-        f"rank {memory.rank} on node {memory.node}, {memory.source}" if memory.rank is not None else "nothing measured"
-    )
-    made = table(f"Memory ({where})", "phase/term", "predicted", "measured", "error")
-    for line in memory.lines:
-        _row(made, line, format_bytes)
-    made.add_section()
-    _row(made, msgspec.structs.replace(memory.peak, name=peak_name(memory)), format_bytes)
-    console.print(made)
-    small = [line for line in memory.small if line.predicted or line.measured]
-    if small:
-        say(f"  {len(small)} terms under {SMALL_SHARE:.0%} of the peak: {_listed(small, format_bytes)}")
-
-    if memory.allocator_peak_bytes:
-        shown = "; ".join(f"{name} {format_bytes(peak)}" for name, peak in memory.allocator_peak_bytes.items())
-        say(f"  the device's allocator saw: {shown}")
-
-    traffic = report.traffic
-    made = table(f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})",
-                 "operation/group/unit/phase", "predicted", "measured", "error")  # fmt: skip
-    for line in traffic.lines:
-        _row(made, line, format_volume)
-    made.add_section()
-    for line, name in ((traffic.payload, "all payload"), (traffic.wire, "on the wire, per rank")):
-        _row(made, msgspec.structs.replace(line, name=name), format_volume)
-    console.print(made)
-    if traffic.wire_headers is not None and traffic.wire.measured:
-        headers, share = traffic.wire_headers, traffic.wire_headers / traffic.wire.measured
-        say(f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})")
-    if traffic.differing_ranks:
-        say(f"  ranks {', '.join(map(str, traffic.differing_ranks))} were given other totals")
-    if traffic.control:
-        calls, sent = (sum(getattr(call, name) for call in traffic.control) for name in ("count", "payload_bytes"))
-        say(f"  {calls:g} control messages under 1 KB, {format_volume(sent)} in all")
-
-    made = table("Step", "", "predicted", "measured", "error")
-    name = "median step time, unprobed machine" if report.probed is False else "median step time"
-    _row(made, msgspec.structs.replace(report.step_s, name=name), format_seconds)
-    console.print(made)
-    if report.first_loss is not None:
-        say(f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps")
-    if report.validation:
-        (begun, begin), (ended, end) = report.validation[0], report.validation[-1]
-        over = f"after step {begun}" if begun == ended else f"→ {end:.4f}, after steps {begun} to {ended}"
-        say(f"validation loss {begin:.4f} {over}")
-    for note in report.notes:
-        say(f"note: {note}")
-    if report.node_tx_bytes:
-        sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
-        say(f"sent between nodes over the whole run: {sent}")
-
-
-def _row(made: Table, line: Line, form: Callable[[float], str]) -> None:
-    from rich.text import Text
-
-    shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
-    error = "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %"
-    made.add_row(*(Text(cell) for cell in (line.name, *shown, error)))
-
-
-def _listed(lines: list[Line], form: Callable[[float], str]) -> str:
-    def figure(value: float | None) -> str:
-        return "missing" if value is None else form(value)
-
-    return "; ".join(f"{line.name} {figure(line.predicted)} / {figure(line.measured)}" for line in lines)
-
-
-def peak_name(memory: MemoryReport) -> str:
-    """The peak's line in words: in which phase it is predicted, and in which it was found."""
-    if (
-        memory.predicted_phase == memory.measured_phase
-        or memory.measured_phase is None
-        or memory.predicted_phase is None
-    ):
-        return f"PEAK in {memory.predicted_phase or memory.measured_phase or 'n/a'}"
-    return f"PEAK predicted in {memory.predicted_phase}, measured in {memory.measured_phase}"
 
 
 def _fullest(phases: tuple[PhaseMemory, ...]) -> PhaseMemory | None:

@@ -22,6 +22,7 @@ from executor import preflight
 from executor import report as reports
 from executor.backends.common import TRAINER
 from executor.report import Line, MemoryReport, Tolerances, TrafficReport
+from executor.report_text import peak_name, table
 from executor.supervise import received_signals
 from planner.case import Case
 from planner.errors import PlannerError
@@ -227,20 +228,18 @@ def render(report: TraceReport, console: Console) -> None:
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
         f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}"
     )
-    made = reports.table("Memory", "phase/term", "predicted", "traced", "error")
+    made = table("Memory", "phase/term", "predicted", "traced", "error")
     for line in report.memory.lines:
         row(made, line, format_bytes)
     made.add_section()
-    row(made, report.memory.peak, format_bytes, reports.peak_name(report.memory))
+    row(made, report.memory.peak, format_bytes, peak_name(report.memory))
     console.print(made)
-    made = reports.table("Fullest moments", "phase", "bytes", "operation", "module")
+    made = table("Fullest moments", "phase", "bytes", "operation", "module")
     for moment in report.moments:
         mark = " (peak)" if moment is report.peak else ""
         made.add_row(*map(Text, (moment.phase + mark, format_bytes(moment.total), moment.op, moment.path or "-")))
     console.print(made)
-    made = reports.table(
-        "Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error"
-    )
+    made = table("Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error")
     for line in report.traffic.lines:
         row(made, line, format_volume)
     made.add_section()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -213,6 +213,7 @@ def explain(as_json: bool, **given: Any) -> int:
     from planner import options, render
 
     found = estimates.answer(options.question(given))
+    tell(found.question.notes)
     place = found.recommended if found.recommended is not None else 0
     one = found.estimates[place]
     trees = explanations.derivation(one.case, found.question.calibration)
@@ -370,12 +371,19 @@ def may_write(output: str | None, force: bool, field: str = "output") -> None:
         raise PlannerError(field, output, "exists already", "Name another file, or add --force")
 
 
+def tell(notes: Iterable[str]) -> None:
+    """Sentences that a reader of the answer has to know."""
+    for sentence in notes:
+        click.echo(f"note: {sentence}.", err=True)
+
+
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
     from planner import inputs
     from planner.estimate import plan_of
     from planner.plan import encode_plan, write_whole
 
+    tell(found.question.notes)
     place = found.recommended
     if place is None and found.question.pins.exact and found.estimates[0].fits:
         place = 0  # asked for by name: a plan to look at, which executor run refuses
@@ -388,8 +396,7 @@ def finish(found: Any, output: str | None) -> int:
     if output is not None:
         plan = inputs.resolved(plan_of(found.estimates[place]))
         write_whole(output, encode_plan(plan))
-        for sentence in inputs.unknown(plan):
-            click.echo(f"note: {sentence}.", err=True)
+        tell(inputs.unknown(plan))
         click.echo(f"wrote {output}", err=True)
     return 0
 

@@ -332,6 +332,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "recommended": found.recommended,
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
+        "notes": question.notes,
     }
 
 

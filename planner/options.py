@@ -14,6 +14,7 @@ from planner import presets
 from planner.calibration import calibration
 from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
+from planner.lengths import by_data
 from planner.model_rules import LARGEST, check_model
 from planner.presets import Folders
 from planner.question import (
@@ -50,16 +51,18 @@ def question(given: Given) -> Question:
     folders = tuple(given.get("presets") or ())
     model = model_of(given, folders)
     named = given.get("calibration")
+    job, notes = by_data(_job(given, model))
     return Question(
         model=model,
         cluster=cluster_of(given, folders),
-        job=_job(given, model),
+        job=job,
         calibration=calibration(named, folders) if named else calibration(folders=folders),
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         strategy=given.get("strategy"),
         headroom=_or(real("headroom", given.get("headroom"), 0.0, 0.9), DEFAULT_HEADROOM),
         folders=folders,
+        notes=notes,
     )
 
 

@@ -151,7 +151,8 @@ class Pins(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone."""
+    """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
+    `notes` is what to tell of how it was read."""
 
     model: ModelSpec
     cluster: Cluster
@@ -162,6 +163,7 @@ class Question(msgspec.Struct, frozen=True):
     strategy: str | None = None
     headroom: float = DEFAULT_HEADROOM
     folders: Folders = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def asked_strategy(self) -> Strategy | None:

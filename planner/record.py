@@ -29,7 +29,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     `memory_source` is "live-tensors" (CPU, or any device: bytes of tensors alive) or "cuda-allocator".
     `allocator_peak_bytes` is CUDA's: allocated by phase and in whole "steps", "reserved", and "device" (the card's).
     `collectives` are those of one steady optimizer step; `control` those under 1 KB a call. `wire` is the first rank's
-    of each node, where the node's interfaces are the run's own.
+    of each node, where the node's interfaces are the run's own. `rows` are the tokens of a row, padding included, in
+    each micro-batch of the step whose memory was measured; empty where a run ended before it.
     """
 
     schema: str = MEASURED_SCHEMA
@@ -43,6 +44,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     control: tuple[Collective, ...] = ()
     step_s: tuple[float, ...] = ()
     wire: Wire | None = None
+    rows: tuple[int, ...] = ()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ class Meter:
     ) -> None:
         self._layout, self._rank, self._node, self._local_rank = plan.layout, rank, node, local_rank
         self._device = torch.device(device)
-        self._memory_step, self._traffic_step = memory_step, traffic_step
+        self.memory_step, self._traffic_step = memory_step, traffic_step
         self._step = -1
         self._phase = "step"
         self._live: LiveTensors | None = live or LiveTensors(self._device.type, *logits_widths(plan))
@@ -81,13 +81,13 @@ class Meter:
         """Around one optimizer step, all its micro-batches included."""
         self._step, self._phase = index, "step"
         self._wait()
-        if index in (self._memory_step, max(self._memory_step, self._traffic_step) + 1):
+        if index in (self.memory_step, max(self.memory_step, self._traffic_step) + 1):
             self._note_device("steps")  # before the measured step's phases, and before the steps that are timed
         began = time.perf_counter()
         with ExitStack() as stack:
-            if index > self._memory_step and self._entered:
+            if index > self.memory_step and self._entered:
                 self._stop_following()  # the measured step was skipped, for instance by a resume
-            if index == self._memory_step and self._entered:
+            if index == self.memory_step and self._entered:
                 stack.callback(self._conclude)
             if index == self._traffic_step:
                 if self._live is None and sends_activations(self._layout):
@@ -97,7 +97,7 @@ class Meter:
                 self._calls = traffic.calls
             yield
             self._wait()
-            if index > max(self._memory_step, self._traffic_step):
+            if index > max(self.memory_step, self._traffic_step):
                 self._step_s.append(time.perf_counter() - began)
 
     @contextmanager
@@ -106,7 +106,7 @@ class Meter:
         self._phase = name
         self._modules.phase_begins(name)
         with ExitStack() as stack:
-            if self._step == self._memory_step and self._live is not None and self._entered:
+            if self._step == self.memory_step and self._live is not None and self._entered:
                 stack.enter_context(self._live.recording(name))
                 stack.enter_context(self._allocator_peak(name))
             try:

@@ -92,7 +92,8 @@ def run(options: argparse.Namespace) -> None:
         reporter.close()
     measured = meter.result()
     if measured is not None:
-        measured = msgspec.structs.replace(measured, wire=wire.result())
+        widths = _widths(plan, rows, live.data_parallel_rank, meter.memory_step) if measured.memory else ()
+        measured = msgspec.structs.replace(measured, wire=wire.result(), rows=widths)
         write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
     if options.save_weights:
         weights.save(plan, engine, options.folder, rank)
@@ -155,6 +156,12 @@ def _train(
         if validation is not None and (done == recipe.steps or (recipe.eval_every and done % recipe.eval_every == 0)):
             reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank))
             wire.begin()
+
+
+def _widths(plan: Plan, rows: Rows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
+    """Tokens of a row, padding included, in each of a step's micro-batches on this rank."""
+    batches = micro_batches(rows, order_of(plan, rows), plan.layout, data_parallel_rank, step)
+    return tuple(batch.inputs.shape[1] for batch in batches)
 
 
 def _optimizer_step(

@@ -14,7 +14,7 @@ from chats import chat_file
 from msgspec.structs import replace
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
 
-from executor.report import join_memory, join_traffic
+from executor.report import build, join_memory, join_traffic
 from executor.rundir import read_measured, read_run_plan
 from planner.spec import Layout
 
@@ -55,3 +55,15 @@ def test_shorter_rows_send_as_many_bytes_and_hold_no_more_memory_than_predicted(
         assert all(call.payload_bytes / call.count < 1024 for call in one.control)
     peak = join_memory(plan.prediction.memory, measured).peak
     assert 0 < (peak.measured or 0) <= (peak.predicted or 0) * 1.001
+
+
+def test_memory_is_predicted_for_the_rows_that_the_measured_step_had(split: Finished) -> None:
+    measured = tuple(read_measured(split.folder))
+    assert {len(one.rows) for one in measured} == {2}  # two micro-batches a step
+
+    built = build(split.folder)
+    error = built.memory.peak.error_percent
+    print(f"\npadded chats: rows of {[one.rows for one in measured]} tokens, peak {error:+.2f} %")
+    assert max(one.rows[0] for one in measured) < JOB.seq_len
+    assert error is not None and abs(error) < 0.5
+    assert any("as the measured step had them" in note for note in built.notes)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from executor import report, rundir
 from executor.launchers import local, namespaces
+from executor.report_text import render
 from planner import presets
 from planner.spec import Layout, Optimizer, Recipe, TrainingJob
 
@@ -76,6 +77,6 @@ def test_what_the_interfaces_count_is_what_was_predicted_and_the_packets_headers
     assert [len(one.step_bytes) for one in counted] == [STEPS - 2] * 2
 
     out = io.StringIO()
-    report.render(built, Console(file=out, width=140, force_terminal=False))
+    render(built, Console(file=out, width=140, force_terminal=False))
     assert "on the wire, per rank" in (text := out.getvalue()) and "with the packets' headers, about" in text
     assert "validation loss" in text and "after steps 4 to 10" in text

@@ -12,6 +12,7 @@ from rich.console import Console
 from test_rundir import make_plan
 
 from executor import report, rundir
+from executor.report_text import render
 from planner.errors import PlannerError
 from planner.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
 from planner.record import Measured, RunRecord, Wire
@@ -131,7 +132,7 @@ def test_bytes_on_the_wire_are_the_mean_over_ranks_and_steps_and_headers_are_tol
 def test_a_step_time_that_no_probe_stands_behind_says_so(folder, probed, said):
     built = msgspec.structs.replace(report.build(folder), probed=probed)
     out = io.StringIO()
-    report.render(built, Console(file=out, width=120, force_terminal=False))
+    render(built, Console(file=out, width=120, force_terminal=False))
 
     assert ("median step time, unprobed machine" in out.getvalue()) is said
     assert "median step time" in out.getvalue()
@@ -194,7 +195,7 @@ def test_json_carries_the_schema_and_an_error_on_every_line(folder):
 def test_people_see_both_sides_units_and_missing_and_names_are_never_markup(folder):
     built = msgspec.structs.replace(report.build(folder), model="[red]evil[/red]")
     out = io.StringIO()
-    report.render(built, Console(file=out, width=120, force_terminal=False))
+    render(built, Console(file=out, width=120, force_terminal=False))
     text = out.getvalue()
 
     assert "[red]evil[/red]" in text and "\x1b[" not in text
