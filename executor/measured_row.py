@@ -46,7 +46,7 @@ def made_row(
     before: others' work makes a step longer.
     """
     plan = cell.plan
-    out_of_memory = any(error.out_of_memory for error in errors.values())
+    out_of_memory = any(error.out_of_memory for error in errors.values()) or record.cause == "out-of-memory killer"
     ended_well = record.exit_code == 0
     notes = [FAKE_NOTE] if cell.fake_world else []
     if built_on_meta:
@@ -55,8 +55,9 @@ def made_row(
         notes.append(f"a rank may take {cell.memory_limit / GIB:g} GiB of its device")
     if not ended_well:
         notes.append(record.message)
-    # A rank that is killed for memory by the system cannot say so: whether it was that is not known.
-    oom = out_of_memory if ended_well or out_of_memory or "SIGKILL" not in record.message else None
+    # A rank that is killed for memory cannot say so: where no counter tells (record.cause), it is not known.
+    known = ended_well or out_of_memory or record.cause == "killed" or "SIGKILL" not in record.message
+    oom = out_of_memory if known else None
     status = "completed" if ended_well else "out of memory" if out_of_memory else f"crashed: {record.message}"
     facts = machine.facts | {"load_before": None if load is None else round(load, 2)}
     memory = _memory(record.measured, machine.kind, loaded=not built_on_meta) if ended_well else {}

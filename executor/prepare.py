@@ -153,6 +153,8 @@ def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
     if options.data is not None:
         recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()))
         contents = tuple(one for one in contents if one.field != "data")
+        if plan.job.mean_seq_len is not None:
+            echo(f"the plan's rows are as long as its own data: at most {plan.job.seq_len:,} tokens are taken of each")
     cluster, prediction = plan.cluster, plan.prediction
     if options.nodes != cluster.nodes and not options.fake_world:
         echo(

@@ -124,8 +124,10 @@ def _of_failure(evidence: Evidence, failure: Failure) -> Verdict:
     if failure.signal == signal.SIGBUS and evidence.changed_inputs:
         message += f": {'; '.join(evidence.changed_inputs)}"
         return _failed(evidence, message, failure, cause="input changed")
-    killed = failure.signal == signal.SIGKILL and bool(failure.oom_kills)
-    return _failed(evidence, message, failure, cause="out-of-memory killer" if killed else "")
+    cause = ""
+    if failure.signal == signal.SIGKILL and failure.oom_kills is not None:
+        cause = "out-of-memory killer" if failure.oom_kills else "killed"
+    return _failed(evidence, message, failure, cause=cause)
 
 
 def _of_lost(evidence: Evidence, lost: LostAgent) -> Verdict:

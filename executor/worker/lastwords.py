@@ -93,6 +93,8 @@ def system_error(error: BaseException) -> int | None:
     while seen is not None and len(found) < 10:
         if isinstance(seen, OSError) and seen.errno is not None:
             found.append(seen.errno)
+        elif os.strerror(errno.ENOSPC) in str(seen):  # safetensors, among others, has no number of it
+            found.append(errno.ENOSPC)
         seen = seen.__cause__ or seen.__context__
     full = [number for number in found if number in (errno.ENOSPC, errno.EDQUOT)]
     return next(iter(full or found), None)

@@ -19,6 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from executor.worker import lastwords
 from executor.worker.mesh import write_json
 from executor.worker.probe_compute import compute_tables
 from executor.worker.probe_facts import device_facts, host_facts
@@ -102,6 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="executor.worker.probe", description="Time one rank of a probe.")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     folder: Path = parser.parse_args(arguments).folder
+    with lastwords.recorded(folder):
+        _time(folder)
+    return 0
+
+
+def _time(folder: Path) -> None:
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=Task)
     device = _device(task)
     dist.init_process_group("gloo" if task.kind == "cpu" else "nccl")
@@ -117,7 +124,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(folder / ROWS, facts | tables)
     dist.barrier()
     dist.destroy_process_group()
-    return 0
 
 
 def _medians(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import cli, launch
+from executor import cli, dryrun, launch
 from planner import command, inputs
+from planner.backend import NodeCommand
 from planner.errors import PlannerError
 from planner.plan import PhaseMemory, Plan, Prediction, encode_plan, read_plan
 from planner.spec import Gpu, Layout, Recipe
@@ -108,14 +109,15 @@ def far_plan(plan_file: Path, tmp_path: Path) -> Path:
     return write(tmp_path / "far.json", far)
 
 
-def test_a_dry_run_of_a_plan_for_other_machines_shows_everything_and_lists_what_is_not_so_here(far_plan, tmp_path):
-    before = sorted(tmp_path.rglob("*"))
-    done = run("run", far_plan, "--dry-run", "--json", "--data", "absent.txt", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_secrets(far_plan, tmp_path):
+    given = ["--env", "HF_TOKEN", "--env", "FOO=a $(touch canary) 'b'", "--env", "WANDB_API_KEY=w-hidden"]
+    given += ["--steps", "7", "--data", "absent.txt"]
+    hidden = {"HF_TOKEN": "hf-hidden", "CUDA_VISIBLE_DEVICES": ""}
+    done = run("run", far_plan, "--dry-run", "--json", "-o", "out", *given, cwd=tmp_path, **hidden)
 
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
-    assert shown["elsewhere"] and "config/accelerate.yaml" in shown["files"]
-    assert "num_machines: 2" in shown["files"]["config/accelerate.yaml"]
+    assert shown["elsewhere"] and "num_machines: 2" in shown["files"]["config/accelerate.yaml"]
     for node, one in enumerate(shown["commands"]):
         pairs = dict(zip(one["argv"], one["argv"][1:], strict=False))
         assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--nproc-per-node"]) == ("2", str(node), "8")
@@ -123,7 +125,37 @@ def test_a_dry_run_of_a_plan_for_other_machines_shows_everything_and_lists_what_
         assert one["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
         assert not {"GLOO_SOCKET_IFNAME", "PYTHONPATH", "OMP_NUM_THREADS"} & set(one["env"])  # of this machine
     assert "no CUDA device" in shown["unchecked"]["devices"] and "absent.txt" in shown["unchecked"]["data"]
-    assert sorted(tmp_path.rglob("*")) == before
+
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in written}
+    assert names == {"plan.json", "launch.json", "config/accelerate.yaml", "node-0.sh", "node-1.sh"}
+    assert "-hidden" not in done.stdout + done.stderr
+    assert not [path for path in written if b"-hidden" in path.read_bytes()]
+    plan = read_plan(tmp_path / "out" / "plan.json")
+    assert plan.job.recipe.steps == 7 and plan.content_hash in done.stdout
+
+
+def test_the_scripts_of_a_dry_run_pass_everything_on_as_it_was_given_and_ask_for_secrets(tmp_path):
+    env = {"FOO": "a $(touch canary) 'b'", "HF_TOKEN": "hidden", "URL": "http://me:hidden@proxy"}
+    path = tmp_path / "node-1.sh"
+    path.write_text(dryrun.script(NodeCommand(node=1, argv=("python", "-m", "it's", "a b"), env=env), 2))
+    assert "hidden" not in path.read_text()
+
+    (tmp_path / "python").write_text("#!/bin/sh\nenv\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "python").chmod(0o755)
+    shell = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "there", "URL": "there"}
+    ran = subprocess.run(["sh", str(path)], cwd=tmp_path, env=shell, text=True, capture_output=True, check=True).stdout
+    assert "FOO=a $(touch canary) 'b'\n" in ran and "-m\nit's\na b\n" in ran and "HF_TOKEN=there\n" in ran
+    assert not (tmp_path / "canary").exists()
+    del shell["HF_TOKEN"]
+    refused = subprocess.run(["sh", str(path)], cwd=tmp_path, env=shell, text=True, capture_output=True, check=False)
+    assert refused.returncode != 0 and "HF_TOKEN: is a secret" in refused.stderr
+
+
+def test_where_a_dry_run_writes_must_be_new_and_a_run_writes_to_its_own_folder(far_plan, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert_refused(run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path), 2, "--output=out: exists")
+    assert_refused(run("run", far_plan, "-o", "other", cwd=tmp_path), 2, "--output is where --dry-run writes")
 
 
 def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(far_plan, tmp_path):
@@ -132,41 +164,15 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
     hide += "util.find_spec = lambda name, *rest: None if name in gone else find(name, *rest)\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(hide)
     path = os.pathsep.join([str(tmp_path / "site"), str(PROJECT)])
-    done = run("run", far_plan, "--dry-run", "--json", cwd=tmp_path, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
+    before = sorted(tmp_path.rglob("*"))
+    done = run("run", far_plan, "--dry-run", cwd=tmp_path, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
 
     assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert "not installed" in shown["unchecked"]["software"] and "configuration" in shown["unchecked"]
-    assert shown["commands"][1]["env"]["ACCELERATE_MIXED_PRECISION"] == "no"
-
-
-def test_a_dry_run_writes_a_run_folder_with_a_script_a_node_and_no_secret(far_plan, tmp_path):
-    given = ["--env", "HF_TOKEN", "--env", "FOO=a $(touch canary) 'b'", "--env", "WANDB_API_KEY=w-hidden"]
-    hidden = {"HF_TOKEN": "hf-hidden", "CUDA_VISIBLE_DEVICES": ""}
-    done = run("run", far_plan, "--dry-run", "-o", "out", "--steps", 7, *given, cwd=tmp_path, **hidden)
-
-    assert done.returncode == 0, done.stderr
-    assert "-hidden" not in done.stdout
-    made = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert made == {"plan.json", "launch.json", "config/accelerate.yaml", "node-0.sh", "node-1.sh"}
-    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and b"-hidden" in path.read_bytes()]
-    assert read_plan(tmp_path / "out" / "plan.json").job.recipe.steps == 7
-    assert read_plan(tmp_path / "out" / "plan.json").content_hash in done.stdout
-
-    (tmp_path / "python").write_text("#!/bin/sh\nenv\nprintf '%s\\n' \"$@\"\n")
-    (tmp_path / "python").chmod(0o755)
-    shell = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "there", "WANDB_API_KEY": "there"}
-    script = ["sh", str(tmp_path / "out" / "node-1.sh")]
-    ran = subprocess.run(script, cwd=tmp_path, env=shell, text=True, capture_output=True, check=True).stdout
-    assert "FOO=a $(touch canary) 'b'\n" in ran and "--node-rank\n1\n" in ran and "HF_TOKEN=there\n" in ran
-    assert not (tmp_path / "canary").exists()
-    del shell["HF_TOKEN"]
-    refused = subprocess.run(script, cwd=tmp_path, env=shell, text=True, capture_output=True, check=False)
-    assert refused.returncode != 0 and "HF_TOKEN: is a secret" in refused.stderr
-
-    again = run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path)
-    assert_refused(again, 2, "--output=out: exists")
-    assert_refused(run("run", far_plan, "-o", "other", cwd=tmp_path), 2, "--output is where --dry-run writes")
+    shown, _, unchecked = done.stdout.partition("# not so on this machine, or not checked here:")
+    assert "# node 1 (node-1)\nACCELERATE_DYNAMO_BACKEND=NO \\\nACCELERATE_MIXED_PRECISION=no \\\n" in shown
+    assert "put your hosts' addresses in their place" in shown
+    assert "#   software: " in unchecked and "not installed" in unchecked and "#   configuration: " in unchecked
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_changed_file_is_refused_by_name_and_taken_as_it_is_when_it_is_named(plan_file, tmp_path, monkeypatch):

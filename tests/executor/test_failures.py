@@ -6,9 +6,12 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_supervise import rank_log
 
@@ -220,6 +223,25 @@ def test_a_file_that_could_not_be_written_is_a_failed_training_and_tells_the_sys
     assert (found.errno, found.exit_code) == (errno.ENOSPC, 5)
     failure = first_failure(tmp_path, 1)
     assert failure is not None and failure.no_space
+
+
+def test_a_full_disk_is_known_of_a_library_that_has_no_number_of_it(small_file_system):
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with pytest.raises(SafetensorError) as caught:
+        save_file({"weight": np.zeros(2**20)}, small_file_system / "model.safetensors")
+
+    assert lastwords.said(caught.value).errno == errno.ENOSPC
+
+
+@pytest.fixture
+def small_file_system(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_an_end_without_failure_leaves_no_record(tmp_path):

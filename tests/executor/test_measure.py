@@ -117,15 +117,20 @@ def test_a_fake_world_s_row_says_so_and_claims_no_time():
 def test_out_of_memory_a_crash_and_a_kill_are_told_apart(small: list[Cell]):
     cell = small[0]
 
-    def ended(message: str, *, told: bool) -> Row:
+    def ended(message: str, *, told: bool, cause: str = "") -> Row:
         errors = {0: RankError(message=message, exit_code=5, out_of_memory=told)}
-        return made_row(cell, record(cell, code=5, message=message), errors, CPU)
+        crashed = msgspec.structs.replace(record(cell, code=5, message=message), cause=cause)
+        return made_row(cell, crashed, errors, CPU)
 
     spent, crashed = ended("memory: out of device memory", told=True), ended("rank 0: ValueError: no", told=False)
     killed = ended("rank 1 failed first: killed by SIGKILL (often the kernel's out-of-memory killer)", told=False)
     assert (spent.measured.oom, spent.status, spent.failed) == (True, "out of memory", True)
     assert (crashed.measured.oom, crashed.status) == (False, "crashed: rank 0: ValueError: no")
     assert killed.measured.oom is None and killed.failed  # whose kill it was is not known
+    counted = ended("rank 1 failed first: killed by SIGKILL", told=False, cause="out-of-memory killer")
+    others = ended("rank 1 failed first: killed by SIGKILL", told=False, cause="killed")
+    assert (counted.measured.oom, counted.status) == (True, "out of memory")
+    assert others.measured.oom is False and (others.status or "").startswith("crashed")
     assert spent.measured.peak_memory_gib is None and spent.measured.step_time_s is None
     assert measure.exit_code([measure.Result(cell, spent)]) == 0
     assert measure.exit_code([measure.Result(cell, spent), measure.Result(cell, crashed)]) == 5

@@ -65,6 +65,10 @@ ENDINGS: dict[str, tuple[Evidence, str, int, str, str]] = {
         evidence(ENDED, failure(3, kind="SystemExit")), "training failed", 5, "what it said", ""),
     "a signal": (evidence(ENDED, failure(-signal.SIGSEGV, Blame.OWN_END)), "training failed", 5, "what it said", ""),
     "the out-of-memory killer": (evidence(ENDED, OOM_KILL), "training failed", 5, "what it", "out-of-memory killer"),
+    "somebody's kill": (
+        evidence(ENDED, replace(OOM_KILL, oom_kills=0)), "training failed", 5, "what it said", "killed"),
+    "a kill where nothing counts": (
+        evidence(ENDED, replace(OOM_KILL, oom_kills=None)), "training failed", 5, "what it said", ""),
     "SIGBUS, and a file that shrank": (
         evidence(ENDED, SIGBUS, changed_inputs=CUT), "training failed", 5, f"what it said: {CUT[0]}", "input changed"),
     "SIGBUS alone": (evidence(ENDED, SIGBUS), "training failed", 5, "failed first: what it said", ""),
