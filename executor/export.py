@@ -86,6 +86,8 @@ def check_weights(run: Path, plan: Plan) -> None:
         rule, fix = "has no weights: it still runs, or its supervisor was killed", "See executor status RUN"
     elif record.exit_code:
         rule, fix = f"has no weights: it ended before they were saved ({record.status})", "Run it again"
+    elif script := rundir.script_of(run):
+        rule, fix = f"has no weights: it was of your own script, {script}", "Take what the script saved"
     else:
         rule, fix = "has no weights: they were not saved", "Run it again without --no-save-weights"
     raise PlannerError("run", run, rule, fix)

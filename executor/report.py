@@ -79,7 +79,7 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, compared."""
+    """One run, compared. `script` is the person's own, where that ran and not the trainer, which alone measures."""
 
     run_dir: str
     plan_hash: str
@@ -102,6 +102,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     node_tx_bytes: tuple[float, ...]
     versions: dict[str, str]
+    script: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -143,6 +144,7 @@ def build(folder: Path) -> Report:
         steps=len(losses),
         node_tx_bytes=record.node_tx_bytes if record else (),
         versions=record.versions if record else {},
+        script=rundir.script_of(folder),
         notes=_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder), heaviest(measured)),
     )
 

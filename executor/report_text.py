@@ -39,6 +39,9 @@ def render(report: Report, console: Console) -> None:
     say(f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}")
     if report.message:
         say(report.message)
+    if report.script is not None:
+        say(f"of your own script, {report.script}: nothing of it was measured")
+        return
 
     memory = report.memory
     where = (

@@ -225,6 +225,11 @@ def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:
     return {rank: read_json(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
 
 
+def script_of(folder: Path) -> str | None:
+    """The person's own script that a run was of; None of the built-in trainer's."""
+    return next((str(seen["script"]) for seen in read_mesh(folder).values() if "script" in seen), None)
+
+
 def read_errors(folder: Path) -> dict[int, RankError]:
     """What ranks wrote before they ended badly, by rank."""
     return {rank: _timed(read_json(path, RankError), path) for rank, path in _rank_files(folder / FAILED)}

@@ -12,6 +12,7 @@ from rich.console import Console
 from test_rundir import make_plan
 
 from executor import report, rundir
+from executor.export import check_weights
 from executor.report_text import render
 from planner.errors import PlannerError
 from planner.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
@@ -70,12 +71,16 @@ def folder(tmp_path: Path) -> Path:
     for one in ranks:
         (tmp_path / "run" / "measured" / f"rank-{one.rank}.json").write_bytes(msgspec.json.encode(one))
     (tmp_path / "run" / "metrics.jsonl").write_text('{"loss": 6.0}\n{"loss": 5.0}\n')
-    record = RunRecord(
-        plan_hash=plan.content_hash, status="completed", exit_code=0, started="2026-03-01T00:00:00+00:00", seconds=1.0,
-        backend="accelerate", launcher="local/loopback", world_size=2, nodes=2,
-    )  # fmt: skip
-    rundir.write_record(tmp_path / "run", record)
+    rundir.write_record(tmp_path / "run", ended())
     return tmp_path / "run"
+
+
+def ended() -> RunRecord:
+    """Of a run that completed."""
+    return RunRecord(
+        plan_hash=predicted().content_hash, status="completed", exit_code=0, started="2026-03-01T00:00:00+00:00",
+        seconds=1.0, backend="accelerate", launcher="local/loopback", world_size=2, nodes=2,
+    )  # fmt: skip
 
 
 def test_the_peak_is_the_heaviest_ranks_fullest_phase_with_a_signed_error(folder):
@@ -180,6 +185,20 @@ def test_a_run_without_measurements_still_reports_and_fails_the_check(tmp_path):
     assert built.memory.peak.measured is None and built.memory.rank is None
     assert "memory peak: none was measured" in report.check(built, report.Tolerances())
     assert "no run.json" in built.status
+
+
+def test_a_run_of_ones_own_script_has_no_rows_of_missing_figures(tmp_path):
+    rundir.create(tmp_path / "run", predicted(), {})
+    (tmp_path / "run" / "mesh" / "rank-0.json").write_text('{"rank": 0, "script": "/home/me/train.py"}')
+    built = report.build(tmp_path / "run")
+    out = io.StringIO()
+    render(built, Console(file=out, width=120, force_terminal=False))
+
+    assert built.script == "/home/me/train.py"
+    assert "nothing of it was measured" in out.getvalue() and "missing" not in out.getvalue()
+    with pytest.raises(PlannerError, match=r"of your own script, /home/me/train\.py"):
+        rundir.write_record(tmp_path / "run", ended())
+        check_weights(tmp_path / "run", predicted())
 
 
 def test_json_carries_the_schema_and_an_error_on_every_line(folder):
