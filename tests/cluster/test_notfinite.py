@@ -63,5 +63,5 @@ def test_a_run_that_diverges_ends_at_that_step_and_says_that_it_was_not_applied(
     steps = finished.metrics
     assert finished.exit_codes == (5,) and all(abs(step["grad_norm"]) < float("inf") for step in steps)
     failed = finished.json("failed/rank-0.json")
-    assert failed["exit_code"] == 5 and failed["refusal"]
     assert f"is not finite at step {len(steps) + 1}, which was not applied" in str(failed["message"])
+    assert failed["exit_code"] == 5 and failed["refusal"]

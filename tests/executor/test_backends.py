@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import FAMILIES, TransformersBackend
-from executor.launch import check_launchable
+from executor.prepare import check_launchable
 from planner.backend import Backend
 from planner.case import Case
 from planner.engines.buckets import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements

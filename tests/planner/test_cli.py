@@ -146,7 +146,8 @@ def test_recommend_writes_a_plan_that_holds_what_was_asked(tmp_path: Path):
 
     assert made.layout.global_batch_size == made.job.global_batch_size == 64
     assert (made.job.seq_len, made.job.optimizer.lr) == (512, 1e-4)
-    assert (made.job.recipe.steps, made.job.recipe.data, made.job.recipe.seed) == (7, "text.txt", 3)
+    recipe = made.job.recipe
+    assert (recipe.steps, recipe.data, recipe.seed) == (7, str(Path("text.txt").absolute()), 3)
     assert made.prediction.memory
     assert made.prediction.collectives
 
