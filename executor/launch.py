@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -105,8 +106,7 @@ def execute(ready: Prepared, echo: Echo) -> RunRecord:
     folder = ready.options.run_dir
     started, clock = datetime.now(UTC), time.monotonic()
     reap()
-    rundir.create(folder, ready.plan, ready.files)
-    _keep_for_the_end(ready)
+    _make_folder(ready)
     sent: tuple[float, ...] = ()
     ended = UNKNOWN
     kills = cgroups.oom_kills()
@@ -133,17 +133,17 @@ def execute(ready: Prepared, echo: Echo) -> RunRecord:
     return record
 
 
-def _keep_for_the_end(ready: Prepared) -> None:
-    """Who watches the run, for whoever finds it without its launcher; and room for its record."""
-    folder, hosts = ready.options.run_dir, ready.hosts
-    rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=hosts.emulation == "namespaces"))
+def _make_folder(ready: Prepared) -> None:
+    """The run folder, with who watches the run, for whoever finds it without its launcher, and room for its record: all
+    of it, or PlannerError and nothing."""
+    folder, in_namespaces = ready.options.run_dir, ready.hosts.emulation == "namespaces"
     try:
+        rundir.create(folder, ready.plan, ready.files)
+        rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=in_namespaces))
         rundir.keep_room(folder)
-    except OSError as error:
-        rule = f"cannot be written ({error.strerror})"
-        raise PlannerError(
-            "--run-dir", folder, rule, "Free some space, or name a folder elsewhere", exit_code=3
-        ) from None
+    except PlannerError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def evidence_of(

@@ -130,8 +130,12 @@ def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:
 
 
 def keep_room(folder: Path) -> None:
-    """Take up the room that `keep_record` will want."""
-    (folder / ROOM).write_bytes(os.urandom(ROOM_BYTES))  # zeros would take none on a file system that compresses
+    """Take up the room that `keep_record` will want. Refuses (exit code 3) a disk that has none."""
+    try:
+        (folder / ROOM).write_bytes(os.urandom(ROOM_BYTES))  # zeros would take none on a file system that compresses
+    except OSError as error:
+        rule, fix = f"cannot be written ({error.strerror})", "Free some space, or name a folder elsewhere"
+        raise PlannerError("--run-dir", folder, rule, fix, exit_code=3) from None
 
 
 def write_launcher(folder: Path, launcher: Launcher) -> None:

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drive import NoFiles, small_plan
 from test_launch import NAMESPACES, PROJECT, both_wait, left_by, record, run_id, start, until
 
-from executor import processes, reap, rundir
+from executor import launch, processes, reap, rundir
 from executor.launchers import namespaces
 from executor.processes import processes_of
+from planner.errors import PlannerError
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -61,6 +63,20 @@ def test_a_disk_that_fills_up_fails_the_training_and_the_record_says_so(small_di
     assert str(found["message"]).startswith(f"no space is left on the disk of {folder}")
     assert status(folder).startswith("training failed: no space is left")
     assert not list(folder.rglob("*.tmp")) and processes_of(run_id(folder)) == []
+
+
+@ROOT
+def test_a_disk_without_room_for_a_run_is_refused_and_no_folder_is_left(small_disk, tmp_path):
+    (tmp_path / "data.txt").write_text("x" * 99)
+    options = launch.Options(run_dir=small_disk / "run", nodes=1, trainer="tests.cluster.faulty")
+    ready = launch.prepare(small_plan(tmp_path / "data.txt"), options, print, NoFiles())
+    (small_disk / "others").write_bytes(bytes(900_000))
+
+    with pytest.raises(PlannerError, match="No space left on device") as caught:
+        launch.execute(ready, print)
+
+    assert caught.value.exit_code == 3
+    assert [path.name for path in small_disk.iterdir()] == ["others"]
 
 
 @ROOT
