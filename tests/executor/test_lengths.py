@@ -1,6 +1,6 @@
 """Lengths that a plan is made with are those of the rows that a rank trains on, counted by the same code.
 
-Not here: what a plan makes of them (tests/planner/test_lengths.py).
+Not here: what a plan makes of them (tests/planner/test_data_lengths.py).
 """
 
 from __future__ import annotations
