@@ -1,7 +1,7 @@
 """What is in a file or folder, as one digest: cheap enough to be compared on every node before a run starts.
 
 An input of at most 256 MiB is read whole; of a larger one, each file's size and 32 blocks of 32 KiB spread evenly over
-it. That tells one data file or checkpoint from another, not a flipped bit (docs/decisions/0019-digests-of-inputs.md).
+it. That tells one data file or checkpoint from another, not a flipped bit (docs/decisions/0020-digests-of-inputs.md).
 Names and times play no part beyond a folder's own file names. Not here: which inputs a plan has (inputs.py).
 """
 
