@@ -330,8 +330,11 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
     """One estimate as the contract has it."""
     time = {
         name: getattr(one.time, name)
-        for name in ("step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "optimizer_s")
-    }
+        for name in (
+            "step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "ramp_s",
+            "slowest_stage", "optimizer_s",
+        )
+    }  # fmt: skip
     return {
         "strategy": one.strategy,
         "sharding": one.sharding,

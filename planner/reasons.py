@@ -20,6 +20,7 @@ from planner.engines import engine_of
 from planner.groups import spans_nodes
 from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown
 from planner.question import Question, limit_bytes
+from planner.rules import divisors
 from planner.spec import Cluster, Layout, Link, Tier
 from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
 from planner.strategies import floor_bytes
@@ -30,6 +31,12 @@ SLOW_NETWORK = 0.1
 
 POOR_DOUBLING = 1.6
 """Times the tokens/s that twice the nodes must give, or it is said that they stop helping: 80 % of twice."""
+
+UNEVEN_STAGES = 0.01
+"""Share of a step that the first stage waits for a slower one from which it is worth a sentence."""
+
+COSTS_TIME = 0.01
+"""Share by which accumulation must lengthen a step before it is said to cost time."""
 
 LARGE_LOGITS = 0.3
 """Share of the peak from which logits dominate it, were they not its largest term anyway."""
@@ -88,7 +95,7 @@ def reasons_of(found: Answer) -> tuple[Reason, ...]:
     return tuple(Reason(rule.__name__, text) for rule in RULES if (text := rule(seen)) is not None)
 
 
-def what_if(seen: Seen, cluster: Cluster | None = None, **changes: object) -> WhatIf | None:
+def what_if(seen: Seen, cluster: Cluster | None = None, /, **changes: object) -> WhatIf | None:
     """The layout with these fields changed, on this or another cluster; None where a rule forbids it."""
     old = seen.one.case
     layout = msgspec.structs.replace(old.layout, **changes)
@@ -115,10 +122,12 @@ def what_limits(seen: Seen) -> str | None:
         )
     if time.step_s is None:
         return None
+    slowest = f"the wait for stage {time.slowest_stage}, the pipeline's slowest"
     parts = {
         "compute": time.compute_s,
         "communication that nothing hides": time.exposed_comm_s,
-        "the pipeline's bubble": time.bubble_s,
+        "the pipeline's ramp": time.ramp_s,
+        slowest: _waits_for_slowest(time),
         "the optimizer": time.optimizer_s,
     }
     shares = sorted(((float(part or 0) / float(time.step_s), name) for name, part in parts.items()), reverse=True)
@@ -185,8 +194,7 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
     gain = _ratio(one.throughput, ddp.throughput)
     if gain is None:
         return f"DDP fits too, {_of_memory(ddp)}: memory asks for no sharding."
-    here, there = seen.layout.micro_batch_size, ddp.case.layout.micro_batch_size
-    batch = f", with {here} sequences a pass instead of {there}" if here != there else ""
+    batch = _batch(seen.layout, ddp.case.layout)
     speed = f"gives {gain:.2f} times its tokens/s{batch}" if gain >= 1.01 else "is hardly faster"
     return f"DDP fits too, {_of_memory(ddp)}, and is the simplest: memory asks for no sharding. {_name(one)} {speed}."
 
@@ -219,19 +227,42 @@ def lora_before_sharding(seen: Seen) -> str | None:
 
 
 def recompute_costs(seen: Seen) -> str | None:
-    """What recomputation does to the work, and what it saves."""
+    """What recomputation adds to the compute and to the step, and what it saves."""
     one, how = seen.one, seen.layout.recompute
     if how == "none":
         return None
     kept = what_if(seen, recompute="none")
     if kept is None:
         return None
-    extra = float(one.time.hardware_flops) / float(one.time.model_flops) - 1
-    saved = kept.memory.device_bytes - one.memory.device_bytes
     what = {"full": "every layer", "attention": "the attention core"}.get(how, "all but matrix products")
+    adds = "takes time that is not known"
+    if one.time.step_s and kept.time.step_s and one.time.compute_s and kept.time.compute_s:
+        extra = float(one.time.compute_s) / float(kept.time.compute_s) - 1
+        adds = (
+            f"adds {extra:.1%} to the compute, for a step of {_seconds(one.time.step_s)} instead of "
+            f"{_seconds(kept.time.step_s)},"
+        )
+    saved = kept.memory.device_bytes - one.memory.device_bytes
+    saves = f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory"
+    return f"Recomputing {what} {adds} and {saves}: without it {_need(seen, kept.memory.device_bytes)}."
+
+
+def experts_padded_to_the_shards(seen: Seen) -> str | None:
+    """Weights that have a row an expert are padded to a row a shard, so that more shards can need more memory."""
+    one, layout, moe = seen.one, seen.layout, seen.one.case.model.moe
+    if moe is None or layout.zero_stage < 3 or layout.ep > 1 or layout.dp_shard * layout.cp <= moe.experts:
+        return None
+    fewer = [
+        what_if(seen, dp_shard=shard, dp_replicate=layout.data_parallel // shard)
+        for shard in divisors(layout.dp_shard)[1:-1]
+    ]
+    best = min((other for other in fewer if other), key=lambda other: other.memory.device_bytes, default=None)
+    if best is None or best.memory.device_bytes >= one.memory.device_bytes:
+        return None
     return (
-        f"Recomputing {what} adds {extra:.1%} to the compute and saves {format_bytes(saved)}: "
-        f"without it {_need(seen, kept.memory.device_bytes)}."
+        f"More shards do not save memory here: the weights of {moe.experts} experts are padded to "
+        f"{layout.dp_shard * layout.cp} shards. With dp_shard={best.case.layout.dp_shard} "
+        f"{_need(seen, best.memory.device_bytes)}, instead of {format_bytes(one.memory.device_bytes)}."
     )
 
 
@@ -271,9 +302,9 @@ def one_node_before_several(seen: Seen) -> str | None:
     speed = "" if gain is None else f", and give {gain:.2f} times one {fast.name}'s tokens/s"
     worth = "for speed" if gain is None or gain > 1 + SLOW_NETWORK else "no gain"
     return (
-        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs: "
-        f"{several} {fast.name}s are {worth}. They send {format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and "
-        f"step over {_slow_link(cluster).name}{speed}."
+        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs"
+        f"{_batch(alone.case.layout, seen.layout)}: {several} {fast.name}s are {worth}. They send "
+        f"{format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and step over {_slow_link(cluster).name}{speed}."
     )
 
 
@@ -313,7 +344,8 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     shard = fast.gpus // (layout.tp * layout.cp)
     if share < SLOW_NETWORK or shard < 1 or layout.data_parallel % shard:
         return None
-    inside = what_if(seen, engine="fsdp2", dp_shard=shard, dp_replicate=layout.data_parallel // shard)
+    sizes: dict[str, object] = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
+    inside = what_if(seen, **sizes) or what_if(seen, engine="fsdp2", **sizes)
     slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
     if inside is not None and inside.memory.device_bytes <= seen.usable_bytes:
         if float(inside.time.step_s or 0) >= float(one.time.step_s):
@@ -391,17 +423,44 @@ def more_nodes_stop_helping(seen: Seen) -> str | None:
 
 
 def pipeline_bubble(seen: Seen) -> str | None:
-    """Idle time of the pipeline's ramp, and what more micro-batches make of it."""
+    """What a pipeline stands idle: for its ramp, which more micro-batches shorten, and for its slowest stage, which
+    they do not."""
     layout, time = seen.layout, seen.one.time
-    if layout.pp == 1 or not time.compute_s:
+    if layout.pp == 1 or not time.step_s or time.ramp_s is None:
         return None
-    compute, idle = float(time.compute_s), float(time.bubble_s)
-    # Twice the micro-batches are twice the compute beside the same ramp.
-    now, then = idle / (idle + compute), idle / (idle + 2 * compute)
-    return (
-        f"The pipeline of {layout.pp} stages idles {now:.1%} of its time with {layout.grad_accum} micro-batches; "
-        f"{2 * layout.grad_accum} would make it {then:.1%}."
+    step_s, waits_s = float(time.step_s), _waits_for_slowest(time)
+    idle = (
+        f"stands idle for {time.ramp_s / step_s:.1%} of the step, in the ramp and for sends, with {layout.grad_accum} "
+        f"micro-batches{_with_more_micro_batches(seen)}."
     )
+    if waits_s < UNEVEN_STAGES * step_s:
+        return f"The pipeline of {layout.pp} stages {idle}"
+    return (
+        f"Stage {time.slowest_stage} of the pipeline's {layout.pp} is the slowest: the first waits for it "
+        f"{_seconds(waits_s)} of a step of {_seconds(step_s)}, {waits_s / step_s:.1%}, which more micro-batches do not "
+        f"shorten. Even the slowest {idle}"
+    )
+
+
+def _waits_for_slowest(time: StepTime) -> float:
+    """Seconds of a step that the first stage waits for a stage whose passes take longer."""
+    return 0.0 if time.ramp_s is None else max(float(time.bubble_s) - time.ramp_s, 0.0)
+
+
+def _with_more_micro_batches(seen: Seen) -> str:
+    """The ramp's share with twice the micro-batches: a larger global batch, or smaller ones of the same."""
+    layout = seen.layout
+    changes: dict[str, object] = {"grad_accum": 2 * layout.grad_accum}
+    smaller = ""
+    if seen.question.job.global_batch_size is not None:
+        if layout.micro_batch_size % 2:
+            return ""
+        changes["micro_batch_size"] = layout.micro_batch_size // 2
+        smaller = f" of {layout.micro_batch_size // 2} instead of {layout.micro_batch_size} sequences"
+    more = what_if(seen, **changes)
+    if more is None or not more.time.step_s or more.time.ramp_s is None:
+        return ""
+    return f"; {2 * layout.grad_accum}{smaller} would make it {more.time.ramp_s / float(more.time.step_s):.1%}"
 
 
 # -- the batch -----------------------------------------------------------------------------------------------------
@@ -434,11 +493,13 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
     together = what_if(seen, micro_batch_size=whole, grad_accum=1)
     if together is None:
         return None
-    time = ""
+    cost, time = "", ""
     if one.time.step_s and together.time.step_s:
+        slower = float(one.time.step_s) / float(together.time.step_s) - 1
+        cost = f" and costs time, {slower:.1%}" if slower >= COSTS_TIME else " and costs no time"
         time = f", for a step of {_seconds(together.time.step_s)} instead of {_seconds(one.time.step_s)}"
     return (
-        f"Accumulation saves memory, not time: with all {whole} sequences of a rank at once instead of "
+        f"Accumulation saves memory{cost}: with all {whole} sequences of a rank at once instead of "
         f"{layout.grad_accum} x {layout.micro_batch_size}, {_need(seen, together.memory.device_bytes)}{time}."
     )
 
@@ -455,6 +516,7 @@ RULES: tuple[Rule, ...] = (
     memory_limits_the_micro_batch,
     logits_dominate,
     recompute_costs,
+    experts_padded_to_the_shards,
     accumulation_saves_memory,
     a_changed_global_batch,
 )
@@ -492,6 +554,12 @@ def _need(seen: Seen, needed_bytes: float) -> str:
         return f"{format_bytes(needed_bytes)} would be needed"
     verdict = "which fits" if needed_bytes <= usable else f"more than the {format_bytes(usable)} that may be used"
     return f"{format_bytes(needed_bytes)} would be needed, {verdict}"
+
+
+def _batch(layout: Layout, other: Layout) -> str:
+    """How a layout's micro-batch differs from another's; nothing where it does not."""
+    here, there = layout.micro_batch_size, other.micro_batch_size
+    return "" if here == there else f", with {here} sequence{'s' if here > 1 else ''} a pass instead of {there}"
 
 
 def _largest_term(memory: MemoryBreakdown) -> tuple[str, float]:
