@@ -82,7 +82,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--lr", "Peak learning rate.", "X"),
         _text("--weight-decay", "Weight decay.", "X"),
         _text("--momentum", "Momentum of sgd.", "X"),
-        _text("--seq-len", "Tokens a sequence. Default: 2048."),
+        _text("--seq-len", "Tokens a sequence; 16k is 16384. Default: 2048."),
         _option("--packing", type=click.Choice(("padded", "packed")), about="A document a sequence, or end to end."),
         _text("--mean-seq-len", "Mean tokens of a document. Default: they fill the sequence."),
         _text("--global-batch-size", "Sequences an optimizer step."),
@@ -114,7 +114,7 @@ def question_params() -> tuple[click.Option, ...]:
         _option("--overlap-comm/--no-overlap-comm", default=None, about="DeepSpeed: reduce beside backward."),
         _text("--runtime", "Runtime preset, or an engine: whose code runs.", "NAME"),
         _option("--strategy", type=click.Choice(STRATEGIES), about="This strategy alone."),
-        _text("--headroom", "Share of device memory to keep free. Default: 0.1.", "X"),
+        _text("--headroom", "Share of device memory to keep free, such as 5%. Default: 10%.", "X"),
         _text("--calibration", "Calibration preset, or its file.", "NAME"),
         _option("--presets", multiple=True, metavar="DIR", about="Folder of your own presets. Repeatable."),
         _text("--steps", "Optimizer steps of the run."),
@@ -327,7 +327,7 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
 
 
 @planner.command()
-@click.option("--params", required=True, metavar="X", help="Parameters, such as 7.0e9.")
+@click.option("--params", required=True, metavar="X", help="Parameters, such as 7B or 7.0e9.")
 @click.option("--gpus", metavar="N", help="GPUs to shard over. Default: 1.")
 @click.option("--precision", type=click.Choice(("fp32", "bf16", "pure-bf16", "mixed")),
               default="pure-bf16", show_default=True,
@@ -338,10 +338,10 @@ def states(params: str, gpus: str | None, precision: str, as_json: bool) -> int:
     import msgspec
 
     from planner import render
-    from planner.question import real, whole
+    from planner.quantities import large_count, whole
     from planner.states import states_table
 
-    count, ranks = real("params", params, 1, 1e15) or 1, whole("gpus", gpus, 1, 10**6) or 1
+    count, ranks = large_count("params", params, 10**15) or 1, whole("gpus", gpus, 1, 10**6) or 1
     rows = states_table(count, precision, ranks)
     if as_json:
         keys = ("sharding", "weights_bytes", "grads_bytes", "optimizer_bytes")

@@ -16,6 +16,7 @@ from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
 from planner.model_rules import LARGEST, check_model
 from planner.presets import Folders
+from planner.quantities import length, real, share, whole
 from planner.question import (
     DEFAULT_HEADROOM,
     ENGINE_SWITCHES,
@@ -25,8 +26,6 @@ from planner.question import (
     Pins,
     Question,
     checked_runtime,
-    real,
-    whole,
 )
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob
 from planner.spec.job import Method
@@ -58,7 +57,7 @@ def question(given: Given) -> Question:
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         strategy=given.get("strategy"),
-        headroom=_or(real("headroom", given.get("headroom"), 0.0, 0.9), DEFAULT_HEADROOM),
+        headroom=_or(share("headroom", given.get("headroom"), 0.0, 0.9), DEFAULT_HEADROOM),
         folders=folders,
     )
 
@@ -99,7 +98,7 @@ def _model_of_sizes(given: Given, sizes: dict[str, Any]) -> ModelSpec:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
         raise PlannerError(missing[0], None, "is missing", f"A model by its sizes needs {options} too")
     read = {key: _or(whole(key, value, 1, LARGEST[key]), 1) for key, value in sizes.items()}
-    seq_len = _or(whole("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), DEFAULT_SEQ_LEN)
+    seq_len = _or(length("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), DEFAULT_SEQ_LEN)
     spec = ModelSpec(
         name="custom",
         layers=read["layers"],
@@ -133,7 +132,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     if adapters and given.get("method") == "full":
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
     lora = _lora(given, model) if method != "full" or adapters else None
-    seq_len = _or(whole("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), min(DEFAULT_SEQ_LEN, model.max_seq_len))
+    seq_len = _or(length("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), min(DEFAULT_SEQ_LEN, model.max_seq_len))
     momentum = real("momentum", given.get("momentum"), 0.0, 1.0)
     if momentum is not None and (given.get("optimizer") or plain.name) != "sgd":
         raise PlannerError("momentum", momentum, "is a setting of sgd", "Add --optimizer sgd")
@@ -182,7 +181,7 @@ def _quantization(given: Given, method: Method) -> Quantization | None:
 
 
 def _mean_seq_len(given: Given, seq_len: int) -> int | None:
-    mean = whole("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
+    mean = length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
     if mean is None and given.get("packing") is not None and given.get("data") is None:
         rule = "depends on how long documents are"
         raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
@@ -215,7 +214,7 @@ def _recipe(given: Given) -> Recipe:
     return Recipe(
         steps=steps,
         warmup_steps=_or(whole("warmup_steps", given.get("warmup_steps"), 0, 10**9), min(plain.warmup_steps, steps)),
-        min_lr_ratio=_or(real("min_lr_ratio", given.get("min_lr_ratio"), 0.0, 1.0), plain.min_lr_ratio),
+        min_lr_ratio=_or(share("min_lr_ratio", given.get("min_lr_ratio"), 0.0, 1.0), plain.min_lr_ratio),
         max_grad_norm=_or(real("max_grad_norm", given.get("max_grad_norm"), 0.0, 1e6), plain.max_grad_norm),
         seed=_or(whole("seed", given.get("seed"), 0, 2**32 - 1), plain.seed),
         data=given.get("data"),

@@ -235,48 +235,6 @@ def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = 
     ]
 
 
-# -- values from outside -------------------------------------------------------------------------------------------
-
-
-def whole(field_name: str, value: Any, low: int = 1, high: int = 10**6) -> int | None:
-    """A whole number in a range from what a person typed; None stays None."""
-    if value is None:
-        return None
-    text = str(value).strip().replace("_", "")
-    rule = f"must be a whole number from {low} to {high}"
-    try:
-        number = int(text)
-    except ValueError:
-        guess = real_or_none(text)
-        fix = "" if guess is None else f"Try {min(max(round(guess), low), high)}"
-        raise PlannerError(field_name, value, rule, fix or f"Try {low}") from None
-    if not low <= number <= high:
-        raise PlannerError(field_name, value, rule, f"Try {min(max(number, low), high)}")
-    return number
-
-
-def real(field_name: str, value: Any, low: float, high: float, *, above: bool = False) -> float | None:
-    """A finite number in a range (`above`: low itself excluded) from what a person typed; None stays None."""
-    if value is None:
-        return None
-    rule = f"must be a number {'above' if above else 'from'} {low:g} {'and up ' if above else ''}to {high:g}"
-    number = real_or_none(str(value).strip().replace("_", ""))
-    if number is None:
-        raise PlannerError(field_name, value, rule, f"Try {high if above else low:g}")
-    if number < low or number > high or (above and number == low):
-        raise PlannerError(field_name, value, rule, f"Try {high if number > high or above else low:g}")
-    return number
-
-
-def real_or_none(text: str) -> float | None:
-    """A finite number, or None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
 # -- the exact layout ----------------------------------------------------------------------------------------------
 
 

@@ -236,6 +236,16 @@ def test_sizes_that_do_not_divide_name_the_nearest_that_do(
         assert part in line
 
 
+def test_counts_lengths_and_shares_are_understood_as_people_type_them(capsys: pytest.CaptureFixture[str]):
+    options = ["--seq-len", "16k", "--gpus", "1k", "--headroom", "5%", "--model", "llama-3.1-8b", "--method", "full"]
+    assert command.exit_code(planner, ["estimate", *options, "--json"], name="planner") == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["job"]["seq_len"] == 16_384
+    assert found["cluster"]["nodes"] * found["cluster"]["gpus_per_node"] == 1000
+    assert found["headroom"] == 0.05
+
+
 MODEL_SIZES = {"--layers": "2", "--hidden": "64", "--heads": "4", "--kv-heads": "4", "--ffn": "128", "--vocab": "500"}
 NUMERIC = [option.opts[0] for option in question_params() if option.metavar in ("N", "X")]
 MAY_BE_ZERO = {"--zero-stage", "--lr", "--weight-decay", "--momentum", "--headroom", "--warmup-steps", "--min-lr-ratio",
