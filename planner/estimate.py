@@ -12,7 +12,7 @@ import msgspec
 
 from planner.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.answers import Estimate as Estimate
-from planner.calibration import Calibration, Coefficients, as_used
+from planner.calibration import Bands, Calibration, Coefficients, as_used
 from planner.case import Case
 from planner.comm import CommVolume, comm_volume
 from planner.engines import engine_of
@@ -22,7 +22,17 @@ from planner.launchable import launch_refusal
 from planner.memory import MemoryBreakdown, memory_breakdown, stage_phases
 from planner.nearest import changes_text, nearest_launchable
 from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
-from planner.question import Question, Strategy, case_of, check_batch, check_switches, exact_layout, limit_bytes
+from planner.question import (
+    Question,
+    Strategy,
+    Verdict,
+    case_of,
+    check_batch,
+    check_switches,
+    exact_layout,
+    limit_bytes,
+    verdict,
+)
 from planner.reasons import reasons_of
 from planner.rules import JOB, check
 from planner.spec import Layout, Quantization
@@ -234,9 +244,32 @@ def estimate(
         if peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
+    bands = coefficients(case, question.calibration).bands
     return Estimate(
-        strategy, sharding, case, memory, comm, time, speed, fits, reasons, case.runtime.backend, refusal, considered
+        strategy=strategy,
+        sharding=sharding,
+        case=case,
+        memory=memory,
+        comm=comm,
+        time=time,
+        throughput=speed,
+        fits=fits,
+        reasons=reasons,
+        backend=case.runtime.backend,
+        refusal=refusal,
+        verdict=_verdict(question, memory, bands),
+        low_bytes=memory.device_bytes * bands.memory_low,
+        high_bytes=memory.device_bytes * bands.memory_high,
+        considered=considered,
     )
+
+
+def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | None:
+    """The device's, unless the hosts say less."""
+    if memory.host_fits is False:
+        return "no"
+    found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
+    return "likely" if memory.host_fits is None and found == "yes" else found
 
 
 def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:
@@ -343,6 +376,7 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
         "global_batch_size": one.case.layout.global_batch_size,
         "runtime": one.case.runtime.name,
         "fits": one.fits,
+        "verdict": one.verdict,
         "reasons": list(one.reasons),
         "launchable": one.launchable,
         "backend": one.backend,
@@ -381,6 +415,8 @@ def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
         "high_bytes": peak.total * known.bands.memory_high,
         "reserved_bytes": one.memory.reserved_bytes,
         "device_bytes": one.memory.device_bytes,
+        "device_low_bytes": one.low_bytes,
+        "device_high_bytes": one.high_bytes,
         "capacity_bytes": one.case.cluster.gpu.memory_bytes,
         "host_bytes": one.memory.host,
         "host_node_bytes": one.memory.host_node_bytes,

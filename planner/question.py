@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from planner import presets
-from planner.calibration import Calibration, Coefficients
+from planner.calibration import Bands, Calibration, Coefficients
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory.compute import check_kernels
@@ -215,6 +215,23 @@ def limit_bytes(question: Question) -> float:
 def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> float:
     """What a device of this capacity has when `headroom`, a share of it, is kept free; infinite where it is unknown."""
     return float("inf") if capacity is None else capacity * (1 - headroom)
+
+
+Verdict = Literal["yes", "likely", "close", "no"]
+
+
+def verdict(needed_bytes: float, bands: Bands, capacity: float | None, headroom: float) -> Verdict | None:
+    """Whether a device holds what is needed, as far as is known; None where its memory is unknown.
+
+    A prediction that leaves the headroom free is `yes` where even the upper end of the memory band is on the device,
+    else `likely`; one that does not is `close` where the band's lower end is, else `no`. Nine measurements of ten lie
+    in the band.
+    """
+    if capacity is None:
+        return None
+    if needed_bytes <= usable_bytes(capacity, headroom):
+        return "yes" if needed_bytes * bands.memory_high <= capacity else "likely"
+    return "close" if needed_bytes * bands.memory_low <= capacity else "no"
 
 
 def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:

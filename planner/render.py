@@ -16,7 +16,7 @@ from planner.plan import Plan
 from planner.reasons import reasons_of
 from planner.spec import Layout, TrainingJob
 from planner.steptime import coefficients, scalar
-from planner.units import GB, GIB, format_bytes, format_seconds, format_volume
+from planner.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
@@ -85,8 +85,8 @@ def headline(found: Answer) -> str:
 
 
 HEAD = (
-    "strategy", "layout", "micro x accum", "memory/GPU", "fits", "wire/GPU", "inter-node", "step", "tokens/s/GPU",
-    "MFU",
+    "strategy", "layout", "micro x accum", "memory/GPU", "band", "fits", "wire/GPU", "inter-node", "step",
+    "tokens/s/GPU", "MFU",
 )  # fmt: skip
 """Of a table of layouts."""
 
@@ -107,7 +107,7 @@ def answer_text(found: Answer) -> str:
         notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{name_text(one)}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
-    parts += [_verdict(found), *why_text(found)]
+    parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
     return "\n".join(parts)
 
 
@@ -132,13 +132,30 @@ def row_text(one: Estimate, recommended: bool, shown: str | None = None) -> tupl
         layout_text(layout) if shown is None else shown,
         f"{layout.micro_batch_size} x {layout.grad_accum}",
         format_bytes(one.memory.device_bytes),
-        "yes" if one.fits else "no",
+        band_text(one),
+        one.verdict or NOT_KNOWN,
         format_volume(one.comm.wire_bytes_per_rank),
         format_volume(one.comm.inter_node_bytes_per_rank),
         seconds_text(one.time.step_s),
         count_text(one.throughput.tokens_per_s_per_gpu),
         percent_text(one.throughput.mfu),
     )
+
+
+def band_text(one: Estimate) -> str:
+    """Device memory between which nine measurements of ten lie."""
+    return format_byte_range(one.low_bytes, one.high_bytes)
+
+
+VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
+"""What the words mean that are neither yes nor no."""
+
+
+def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
+    """The words between yes and no that are there, each with what it means."""
+    words = {one.verdict for one in shown}
+    told = [about for word, about in VERDICTS.items() if word in words]
+    return [f"Nine measurements of ten lie in the memory's band. {'; '.join(told).capitalize()}."] if told else []
 
 
 def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
@@ -184,7 +201,8 @@ def explain_text(one: Estimate) -> str:
             "",
             f"peak {format_bytes(one.memory.peak.total)} in {one.memory.peak.phase}: {seven} (GiB)",
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
-            f"the device shows {format_bytes(one.memory.device_bytes)}",
+            f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
+            f"{band_text(one)}",
             "",
             "COLLECTIVES of one optimizer step and rank",
             table(head, calls) if calls else "none",

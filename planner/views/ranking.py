@@ -17,6 +17,7 @@ from planner.render import (
     seconds_text,
     table,
     trust_text,
+    verdicts_text,
     why_text,
 )
 from planner.search import FRONT_SPAN, Candidate
@@ -46,7 +47,7 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
         head = HEAD if len(rows) == 1 else (HEAD[0], "layout, then what differs", *HEAD[2:])
         parts += [table(head, rows, left=2), ""]
     parts += dict.fromkeys(f"{name_text(one)}: {note}." for one in shown for note in _notes(one, found))
-    parts += [_verdict(reached), counts_text(found)]
+    parts += [*verdicts_text(shown), _verdict(reached), counts_text(found)]
     if found.front:
         parts += ["", *_front(found)]
     if why_not is not None:
