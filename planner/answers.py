@@ -47,10 +47,12 @@ class Estimate(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """Estimates in the order of the strategies; `recommended` is the index of the fastest that fits and launches.
 
-    `unavailable` says of every strategy that is not among them why.
+    `unavailable` says of every strategy that is not among them why. `offload_tried`: nothing fits without offload, so
+    layouts with states in host memory were looked at too.
     """
 
     question: Question
     estimates: tuple[Estimate, ...]
     unavailable: dict[str, str]
     recommended: int | None
+    offload_tried: bool = False

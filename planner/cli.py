@@ -70,6 +70,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--gpus", "GPUs in all."),
         _text("--nodes", "Nodes."),
         _text("--gpus-per-node", "GPUs a node."),
+        _text("--host-memory", "Memory of a node's host, such as 256GiB: for offload.", "SIZE"),
         _option("--method", type=click.Choice(METHODS), about="Weights that are trained. Default: all three."),
         _text("--lora-rank", "Rank of the adapters."),
         _text("--lora-alpha", "Scale of the adapters. Default: twice the rank."),
@@ -381,7 +382,8 @@ def finish(found: Any, output: str | None) -> int:
         click.echo(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
     if place is None:
         unwritten = "" if output is None else f" {output} is not written."
-        told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else "nothing fits"
+        told = "nothing fits" if found.estimates else "no strategy is left to look at"
+        told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else told
         click.echo(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:

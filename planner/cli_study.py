@@ -38,11 +38,14 @@ def fit(what: str | None, max_gpus: str | None, seq_step: str | None, as_json: b
         seq_step=length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP,
     )
     click.echo(fits.as_json(found) if as_json else fit_text(found))
-    missing = [one.quantity for one in found.found if one.value is None]
-    if missing:
-        click.echo(f"error: nothing fits for {', '.join(missing)}.", err=True)
-        return NOTHING_FITS
-    return 0
+    missing = [one for one in found.found if one.value is None]
+    for told, some in (
+        ("nothing fits", [one.quantity for one in missing if not one.refused]),
+        ("there is no layout to look at", [one.quantity for one in missing if one.refused]),
+    ):
+        if some:
+            click.echo(f"error: {told} for {', '.join(some)}.", err=True)
+    return NOTHING_FITS if missing else 0
 
 
 def _quantities(what: str | None) -> tuple[str, ...]:

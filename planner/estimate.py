@@ -21,6 +21,7 @@ from planner.inventory import default_lora
 from planner.launchable import launch_refusal
 from planner.memory import MemoryBreakdown, memory_breakdown, stage_phases
 from planner.nearest import changes_text, nearest_launchable
+from planner.offloading import ways_out
 from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
 from planner.question import (
     Question,
@@ -72,7 +73,8 @@ def answer(question: Question) -> Answer:
     if question.both_methods and question.strategy is None:
         for method in ADAPTED:
             _add_adapted(question, method, shown, unavailable)
-    return Answer(question, tuple(shown), unavailable, _recommended(shown))
+    tried = not any(one.fits for one in shown) and _add_offloaded(question, shown)
+    return Answer(question, tuple(shown), unavailable, _recommended(shown), tried)
 
 
 AXIS_OF_CHOICE = {
@@ -136,6 +138,26 @@ def _add_adapted(question: Question, method: Method, shown: list[Estimate], unav
         return
     sharding, layout, considered = found
     shown.append(estimate(adapted, method, layout, sharding=sharding, considered=considered))
+
+
+def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
+    """Each strategy's fastest layout that fits with states in host memory; whether there was any to look at."""
+    looked = False
+    for strategy in strategies_of(question):
+        fitting = []
+        for way in ways_out(question):
+            found = _best(way, [strategy])
+            looked = looked or found is not None
+            if found is not None and (one := estimate(question, strategy.name, found[1], considered=found[2])).fits:
+                fitting.append(one)
+        if fitting:
+            shown.append(min(fitting, key=_seconds_per_sequence))
+    return looked
+
+
+def _seconds_per_sequence(one: Estimate) -> float:
+    """What ranks a layout: nothing is faster than one of unknown time is slow."""
+    return float("inf") if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
 
 
 def with_adapters(question: Question, method: Method) -> Question:
@@ -354,6 +376,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "headroom": question.headroom,
         "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
         "recommended": found.recommended,
+        "offload_tried": found.offload_tried,
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
     }

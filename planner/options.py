@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from planner import presets
 from planner.calibration import calibration
 from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
 from planner.model_rules import LARGEST, check_model
 from planner.presets import Folders
-from planner.quantities import length, real, share, whole
+from planner.quantities import length, memory_bytes, real, share, whole
 from planner.question import (
     DEFAULT_HEADROOM,
     ENGINE_SWITCHES,
@@ -121,7 +123,14 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
     if name is not None and gpu is not None:
         raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
     counts = {key: whole(key, given.get(key), 1, presets.LARGEST_COUNT) for key in ("gpus", "gpus_per_node", "nodes")}
-    return presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+    found = presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+    memory = memory_bytes("host_memory", given.get("host_memory"))
+    if memory is None:
+        return found
+    if found.gpu.kind == "cpu":
+        rule = "is beside the devices' memory, and CPU processes compute in the host's own"
+        raise PlannerError("host_memory", given["host_memory"], rule, "Leave it out")
+    return msgspec.structs.replace(found, host_memory_bytes=memory)
 
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:

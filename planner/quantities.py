@@ -12,12 +12,17 @@ from decimal import Decimal
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.units import GB, GIB
 
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 """Decimal, as data sets and parameters are counted: B is 1e9, T is 1e12."""
 
 LENGTH_UNITS = {"": 1, "k": 2**10, "m": 2**20}
 """Binary, as the lengths of contexts are named: a model of 128k tokens has 131,072 positions."""
+
+MEMORY_UNITS = {"": GIB, "gib": GIB, "tib": 2**10 * GIB, "gb": GB, "tb": 1e3 * GB}
+"""Binary unless decimal is written out, as people say how much memory a machine has."""
+MOST_MEMORY = 2.0**60
 
 SECONDS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LARGEST_COUNT = 10**18
@@ -104,6 +109,18 @@ def _in_range(
     if number < low or number > high or (above and number == low):
         raise PlannerError(field, value, rule, f"Try {high if number > high or above else low:g}")
     return number
+
+
+def memory_bytes(field: str, value: Any) -> float | None:
+    """Bytes of an amount of memory such as 256 or 256GiB (both GiB), 512GB or 1TB; None stays None."""
+    if value is None:
+        return None
+    rule = "must be an amount of memory above 0, such as 256 (GiB), 256GiB or 512GB"
+    number, unit = _split(str(value))
+    count, factor = real_or_none(_plain(number)), MEMORY_UNITS.get(unit)
+    if count is None or factor is None or not 0 < count * factor <= MOST_MEMORY:
+        raise PlannerError(field, value, rule, "Try 256GiB")
+    return count * factor
 
 
 def real_or_none(text: str) -> float | None:

@@ -113,6 +113,11 @@ def what_if(seen: Seen, cluster: Cluster | None = None, /, **changes: object) ->
 def what_limits(seen: Seen) -> str | None:
     """The largest part of the step, or the memory that is missing."""
     one, time = seen.one, seen.one.time
+    if one.memory.host_fits is False:
+        return (
+            f"Host memory limits: {_name(one)} needs {format_bytes(one.memory.host_node_bytes)} on each node, which "
+            f"has {format_bytes(one.case.cluster.host_memory_bytes)}."
+        )
     if not one.fits:
         term, size = _largest_term(one.memory)
         return (
@@ -244,7 +249,7 @@ def recompute_costs(seen: Seen) -> str | None:
         )
     saved = kept.memory.device_bytes - one.memory.device_bytes
     saves = f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory"
-    return f"Recomputing {what} {adds} and {saves}: without it {_need(seen, kept.memory.device_bytes)}."
+    return f"Recomputing {what} {adds} and {saves}: without it {_need(seen, kept.memory)}."
 
 
 def experts_padded_to_the_shards(seen: Seen) -> str | None:
@@ -262,7 +267,7 @@ def experts_padded_to_the_shards(seen: Seen) -> str | None:
     return (
         f"More shards do not save memory here: the weights of {moe.experts} experts are padded to "
         f"{layout.dp_shard * layout.cp} shards. With dp_shard={best.case.layout.dp_shard} "
-        f"{_need(seen, best.memory.device_bytes)}, instead of {format_bytes(one.memory.device_bytes)}."
+        f"{_need(seen, best.memory)}, instead of {format_bytes(one.memory.device_bytes)}."
     )
 
 
@@ -324,9 +329,9 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
         return None  # the states alone are too large: no walk is needed to know it
     while True:
         alone = what_if(seen, cluster, micro_batch_size=micro, grad_accum=accum, **sizes)
-        if alone is None or alone.memory.device_bytes <= seen.usable_bytes:
+        if alone is None or _fits(seen, alone.memory):
             return alone
-        if micro % 2:
+        if micro % 2 or alone.memory.host_fits is False:
             return None
         micro, accum = micro // 2, accum * 2
 
@@ -347,7 +352,7 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     sizes: dict[str, object] = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
     inside = what_if(seen, **sizes) or what_if(seen, engine="fsdp2", **sizes)
     slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
-    if inside is not None and inside.memory.device_bytes <= seen.usable_bytes:
+    if inside is not None and _fits(seen, inside.memory):
         if float(inside.time.step_s or 0) >= float(one.time.step_s):
             return None
         return (
@@ -477,10 +482,15 @@ def a_changed_global_batch(seen: Seen) -> str | None:
         return None
     other = differing[0]
     old, job = other.case.layout.global_batch_size, seen.question.job
+    mine, theirs = _name(seen.one), _name(other)
+    if mine == theirs:
+        mine, theirs = (
+            f"{mine} of {layout.micro_batch_size} x {layout.grad_accum}" for layout in (seen.layout, other.case.layout)
+        )
     return (
-        f"A step of {_name(seen.one)} sees {new} sequences, one of {_name(other)} {old}: that changes the training, "
-        f"not only its speed. The same tokens take {old / new:.3g} times the steps, and the learning rate (now "
-        f"{job.optimizer.lr:g}) has to be chosen for the batch. --global-batch-size holds it."
+        f"A step of {mine} sees {new} sequences, one of {theirs} {old}: that changes the training, not only its speed. "
+        f"The same tokens take {old / new:.3g} times the steps, and the learning rate (now {job.optimizer.lr:g}) has "
+        "to be chosen for the batch. --global-batch-size holds it."
     )
 
 
@@ -500,7 +510,7 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
         time = f", for a step of {_seconds(together.time.step_s)} instead of {_seconds(one.time.step_s)}"
     return (
         f"Accumulation saves memory{cost}: with all {whole} sequences of a rank at once instead of "
-        f"{layout.grad_accum} x {layout.micro_batch_size}, {_need(seen, together.memory.device_bytes)}{time}."
+        f"{layout.grad_accum} x {layout.micro_batch_size}, {_need(seen, together.memory)}{time}."
     )
 
 
@@ -548,12 +558,18 @@ def _of_memory(one: Estimate) -> str:
     return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
 
 
-def _need(seen: Seen, needed_bytes: float) -> str:
-    usable = seen.usable_bytes
+def _fits(seen: Seen, memory: MemoryBreakdown) -> bool:
+    """On the devices with the headroom left free, and on the hosts as far as is known."""
+    return memory.device_bytes <= seen.usable_bytes and memory.host_fits is not False
+
+
+def _need(seen: Seen, memory: MemoryBreakdown) -> str:
+    usable, needed = seen.usable_bytes, f"{format_bytes(memory.device_bytes)} would be needed"
     if math.isinf(usable):
-        return f"{format_bytes(needed_bytes)} would be needed"
-    verdict = "which fits" if needed_bytes <= usable else f"more than the {format_bytes(usable)} that may be used"
-    return f"{format_bytes(needed_bytes)} would be needed, {verdict}"
+        return needed
+    if memory.device_bytes > usable:
+        return f"{needed}, more than the {format_bytes(usable)} that may be used"
+    return f"{needed}, which fits" if _fits(seen, memory) else f"{needed}, and more host memory than there is"
 
 
 def _batch(layout: Layout, other: Layout) -> str:

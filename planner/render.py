@@ -12,8 +12,10 @@ from planner.calibration import Calibration
 from planner.estimate import Answer, Estimate, breakdown
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
+from planner.offloading import ways_out
 from planner.plan import Plan
-from planner.reasons import reasons_of
+from planner.reasons import METHODS, reasons_of
+from planner.rules import one_of
 from planner.spec import Layout, TrainingJob
 from planner.steptime import coefficients, scalar
 from planner.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
@@ -56,8 +58,10 @@ def layout_text(layout: Layout) -> str:
 
 
 def count_text(number: Number | None) -> str:
-    """A plain number, "n/a" for unknown."""
-    return NOT_KNOWN if number is None else f"{float(number):,.0f}"
+    """A plain number, "n/a" for unknown; small ones keep two figures, so that none is printed as nothing."""
+    if number is None:
+        return NOT_KNOWN
+    return f"{float(number):,.0f}" if number >= 10 or number == int(number) else f"{float(number):.2g}"
 
 
 def seconds_text(value: Number | None) -> str:
@@ -101,8 +105,9 @@ def _documents(job: TrainingJob) -> str:
 
 def answer_text(found: Answer) -> str:
     """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
-    rows = [row_text(one, place == found.recommended) for place, one in enumerate(found.estimates)]
-    parts = [headline(found), "", table(HEAD, rows, left=2), ""]
+    parts = [headline(found), ""]
+    if found.estimates:
+        parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
         notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{name_text(one)}: {note}." for note in notes]
@@ -124,13 +129,28 @@ def name_text(one: Estimate) -> str:
     return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
 
 
-def row_text(one: Estimate, recommended: bool, shown: str | None = None) -> tuple[str, ...]:
-    """One layout's figures; `shown` stands in place of its sizes."""
-    layout = one.case.layout
+def layouts_table(
+    shown: Sequence[Estimate], recommended: int | None, layouts: Sequence[str] | None = None, head: str = HEAD[1]
+) -> str:
+    """One layout a row, host memory beside the device's where any row offloads; `layouts` stand in place of sizes."""
+    texts = layouts or [layout_text(one.case.layout) for one in shown]
+    rows = [
+        row_text(one, place == recommended, text) for place, (one, text) in enumerate(zip(shown, texts, strict=True))
+    ]
+    heads: tuple[str, ...] = (HEAD[0], head, *HEAD[2:])
+    if any(one.memory.host_node_bytes for one in shown):
+        place = HEAD.index("fits")
+        heads = (*heads[:place], "host/node", *heads[place:])
+        rows = [(*row[:place], host_text(one), *row[place:]) for row, one in zip(rows, shown, strict=True)]
+    return table(heads, rows, left=2)
+
+
+def row_text(one: Estimate, recommended: bool, layout: str) -> tuple[str, ...]:
+    """One layout's figures, in the columns of HEAD."""
     return (
         ("* " if recommended else "  ") + name_text(one),
-        layout_text(layout) if shown is None else shown,
-        f"{layout.micro_batch_size} x {layout.grad_accum}",
+        layout,
+        f"{one.case.layout.micro_batch_size} x {one.case.layout.grad_accum}",
         format_bytes(one.memory.device_bytes),
         band_text(one),
         one.verdict or NOT_KNOWN,
@@ -140,6 +160,14 @@ def row_text(one: Estimate, recommended: bool, shown: str | None = None) -> tupl
         count_text(one.throughput.tokens_per_s_per_gpu),
         percent_text(one.throughput.mfu),
     )
+
+
+def host_text(one: Estimate) -> str:
+    """Host memory that a node needs, of what it has; nothing without offload."""
+    needed, there = one.memory.host_node_bytes, one.case.cluster.host_memory_bytes
+    if not needed:
+        return ""
+    return f"{format_bytes(needed)} of {NOT_KNOWN if there is None else f'{there / GIB:.0f} GiB'}"
 
 
 def band_text(one: Estimate) -> str:
@@ -159,23 +187,52 @@ def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
 
 
 def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
-    """What times rest on, and how far those shown may be off."""
-    found = [coefficients(one.case, known).bands for one in shown]
+    """What the times that are shown rest on, and how far they may be off; nothing where none is known."""
+    found = [coefficients(one.case, known).bands for one in shown if one.time.step_s is not None]
     if not found:
-        return f"Times rest on the coefficients {known.name!r}."
+        return ""
     low, high = min(one.time_low for one in found), max(one.time_high for one in found)
     return f"Times rest on the coefficients {known.name!r}: expect {low:g} to {high:g} times as long."
 
 
 def _verdict(found: Answer) -> str:
     chosen = found.estimates if found.recommended is None else [found.estimates[found.recommended]]
-    trust = trust_text(found.question.calibration, chosen)
-    if found.recommended is None and any(one.fits for one in found.estimates):
-        return f"Something fits, but no backend here can launch it: nothing is recommended. {trust}"
     if found.recommended is None:
-        return f"Nothing fits: use more GPUs, a smaller model, shorter sequences, or LoRA. {trust}"
-    one = found.estimates[found.recommended]
-    return f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}. {trust}"
+        told = trouble(found) + "."
+    else:
+        one = found.estimates[found.recommended]
+        told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
+    return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
+
+
+def only_offloaded(found: Answer) -> str:
+    """Said where a layout was found only with offload."""
+    return " Nothing fits without offload: states wait in host memory." if found.offload_tried else ""
+
+
+def trouble(found: Answer) -> str:
+    """Why nothing is recommended, and the way out."""
+    if not found.estimates:
+        return "no strategy is left, whatever its memory"
+    if any(one.fits for one in found.estimates):
+        return "something fits, but no backend here can launch it: nothing is recommended"
+    even = ", not even with states in host memory" if found.offload_tried else ""
+    return f"nothing fits{even}: use {way_out(found)}"
+
+
+def way_out(found: Answer) -> str:
+    """What would need less memory, or give more: nothing that the question has already."""
+    ways = ["more GPUs", "a smaller model", "shorter sequences"]
+    methods = {found.question.job.method, *(one.case.job.method for one in found.estimates)}
+    ways += [name for method, name in METHODS.items() if method not in methods and "full" in methods][:1]
+    if methods == {"lora"}:
+        ways.append(METHODS["qlora"])
+    hosts = any(one.memory.host_fits is False for one in found.estimates)
+    if hosts:
+        ways.append("hosts with more memory (--host-memory)")
+    elif not found.offload_tried and any(ways_out(found.question)):
+        ways.append("--offload-optimizer, with --offload-params if that is not enough")
+    return one_of(ways)
 
 
 def explain_text(one: Estimate) -> str:

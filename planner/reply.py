@@ -22,11 +22,13 @@ Resize = Callable[[int | None], Question]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`best` fits and launches; without one `reason` says why. `refused`: no layout could be looked at at all."""
+    """`best` fits and launches; without one `reason` says why. `refused`: there was no layout to look at, or none that
+    is launched from here (`unlaunched`), so memory is not what stands in the way."""
 
     best: Estimate | None
     reason: str = ""
     refused: bool = False
+    unlaunched: bool = False
 
 
 def ask(question: Question, constraints: Constraints = FREE) -> Reply:
@@ -44,6 +46,8 @@ def reply_of(found: Recommendation) -> Reply:
         return Reply(shown[place])
     if shown:
         nearest = shown[0]
+        if found.unlaunched:
+            return Reply(None, f"cannot be launched: {nearest.refusal}", refused=True, unlaunched=True)
         launch = [f"cannot be launched: {nearest.refusal}"] if nearest.refusal and nearest.fits else []
         late = [f"the run would take {format_duration(found.run_s)}"] if found.missed else []
         return Reply(None, "; ".join([*nearest.reasons, *launch, *late]))

@@ -105,6 +105,11 @@ OFFLOADS = {
 """Which engines can keep what in host memory."""
 
 
+def offloads(layout: Layout) -> bool:
+    """Whether anything waits in host memory."""
+    return any(getattr(layout, name) for name in OFFLOADS)
+
+
 def _offered(field: str) -> Rule:
     return Rule(
         name=f"{field} not offered by the engine",

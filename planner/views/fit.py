@@ -12,6 +12,7 @@ from planner.render import (
     band_text,
     count_text,
     headline,
+    host_text,
     layout_text,
     seconds_text,
     table,
@@ -44,7 +45,7 @@ def fit_text(found: Fits) -> str:
         "tokens/s/GPU",
     )
     parts = [headline(Answer(found.question, (), {}, None)), "", table(head, [_row(one) for one in found.found], 4), ""]
-    parts += [f"{NAMES[one.quantity]}: {limit_text(one)}" for one in found.found]
+    parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]
     parts += verdicts_text(best)
@@ -73,6 +74,12 @@ def _row(one: Fitted) -> tuple[str, ...]:
         seconds_text(one.best.time.step_s),
         count_text(one.best.throughput.tokens_per_s_per_gpu),
     )
+
+
+def _offloaded(one: Fitted) -> str:
+    if not one.offloaded or one.best is None:
+        return ""
+    return f" Nothing fits without offload: states wait in host memory, {host_text(one.best)} of each node."
 
 
 def limit_text(one: Fitted) -> str:

@@ -52,8 +52,12 @@ class Again:
         return self.ask()
 
     @property
+    def headroom(self) -> float:
+        return self.found.question.headroom
+
+    @property
     def usable(self) -> str:
-        return format_bytes(self.one.case.cluster.gpu.memory_bytes * (1 - self.found.question.headroom))
+        return format_bytes(self.one.case.cluster.gpu.memory_bytes * (1 - self.headroom))
 
     @property
     def capacity(self) -> str:
@@ -125,7 +129,7 @@ def pattern(template: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{(\w+)\\\}", lambda found: f"(?P<{found[1]}>{OF_KIND.get(found[1], '.+?')})", text))
 
 
-OF_KIND = {"share": r"[\d.]+%", "rest": r"[\d.]+%", "s": "s?"}
+OF_KIND = {"share": r"[\d.]+%", "rest": r"[\d.]+%", "s": "s?", "old": r"\d+"}
 """Figures and endings that a name beside them may not swallow."""
 
 
@@ -150,11 +154,13 @@ def of_memory(a: Again, one: Estimate) -> dict[str, str]:
 
 
 def needed(a: Again, one: Estimate) -> dict[str, str]:
-    """ "X would be needed, which fits | more than the Y that may be used"."""
-    return {
-        "need": format_bytes(one.memory.device_bytes),
-        "verdict": "which fits" if one.fits else f"more than the {a.usable} that may be used",
-    }
+    """What would be needed, and whether it is there: on the device, then on the hosts."""
+    verdict = "which fits"
+    if one.memory.device_bytes > one.case.cluster.gpu.memory_bytes * (1 - a.headroom):
+        verdict = f"more than the {a.usable} that may be used"
+    elif not one.fits:
+        verdict = "and more host memory than there is"
+    return {"need": format_bytes(one.memory.device_bytes), "verdict": verdict}
 
 
 NEED = "{need} would be needed[, {verdict}]"
@@ -170,6 +176,15 @@ def memory_limits(a: Again, said: dict[str, str]) -> dict[str, str]:
     return {
         "name": name_of(least), "need": format_bytes(a.ask_like(least).memory.device_bytes), "usable": a.usable,
         "term": term, "size": format_bytes(size), "phase": a.one.memory.peak.phase,
+    }  # fmt: skip
+
+
+def hosts_limit(a: Again, said: dict[str, str]) -> dict[str, str]:
+    memory, cluster = a.one.memory, a.one.case.cluster
+    assert memory.host_node_bytes > cluster.host_memory_bytes
+    return {
+        "name": name_of(a.told), "need": format_bytes(memory.host_node_bytes),
+        "there": format_bytes(cluster.host_memory_bytes),
     }  # fmt: skip
 
 
@@ -415,11 +430,24 @@ def padded_experts(a: Again, said: dict[str, str]) -> dict[str, str]:
 
 
 def other_batch(a: Again, said: dict[str, str]) -> dict[str, str]:
-    new, old = a.one.case.layout.global_batch_size, a.other(said["other"]).case.layout.global_batch_size
+    """The other may be of the same name: then both are told with their batches."""
+    new = a.one.case.layout.global_batch_size
+    other = next(
+        one
+        for one in a.others
+        if one.fits and one.case.layout.global_batch_size != new and one.case.job.method == a.told.case.job.method
+    )
+    apart = name_of(other) == name_of(a.told)
+    old = a.ask_like(other).case.layout.global_batch_size
     return {
-        "name": name_of(a.told), "new": str(new), "other": said["other"], "old": str(old), "times": f"{old / new:.3g}",
-        "lr": f"{a.one.case.job.optimizer.lr:g}",
+        "name": batch_name(a.told, apart), "new": str(new), "other": batch_name(other, apart), "old": str(old),
+        "times": f"{old / new:.3g}", "lr": f"{a.one.case.job.optimizer.lr:g}",
     }  # fmt: skip
+
+
+def batch_name(one: Estimate, apart: bool) -> str:
+    layout = one.case.layout
+    return name_of(one) + (f" of {layout.micro_batch_size} x {layout.grad_accum}" if apart else "")
 
 
 def accumulated(a: Again, said: dict[str, str]) -> dict[str, str]:
@@ -442,6 +470,7 @@ IDLE = f"stands idle for {{idle}} of the step, in the ramp and for sends, with {
 READINGS = (
     Reading("what_limits", "Memory limits: {name} needs least, {need} of {usable} that may be used; its largest term "
             "is {term}, {size} in {phase}.", memory_limits),
+    Reading("what_limits", "Host memory limits: {name} needs {need} on each node, which has {there}.", hosts_limit),
     Reading("what_limits", "What limits the step is {first}, {share} of {step}[; then {second}, {rest}].", step_limits),
     Reading("memory_limits_the_micro_batch", "Memory limits the micro-batch: {twice} sequences instead of {once} would "
             "need {need} of {usable} that may be used, most of it {term}, {size}.", micro_batch_limit),

@@ -177,7 +177,7 @@ def test_nothing_that_fits_is_exit_code_3_and_writes_no_plan(tmp_path: Path, cap
 
     assert run("recommend", "--model", "405b", "--gpus", "8", "-o", str(plan)) == 3
     out, err = capsys.readouterr()
-    assert "needed of" in out
+    assert "of host memory needed on each node of 2048.00 GiB" in out
     assert err.count("\n") == 1
     assert not plan.exists()
 

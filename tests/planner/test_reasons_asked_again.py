@@ -47,7 +47,7 @@ def drawn(dice: random.Random) -> Iterator[tuple[Given, bool]]:
         }  # fmt: skip
         yield common | sized, False
         yield common | sized | batch, False
-        yield common | sized | batch | full, dice.random() < 0.5
+        yield common | sized | batch | full | {"model": dice.choice(MODELS[:4])}, dice.random() < 0.5
         yield common | full | piped, False
         yield common | full | piped | {
             "runtime": "megatron", "pp_schedule": "interleaved", "virtual_stages": "2", "recompute":
@@ -66,6 +66,10 @@ def drawn(dice: random.Random) -> Iterator[tuple[Given, bool]]:
         yield common | full | {
             "model": "mixtral-8x7b", "cluster": "dgx-h100", "dp_shard": dice.choice(("16", "32", "64")), "gpus": "64",
             "runtime": dice.choice(("torchtitan", "fsdp2")), "recompute": dice.choice(("none", "sac:matmul", "full")),
+        }, False  # fmt: skip
+        yield common | sized | full | {
+            "model": dice.choice(("7b", "13b", "70b")), "cluster": "pcie-4x4090", "host_memory":
+            dice.choice(("64GiB", "256", "1TB")),
         }, False  # fmt: skip
         yield common | {"model": dice.choice(MODELS[:3]), "strategy": "ddp", "gpus": "16", "recompute": None}, False
         yield common | full | {
