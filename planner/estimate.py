@@ -40,6 +40,7 @@ from planner.spec import Layout, Quantization
 from planner.spec.job import Method
 from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
 from planner.strategies import LORA_SHARDINGS, STRATEGIES, blocks_of, rank
+from planner.technique_rules import STRAY
 from planner.units import format_bytes
 
 SCHEMA = "estimate/1"
@@ -105,7 +106,9 @@ def _of_runtime(question: Question) -> Answer:
     """The pinned runtime's best layout of all its dimensions; the one with the least memory when none fits."""
     from planner.search import rank as rank_space  # NumPy, and only for these
 
-    ranking = rank_space(question)
+    ranking = rank_space(question, own_rules=() if question.pins.tp is not None else (STRAY,))
+    if not ranking.best and question.pins.tp is None:
+        ranking = rank_space(question)
     layout = ranking.best[0].layout if ranking.best else ranking.smallest
     if layout is None:
         why = max(ranking.rejected.items(), key=lambda pair: pair[1], default=("the options given leave none", 0))[0]

@@ -21,7 +21,7 @@ from planner.groups import spans_nodes
 from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown
 from planner.question import Question, limit_bytes
 from planner.rules import divisors
-from planner.spec import Cluster, Layout, Link, Tier
+from planner.spec import Cluster, Layout, Link
 from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
 from planner.strategies import floor_bytes
 from planner.units import BYTES, format_bytes, format_seconds, format_volume
@@ -278,7 +278,7 @@ def tensor_parallel_inside_the_node(seen: Seen) -> str | None:
         return None
     sent = sum(call.wire_bytes_per_rank for call in seen.one.comm.engine if call.group == "tp")
     carried = f"{format_volume(sent)} a GPU and step" if sent else "what it sends in every layer"
-    fast, slow = fast_domain(cluster), _slow_link(cluster)
+    fast, slow = cluster.fast_domain, _slow_link(cluster)
     faster = fast.link.bytes_per_s_per_direction / slow.bytes_per_s_per_direction
     links = f"{fast.link.name}, {faster:.3g} times as fast as {slow.name}"
     if spans_nodes(layout, "tp", fast.gpus):
@@ -296,7 +296,7 @@ def tensor_parallel_inside_the_node(seen: Seen) -> str | None:
 def one_node_before_several(seen: Seen) -> str | None:
     """What several nodes (or NVLink racks) add where one would hold it."""
     one, cluster = seen.one, seen.one.case.cluster
-    fast = fast_domain(cluster)
+    fast = cluster.fast_domain
     several, left = divmod(cluster.gpus, fast.gpus)
     if several < 2 or left or not one.fits:
         return None
@@ -339,7 +339,7 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
 def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     """HSDP or ZeRO++'s hpZ where the step waits for gathers between nodes, and why HSDP where it was chosen."""
     one, layout, cluster = seen.one, seen.layout, seen.one.case.cluster
-    fast = fast_domain(cluster)
+    fast = cluster.fast_domain
     if layout.zero_stage < 3 or layout.dp_shard == 1 or cluster.gpus <= fast.gpus or not one.time.step_s:
         return None
     if not spans_nodes(layout, "dp_shard", fast.gpus):
@@ -392,6 +392,8 @@ def _hpz(seen: Seen, shard: int) -> str:
     if not backward:
         return ""
     copy = BYTES["fp32" if seen.question.job.precision == "fp32" else "bf16"] * seen.one.case.total() / shard
+    if shard == 1 or seen.one.memory.device_bytes + copy > seen.usable_bytes:
+        return ""
     return (
         f" ZeRO++'s secondary shards (hpZ) would serve backward's gathers inside nodes, {backward / gathered:.0%} of "
         f"all gathers, for a copy of {format_bytes(float(copy))}."
@@ -536,15 +538,10 @@ RULES: tuple[Rule, ...] = (
 # -- the cluster ---------------------------------------------------------------------------------------------------
 
 
-def fast_domain(cluster: Cluster) -> Tier:
-    """What is joined as fast as a node's GPUs are: the node, or the NVLink rack around it."""
-    return next(level for level in cluster.levels if level.gpus >= min(cluster.gpus_per_node, cluster.gpus))
-
-
 def _slow_link(cluster: Cluster) -> Link:
     """What joins such domains."""
     levels = cluster.levels
-    return next((level.link for level in levels if level.gpus > fast_domain(cluster).gpus), cluster.inter_link)
+    return next((level.link for level in levels if level.gpus > cluster.fast_domain.gpus), cluster.inter_link)
 
 
 # -- words ---------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
 from planner.search import Candidate, Ranking, rank, together
 from planner.spec import Layout
+from planner.technique_rules import STRAY
 
 SCHEMA = "recommend/1"
 WHOLE_FRONT = 10**9
@@ -61,7 +62,7 @@ class Recommendation(msgspec.Struct, frozen=True):
     `front` are layouts of the Pareto front of time against memory. Of `considered` layouts, `evaluated` were walked one
     by one and `pruned` could not win by their bounds. `run_s` is what the run would take at the first layout, where a
     deadline is set. `unlaunched`: no layout of the space is launched from here, and what is shown is the best of those
-    that are not.
+    that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
     """
 
     answer: Answer
@@ -73,6 +74,7 @@ class Recommendation(msgspec.Struct, frozen=True):
     constraints: Constraints = FREE
     run_s: float | None = None
     unlaunched: bool = False
+    stray: bool = False
 
     @property
     def missed(self) -> bool:
@@ -100,9 +102,12 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         among: tuple[str, ...] = engines,
         *,
         launched: bool = not constraints.any_runtime,
+        stray: bool = question.pins.tp is not None,
     ) -> Ranking:
-        rules = launch_rules if launched else None
-        return rank(asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0, more_rules=rules)
+        return rank(
+            asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0,
+            more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,),
+        )  # fmt: skip
 
     ranking = ranked(slowest)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
@@ -113,6 +118,11 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         tried = any(one.best or one.smallest for one in offloaded)
         if tried:
             ranking = nearest = together([nearest, *offloaded], top, question)
+    stray = False
+    if not nearest.best and question.pins.tp is None:
+        over_nodes = ranked(None, stray=True)
+        stray = bool(over_nodes.best)
+        nearest = over_nodes if stray or nearest.smallest is None else nearest
     unlaunched = not nearest.best and nearest.smallest is None and not constraints.any_runtime
     if unlaunched:
         nearest = ranked(None, launched=False)  # nothing is launched of such a job: what it would be
@@ -132,6 +142,7 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         constraints=constraints,
         run_s=run_seconds(question, constraints, shown),
         unlaunched=unlaunched,
+        stray=stray,
     )
 
 

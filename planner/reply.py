@@ -48,6 +48,8 @@ def reply_of(found: Recommendation) -> Reply:
         nearest = shown[0]
         if found.unlaunched:
             return Reply(None, f"cannot be launched: {nearest.refusal}", refused=True, unlaunched=True)
+        if found.stray:
+            return Reply(None, f"fits only with tensor parallel groups over nodes (tp={nearest.case.layout.tp})")
         launch = [f"cannot be launched: {nearest.refusal}"] if nearest.refusal and nearest.fits else []
         late = [f"the run would take {format_duration(found.run_s)}"] if found.missed else []
         return Reply(None, "; ".join([*nearest.reasons, *launch, *late]))

@@ -268,6 +268,16 @@ JOB: tuple[Rule, ...] = (
         sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
         fix=lambda case: "Use precision=bf16, or method full",
     ),
+    Rule(
+        name="fp8 with experts",
+        field="precision",
+        holds=lambda case: case.job.precision != "fp8" or case.model.moe is None,
+        sentence=lambda case: (
+            f"no engine here multiplies the experts of a {case.model.family} in 8 bits: Transformers' recipe converts "
+            "linear modules, and experts are none; those of Megatron-Core and torchtitan are not modelled"
+        ),
+        fix=lambda case: "Use precision=bf16",
+    ),
 )
 """What a job asks of any engine that runs Transformers' modules."""
 

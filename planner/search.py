@@ -98,10 +98,12 @@ def rank(
     slowest: float | None = None,
     front: int = 0,
     more_rules: MoreRules | None = None,
+    own_rules: tuple[Rule, ...] = (),
 ) -> Ranking:
     """The k best layouts of the space; with `front`, up to that many of the Pareto front too, the fastest of it.
 
-    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` too.
+    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` (of a
+    backend) and `own_rules` too.
     """
     rejected: Counter[str] = Counter()
     smallest = _Smallest(question)
@@ -118,7 +120,7 @@ def rank(
             pruned += rows
             continue
         for block in blocks:
-            legal = _legal(question, block, rejected, more_rules)
+            legal = _legal(question, block, rejected, more_rules, own_rules)
             if legal.size:
                 bounded.append(_bounds(question, legal, rejected, smallest))
         order = _best_first(bounded)
@@ -190,13 +192,19 @@ def _exact_bytes(question: Question, layout: Layout) -> float:
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-def _legal(question: Question, block: Block, rejected: Counter[str], more_rules: MoreRules | None) -> Block:
+def _legal(
+    question: Question,
+    block: Block,
+    rejected: Counter[str],
+    more_rules: MoreRules | None,
+    own_rules: tuple[Rule, ...],
+) -> Block:
     """The rows that break no rule; counts how many break each first."""
     import numpy as np  # large spaces only
 
     case = case_of(question, block.columns())
     legal = np.ones(block.size, dtype=bool)
-    asked = [(rule.name, rule) for rule in engine_of(block.template.engine).rules]
+    asked = [(rule.name, rule) for rule in (*engine_of(block.template.engine).rules, *own_rules)]
     if more_rules is not None:
         asked += [(f"{REFUSED}: {rule.name}", rule) for rule in more_rules(case.runtime)]
     for name, rule in asked:

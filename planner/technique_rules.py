@@ -354,3 +354,14 @@ def _micro_batches_fix(case: Case, match: MicroBatches) -> str:
 def any_micro_batches(schedule: str, stages: Number, micro_batches: Number) -> Any:
     """For engines that run every number of micro-batches."""
     return micro_batches >= 1
+
+
+STRAY = Rule(
+    name="tensor parallel groups leave the node",
+    field="tp",
+    holds=lambda case: (case.layout.tp == 1) | (case.cluster.fast_domain.gpus % case.layout.tp == 0),
+    sentence=lambda case: f"its groups leave the {case.cluster.fast_domain.name}",
+    fix=lambda case: f"Use tp={gcd(int(case.layout.tp), case.cluster.fast_domain.gpus)}",
+)
+"""No engine forbids it, and no search looks at it unless tp is given or nothing else fits: what every layer sends would
+take the slow network."""

@@ -114,6 +114,9 @@ def trouble(reached: Reached) -> str | None:
         return "no layout is left to look at."
     if shown[0].fits and not shown[0].launchable:
         return f"nothing launches it: {shown[0].refusal} ({nearest}); --any-runtime plans without a launch."
+    if found.stray:
+        layout, domain = shown[0].case.layout, shown[0].case.cluster.fast_domain.name
+        return f"nothing fits whose tensor parallel groups stay inside a {domain}; --tp {layout.tp} plans {nearest}."
     if shown[0].fits:
         return f"nothing is left within the constraints; the nearest is {nearest}."
     even = ", not even with states in host memory" if found.answer.offload_tried else ""

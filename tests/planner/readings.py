@@ -20,7 +20,7 @@ from planner.estimate import answer
 from planner.inventory import parameters
 from planner.options import question
 from planner.question import ENGINE_RUNTIMES, ENGINE_SWITCHES, GROUP_AXES
-from planner.reasons import fast_domain, reasons_of
+from planner.reasons import reasons_of
 from planner.rules import divisors
 from planner.spec import Cluster, Layout
 from planner.steptime import Throughput
@@ -167,7 +167,7 @@ NEED = "{need} would be needed[, {verdict}]"
 
 
 def slower_link(cluster: Cluster) -> Any:
-    return next((one.link for one in cluster.levels if one.gpus > fast_domain(cluster).gpus), cluster.inter_link)
+    return next((one.link for one in cluster.levels if one.gpus > cluster.fast_domain.gpus), cluster.inter_link)
 
 
 def memory_limits(a: Again, said: dict[str, str]) -> dict[str, str]:
@@ -269,7 +269,7 @@ def adapters_are_enough(a: Again, said: dict[str, str]) -> dict[str, str]:
 def one_node(a: Again, said: dict[str, str]) -> dict[str, str]:
     """The same split with fewer replicas, then fewer shards; with the batch kept, more accumulation."""
     layout, cluster = a.told.case.layout, a.told.case.cluster
-    domain = fast_domain(cluster)
+    domain = cluster.fast_domain
     several = cluster.gpus // domain.gpus
     copies = next(n for n in reversed(divisors(several)) if layout.dp_replicate % n == 0)
     micro = int(said["here"] or layout.micro_batch_size)
@@ -299,7 +299,7 @@ def waits(a: Again) -> dict[str, str]:
 def inside_nodes(a: Again) -> tuple[int, Estimate | None]:
     """(ranks that share states inside a node, the layout that shards over them alone)."""
     layout = a.told.case.layout
-    shard = fast_domain(a.told.case.cluster).gpus // (layout.tp * layout.cp)
+    shard = a.told.case.cluster.fast_domain.gpus // (layout.tp * layout.cp)
     sizes = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
     for engine in (layout.engine, "fsdp2"):
         try:
@@ -371,7 +371,7 @@ def twice_the_nodes(a: Again, said: dict[str, str]) -> dict[str, str]:
 
 def tensor_links(a: Again, said: dict[str, str]) -> dict[str, str]:
     layout, cluster = a.told.case.layout, a.told.case.cluster
-    domain, slow = fast_domain(cluster), slower_link(cluster)
+    domain, slow = cluster.fast_domain, slower_link(cluster)
     sent = sum(call.wire_bytes_per_rank for call in a.one.comm.engine if call.group == "tp")
     faster = domain.link.bytes_per_s_per_direction / slow.bytes_per_s_per_direction
     inside = max(size for size in divisors(domain.gpus) if layout.tp % size == 0)
