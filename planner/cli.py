@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from planner import __version__, command
+from planner.errors import PlannerError
 
 NOTHING_FITS = 3
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16", "fp8")
@@ -39,7 +40,29 @@ LATER = {name: f"planner.cli_study:{name}" for name in ("fit", "sweep", "cost", 
 }
 """Commands of other modules, imported when they are called."""
 
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo", "rm", "reward")
+REINFORCEMENT = ("grpo", "ppo", "rloo", "rlhf", "gspo", "dapo")
+SUPERVISED = "full, lora and qlora plan the supervised training of the same model, which needs less"
+NOT_MODELLED = dict.fromkeys(
+    PREFERENCES, f"is not modelled: pairs of answers, and mostly a frozen copy of the model beside it. {SUPERVISED}"
+) | dict.fromkeys(
+    REINFORCEMENT,
+    f"is not modelled: answers are generated beside the training, and scored by more models. {SUPERVISED}",
+)
+"""Ways of training that people ask for by name, and why there is no answer."""
+
 Command = Callable[..., Any]
+
+
+class Methods(click.Choice[str]):
+    """The methods; one that is known and not modelled is told so."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice, or a refusal."""
+        if str(value).lower() in NOT_MODELLED:
+            rule, fix = NOT_MODELLED[str(value).lower()].split(". ", 1)
+            raise PlannerError("method", value, rule, fix)
+        return super().convert(value, param, ctx)
 
 
 class Asking(click.Command):
@@ -71,7 +94,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--nodes", "Nodes."),
         _text("--gpus-per-node", "GPUs a node."),
         _text("--host-memory", "Memory of a node's host, such as 256GiB: for offload.", "SIZE"),
-        _option("--method", type=click.Choice(METHODS), about="Weights that are trained. Default: all three."),
+        _option("--method", type=Methods(METHODS), about="Weights that are trained. Default: all three."),
         _text("--lora-rank", "Rank of the adapters."),
         _text("--lora-alpha", "Scale of the adapters. Default: twice the rank."),
         _text("--lora-targets", "Adapted modules, separated by commas. Default: q_proj,v_proj.", "NAMES"),
@@ -163,6 +186,7 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
     cls=command.Commands,
     examples=EXAMPLES,
     later=LATER,
+    absent=NOT_MODELLED,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="planner")
@@ -365,8 +389,6 @@ def list_formulas() -> int:
 
 def may_write(output: str | None, force: bool, field: str = "output") -> None:
     """Refuse to overwrite a file unless told to."""
-    from planner.errors import PlannerError
-
     if output is not None and not force and os.path.lexists(output):
         raise PlannerError(field, output, "exists already", "Name another file, or add --force")
 

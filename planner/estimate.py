@@ -33,9 +33,10 @@ from planner.question import (
     exact_layout,
     limit_bytes,
     verdict,
+    warnings,
 )
 from planner.reasons import reasons_of
-from planner.rules import JOB, check
+from planner.rules import JOB, POSITIONS, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
 from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
@@ -193,11 +194,7 @@ def _recommended(shown: list[Estimate]) -> int | None:
 def check_job(question: Question) -> None:
     """Refuse a job that the model or the devices cannot do, however it is split (PlannerError)."""
     # Any layout will do: these rules ask about the job and the devices alone.
-    check(case_of(question, Layout(engine="ddp")), JOB)
-    longest = question.model.max_seq_len
-    if question.job.seq_len > longest:
-        rule = f"{question.model.name} was made for at most {longest} tokens"
-        raise PlannerError("seq_len", question.job.seq_len, rule, f"Use seq_len={longest} or less")
+    check(case_of(question, Layout(engine="ddp")), (*JOB, POSITIONS))
 
 
 def _check_kind(question: Question) -> None:
@@ -265,7 +262,7 @@ def estimate(
         refusal += f"; nearest that runs: {changes_text(case, other)}"
     fits, reasons = _fit(question, memory)
     if time.step_s is None:
-        missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate"
+        missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
         if peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
@@ -287,6 +284,12 @@ def estimate(
         high_bytes=memory.device_bytes * bands.memory_high,
         considered=considered,
     )
+
+
+def _other_format(case: Case) -> str:
+    """The 16-bit format that a device multiplies where it has no bf16: cards before Ampere."""
+    lacks = case.job.precision in ("bf16", "pure-bf16") and "fp16" in case.cluster.gpu.flops_per_s
+    return " (it multiplies fp16: --precision fp16)" if lacks else ""
 
 
 def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | None:
@@ -380,6 +383,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
         "recommended": found.recommended,
         "offload_tried": found.offload_tried,
+        "warnings": warnings(question),
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
     }

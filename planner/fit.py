@@ -15,7 +15,7 @@ import msgspec
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.offloading import ways_out
-from planner.question import LARGEST_BATCH, Question
+from planner.question import LARGEST_BATCH, Question, warnings
 from planner.recommend import FREE, Constraints, recommend
 from planner.reply import Reply, Resize, ask, reply_of, summary
 from planner.rules import divisors
@@ -285,6 +285,7 @@ def as_json(found: Fits) -> bytes:
             "model": question.model,
             "cluster": question.cluster,
             "job": question.job,
+            "warnings": warnings(question),
             "headroom": question.headroom,
             "answers": answers,
             "fixed": found.fixed,

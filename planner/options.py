@@ -123,7 +123,12 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
     if name is not None and gpu is not None:
         raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
     counts = {key: whole(key, given.get(key), 1, presets.LARGEST_COUNT) for key in ("gpus", "gpus_per_node", "nodes")}
-    found = presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+    try:
+        found = presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+    except PlannerError as error:
+        if gpu is None or error.field != "cluster":
+            raise
+        raise PlannerError("gpu", gpu, error.rule, error.fix) from None
     memory = memory_bytes("host_memory", given.get("host_memory"))
     if memory is None:
         return found
@@ -134,7 +139,6 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
 
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:
-    _check_positions(given, model)
     method: Method = given.get("method") or "full"
     plain = Optimizer()
     adapters = _given_lora(given)
@@ -162,14 +166,6 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
         global_batch_size=whole("global_batch_size", given.get("global_batch_size"), 1, LARGEST_BATCH),
         recipe=_recipe(given),
     )
-
-
-def _check_positions(given: Given, model: ModelSpec) -> None:
-    """A table of learned positions ends; rotary positions and ALiBi go on."""
-    seq_len = given.get("seq_len")
-    if model.positions == "learned" and isinstance(seq_len, int) and seq_len > model.max_seq_len:
-        rule = f"{model.name} has {model.max_seq_len} learned positions"
-        raise PlannerError("seq_len", seq_len, rule, f"Try seq_len = {model.max_seq_len}")
 
 
 def _given_lora(given: Given) -> str | None:

@@ -217,6 +217,18 @@ def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> 
     return float("inf") if capacity is None else capacity * (1 - headroom)
 
 
+def warnings(question: Question) -> tuple[str, ...]:
+    """What is planned all the same, and may not be what was meant."""
+    model, seq_len = question.model, question.job.seq_len
+    if seq_len <= model.max_seq_len:
+        return ()
+    positions = {"rope": "rotary positions go on", "alibi": "ALiBi goes on"}.get(model.positions, "positions go on")
+    return (
+        f"{seq_len:,} tokens are more than the {model.max_seq_len:,} that {model.name} was made for. Its {positions}: "
+        "memory and time are those of such sequences, but it has not learned such distances",
+    )
+
+
 Verdict = Literal["yes", "likely", "close", "no"]
 
 

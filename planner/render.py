@@ -14,6 +14,7 @@ from planner.groups import MESH_AXES
 from planner.inventory import parameters
 from planner.offloading import ways_out
 from planner.plan import Plan
+from planner.question import warnings
 from planner.reasons import METHODS, reasons_of
 from planner.rules import one_of
 from planner.spec import Layout, TrainingJob
@@ -75,17 +76,18 @@ def percent_text(fraction: Number | None) -> str:
 
 
 def headline(found: Answer) -> str:
-    """What was asked, in one line."""
+    """What was asked, in one line, and below it what may not be what was meant."""
     question = found.question
     cluster, job = question.cluster, question.job
     count = parameters(question.model)
     size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
     batch = "" if job.global_batch_size is None else f", global batch {job.global_batch_size}"
-    return (
+    asked = (
         f"{question.model.name} ({size} parameters), {job.precision}, {job.optimizer.name}, {job.seq_len} tokens"
         f"{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
         f"({format_bytes(cluster.gpu.memory_bytes)})"
     )
+    return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
 
 
 HEAD = (

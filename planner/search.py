@@ -197,7 +197,7 @@ def _legal(
     block: Block,
     rejected: Counter[str],
     more_rules: MoreRules | None,
-    own_rules: tuple[Rule, ...],
+    own_rules: tuple[Rule, ...] = (),
 ) -> Block:
     """The rows that break no rule; counts how many break each first."""
     import numpy as np  # large spaces only

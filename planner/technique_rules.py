@@ -163,6 +163,16 @@ def _head_share(case: Case) -> Number:
     return kv_heads // tp if isinstance(tp, (int, float)) else where(kv_heads % tp == 0, kv_heads // tp, 1.0)
 
 
+def _expert_mesh_fix(case: Case) -> str:
+    """The nearest size; copies hold no shards for experts to spread over, so shards may be what is meant."""
+    layout = case.layout
+    fix = f"Use ep={nearest(int(layout.ep), divisors(gcd(int(_expert_mesh(case)), _experts(case))))}"
+    ranks = int(layout.dp_replicate * layout.dp_shard)
+    if layout.dp_replicate == 1 or (ranks * layout.cp * layout.tp) % layout.ep:
+        return fix
+    return f"Use dp_shard={ranks} in the place of dp_replicate={layout.dp_replicate}, or ep={fix.partition('=')[2]}"
+
+
 EXPERT: tuple[Rule, ...] = (
     Rule(
         name="expert parallelism of a dense model",
@@ -183,9 +193,7 @@ EXPERT: tuple[Rule, ...] = (
         field="ep",
         holds=lambda case: _expert_mesh(case) % case.layout.ep == 0,
         sentence=lambda case: f"it does not divide dp_shard x cp x tp = {_expert_mesh(case)}, the ranks it spans",
-        fix=lambda case: (
-            f"Use ep={nearest(int(case.layout.ep), divisors(gcd(int(_expert_mesh(case)), _experts(case))))}"
-        ),
+        fix=lambda case: _expert_mesh_fix(case),
     ),
     Rule(
         name="experts beside tensor parallelism need sequence parallelism",

@@ -17,7 +17,7 @@ from planner.estimate import Answer, Estimate, answer, breakdown, plan_of
 from planner.inventory import parameters
 from planner.options import Given, question
 from planner.plan import encode_plan, write_whole
-from planner.question import GROUP_AXES, Question
+from planner.question import GROUP_AXES, Question, warnings
 from planner.recommend import Constraints, Recommendation, recommend
 from planner.render import band_text, count_text, gib_text, layout_text, percent_text, seconds_text, table, trust_text
 from planner.spec import Layout, TrainingJob
@@ -79,6 +79,7 @@ class Screenful(msgspec.Struct, frozen=True):
     considered: int
     rejected: dict[str, int]
     trust: str
+    warnings: tuple[str, ...] = ()
     schema: str = SCHEMA
 
     def shown(self, kind: str, place: int) -> Shown | None:
@@ -131,7 +132,8 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
         recommended=best.answer.recommended,
         considered=best.considered,
         rejected=dict(sorted(best.rejected.items(), key=lambda pair: -pair[1])),
-        trust=trust[0].lower() + trust[1:].rstrip("."),
+        trust=trust[:1].lower() + trust[1:].rstrip("."),
+        warnings=warnings(found.question),
     )
 
 

@@ -227,7 +227,7 @@ def test_exit_code_3_when_something_asked_does_not_fit(capsys: pytest.CaptureFix
         (["--what", "gpu"], "what=gpu: is not a quantity that can be fitted. Did you mean gpus?"),
         (["--max-gpus", "0"], "max_gpus"),
         (["--seq-step", "x"], "seq_step"),
-        (["--seq-len", "99999"], "seq_len"),
+        (["--model", "gpt2", "--seq-len", "99999"], "seq_len"),
         (["--gpus", "9"], "gpus"),
     ],
 )

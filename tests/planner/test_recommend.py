@@ -440,7 +440,7 @@ def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
         (["--objective", "largest-context", "--seq-len", "512"], "is what --objective largest-context looks for"),
         (["--objective", "largest-micro-batch", "--micro-batch-size", "2"], "Leave it out"),
         (["--objective", "smallest"], "Invalid value"),
-        (["--seq-len", "9000"], "at most 4096 tokens"),
+        (["--model", "gpt2", "--seq-len", "9000"], "gpt2 has learned 1024 positions"),
     ],
 )
 def test_constraints_that_contradict_or_change_nothing_are_refused(

@@ -31,7 +31,11 @@ class Details(ScrollableContainer, can_focus=True):
         """Everything that is known of one layout."""
         counts = "; ".join(f"{name}: {count}" for name, count in screen.rejected.items())
         self.query_one("#reasons", Static).update(
-            Content.assemble((f"{one.name}  {one.layout}", HEADING), *(f"\n{reason}." for reason in one.reasons))
+            Content.assemble(
+                (f"{one.name}  {one.layout}", HEADING),
+                *(f"\nwarning: {told}." for told in screen.warnings),
+                *(f"\n{reason}." for reason in one.reasons),
+            )
         )
         self.query_one("#tables", Static).update(
             Content.assemble(
