@@ -349,9 +349,11 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     shard = fast.gpus // (layout.tp * layout.cp)
     if share < SLOW_NETWORK or shard < 1 or layout.data_parallel % shard:
         return None
+    slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
+    if shard == 1:  # the other groups fill the node: no shards are left inside it
+        return slow
     sizes: dict[str, object] = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
     inside = what_if(seen, **sizes) or what_if(seen, engine="fsdp2", **sizes)
-    slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
     if inside is not None and _fits(seen, inside.memory):
         if float(inside.time.step_s or 0) >= float(one.time.step_s):
             return None
@@ -392,7 +394,7 @@ def _hpz(seen: Seen, shard: int) -> str:
     if not backward:
         return ""
     copy = BYTES["fp32" if seen.question.job.precision == "fp32" else "bf16"] * seen.one.case.total() / shard
-    if shard == 1 or seen.one.memory.device_bytes + copy > seen.usable_bytes:
+    if seen.one.memory.device_bytes + copy > seen.usable_bytes:
         return ""
     return (
         f" ZeRO++'s secondary shards (hpZ) would serve backward's gathers inside nodes, {backward / gathered:.0%} of "

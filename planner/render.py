@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 
 from planner.arith import Number
 from planner.calibration import Calibration
+from planner.engines import engine_of
 from planner.estimate import Answer, Estimate, breakdown
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
 from planner.offloading import ways_out
 from planner.plan import Plan
-from planner.question import warnings
+from planner.question import case_of, warnings
 from planner.reasons import METHODS, reasons_of
-from planner.rules import one_of
+from planner.rules import OFFLOADS, one_of
 from planner.spec import Layout, TrainingJob
 from planner.steptime import coefficients, scalar
 from planner.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
@@ -232,9 +233,21 @@ def way_out(found: Answer) -> str:
     hosts = any(one.memory.host_fits is False for one in found.estimates)
     if hosts:
         ways.append("hosts with more memory (--host-memory)")
-    elif not found.offload_tried and any(ways_out(found.question)):
-        ways.append("--offload-optimizer, with --offload-params if that is not enough")
+    elif offloads := offload_options(found):
+        ways.append(offloads)
     return one_of(ways)
+
+
+def offload_options(found: Answer) -> str:
+    """The options that a layout which was given could take; a search has tried them already."""
+    if not found.question.pins.exact or len(found.estimates) != 1:
+        return ""
+    case = found.estimates[0].case
+    for way in ways_out(found.question):
+        layout = way.pins.applied(case.layout)
+        if all(rule.holds(case_of(way, layout)) for rule in engine_of(layout.engine).rules):
+            return " ".join(f"--{name.replace('_', '-')}" for name in OFFLOADS if getattr(layout, name))
+    return ""
 
 
 def explain_text(one: Estimate) -> str:

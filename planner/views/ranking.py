@@ -88,7 +88,7 @@ def _verdict(reached: Reached) -> str:
     trust = trust_text(found.answer.question.calibration, found.answer.estimates[:1])
     told = trouble(reached)
     if told is not None:
-        too_large = any(not one.fits for one in found.answer.estimates[:1])
+        too_large = not found.unlaunched and any(not one.fits for one in found.answer.estimates[:1])
         more = f" Use {way_out(found.answer)}." if too_large else ""
         return f"{told[0].upper()}{told[1:]}{more} {trust}".rstrip()
     one = found.answer.estimates[0]
@@ -112,7 +112,7 @@ def trouble(reached: Reached) -> str | None:
         return f"the deadline of {allowed} is missed: the fastest takes {taken} ({nearest})."
     if not shown:
         return "no layout is left to look at."
-    if shown[0].fits and not shown[0].launchable:
+    if found.unlaunched or (shown[0].fits and not shown[0].launchable):
         return f"nothing launches it: {shown[0].refusal} ({nearest}); --any-runtime plans without a launch."
     if found.stray:
         layout, domain = shown[0].case.layout, shown[0].case.cluster.fast_domain.name

@@ -301,7 +301,7 @@ def inside_nodes(a: Again) -> tuple[int, Estimate | None]:
     layout = a.told.case.layout
     shard = a.told.case.cluster.fast_domain.gpus // (layout.tp * layout.cp)
     sizes = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
-    for engine in (layout.engine, "fsdp2"):
+    for engine in (layout.engine, "fsdp2") if shard > 1 else ():
         try:
             return shard, a.ask(engine=engine, **sizes)
         except PlannerError:

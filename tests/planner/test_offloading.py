@@ -99,9 +99,34 @@ def test_offload_is_no_way_out_where_it_was_refused_or_is_not_there(given: dict[
     assert list(ways_out(question(BOX | given))) == []
 
 
-def test_a_layout_that_was_given_names_offload_as_a_way_out(capsys: pytest.CaptureFixture[str]):
-    assert run("estimate", **BOX, dp_shard="4", micro_batch_size="1") == 3
-    assert "--offload-optimizer, with --offload-params if that is not enough" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("fsdp2", "--offload-optimizer --offload-params"),
+        ("deepspeed", "--offload-optimizer"),
+        ("megatron", "a smaller model, shorter sequences or LoRA"),
+    ],
+)
+def test_a_layout_that_was_given_names_the_offload_that_its_engine_has(
+    engine: str, options: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run("estimate", **BOX, runtime=engine, dp_shard="4", micro_batch_size="1") == 3
+    verdict = capsys.readouterr().out.partition("Nothing fits: use ")[2].partition(".")[0]
+
+    assert verdict.endswith(options)
+
+
+def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFixture[str]):
+    """A17: "Nothing fits: use more GPUs" below an optimizer that nothing here launches, or that FSDP2 does not take."""
+    adam = {"model": "70b", "gpu": "a100-80gb", "gpus": "8", "optimizer": "adamw-8bit", "method": "full"}
+    assert run("recommend", **adam) == 3
+    out, err = capsys.readouterr()
+    assert "Nothing launches it: optimizer=adamw-8bit" in out and "othing fits" not in out
+    assert "nothing launches it" in err
+    assert run("estimate", **adam, strategy="fsdp") == 3
+    out, err = capsys.readouterr()
+    assert "adamw-8bit does not work on FSDP2's sharded tensors (torchao's does" in out
+    assert "othing fits" not in out and err == "error: no strategy is left to look at.\n"
 
 
 def test_the_way_out_names_no_method_that_was_asked_already(capsys: pytest.CaptureFixture[str]):

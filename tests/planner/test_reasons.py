@@ -246,6 +246,24 @@ def test_secondary_shards_are_told_of_where_hsdp_does_not_fit():
     assert format_bytes(2 * one.case.total() / 8) in text
 
 
+def test_no_hsdp_is_told_of_where_tensor_groups_fill_the_node():
+    """ "HSDP inside nodes does not fit (993.27 GiB)" of a layout whose shards inside a node would be one."""
+    given = {"model": "405b", "gpus": "128", "runtime": "torchtitan", "tp": "8", "dp_shard": "16", "recompute": "full"}
+    text = told(**given, seq_len="8192")[RULE]
+
+    assert text.startswith("The network is slow for this:") and "HSDP" not in text and "hpZ" not in text
+
+
+def test_secondary_shards_that_do_not_fit_are_not_advised():
+    """A copy of 131 GiB was advised on cards of 24."""
+    one = best(model="70b", gpu="rtx-4090-24gb", gpus="64", strategy="fsdp", offload_optimizer=False)
+
+    assert not one.fits
+    assert "hpZ" not in told(model="70b", gpu="rtx-4090-24gb", gpus="64", strategy="fsdp", offload_optimizer=False).get(
+        RULE, ""
+    )
+
+
 def test_a_fast_network_one_node_or_whole_replicas_need_no_other_sharding():
     assert RULE not in told()
     assert RULE not in told(model="1b", gpus="8", dp_shard="8", micro_batch_size="1")
