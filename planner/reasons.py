@@ -1,30 +1,38 @@
 """Why this layout, in the field's plain words: small rules from the figures of an answer to a sentence that names them.
 
 A rule is a function of `Seen` that returns its sentence, or None where its figures do not call for it; RULES lists them
-in the order they are told. Many ask `what_if`: the same prediction for a layout one step away. Not here: why a layout
-does not fit or launch (estimate.py), or any figure's formula.
+in the order they are told. Many ask `what_if`: the same prediction for a layout one step away (whatif.py). Not here:
+why a layout does not fit or launch (estimate.py), or any figure's formula.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
-from planner.answers import Answer, Estimate
-from planner.case import Case
-from planner.comm import CommVolume, comm_volume
-from planner.engines import engine_of
+from planner.answers import Answer
 from planner.groups import spans_nodes
-from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown
-from planner.question import Question, limit_bytes
+from planner.memory import device_bytes
 from planner.rules import divisors
-from planner.spec import Cluster, Layout, Link
-from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
+from planner.spec import Cluster, Link
+from planner.steptime import StepTime
 from planner.strategies import floor_bytes
-from planner.units import BYTES, format_bytes, format_seconds, format_volume
+from planner.units import BYTES, format_bytes, format_volume
+from planner.whatif import (
+    Seen,
+    WhatIf,
+    batch_apart,
+    fits,
+    largest_term,
+    name_of,
+    needed,
+    of_memory,
+    seconds,
+    speed_ratio,
+    what_if,
+)
 
 SLOW_NETWORK = 0.1
 """Share of a step that waits for communication from which other ways to shard are worth a sentence."""
@@ -52,34 +60,6 @@ class Reason(msgspec.Struct, frozen=True):
     text: str
 
 
-class Seen(NamedTuple):
-    """What a rule looks at: `one` is the recommended layout, or the one that needs least memory when none fits."""
-
-    question: Question
-    one: Estimate
-    others: tuple[Estimate, ...]
-
-    @property
-    def layout(self) -> Layout:
-        """Of the one."""
-        return self.one.case.layout
-
-    @property
-    def usable_bytes(self) -> float:
-        """Device memory without the headroom; infinite where unknown."""
-        return limit_bytes(self.question)
-
-
-class WhatIf(NamedTuple):
-    """The prediction of a layout that is not among the answers."""
-
-    case: Case
-    memory: MemoryBreakdown
-    comm: CommVolume
-    time: StepTime
-    throughput: Throughput
-
-
 Rule = Callable[[Seen], str | None]
 
 
@@ -95,18 +75,6 @@ def reasons_of(found: Answer) -> tuple[Reason, ...]:
     return tuple(Reason(rule.__name__, text) for rule in RULES if (text := rule(seen)) is not None)
 
 
-def what_if(seen: Seen, cluster: Cluster | None = None, /, **changes: object) -> WhatIf | None:
-    """The layout with these fields changed, on this or another cluster; None where a rule forbids it."""
-    old = seen.one.case
-    layout = msgspec.structs.replace(old.layout, **changes)
-    runtime = old.runtime if layout.engine == old.layout.engine else seen.question.runtime(layout.engine)
-    case = Case(old.model, old.job, layout, cluster or old.cluster, runtime)
-    if not all(rule.holds(case) for rule in engine_of(layout.engine).rules):
-        return None
-    time = step_time(case, seen.question.calibration)
-    return WhatIf(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time))
-
-
 # -- what limits ---------------------------------------------------------------------------------------------------
 
 
@@ -115,13 +83,13 @@ def what_limits(seen: Seen) -> str | None:
     one, time = seen.one, seen.one.time
     if one.memory.host_fits is False:
         return (
-            f"Host memory limits: {_name(one)} needs {format_bytes(one.memory.host_node_bytes)} on each node, which "
+            f"Host memory limits: {name_of(one)} needs {format_bytes(one.memory.host_node_bytes)} on each node, which "
             f"has {format_bytes(one.case.cluster.host_memory_bytes)}."
         )
     if not one.fits:
-        term, size = _largest_term(one.memory)
+        term, size = largest_term(one.memory)
         return (
-            f"Memory limits: {_name(one)} needs least, {format_bytes(one.memory.device_bytes)} of "
+            f"Memory limits: {name_of(one)} needs least, {format_bytes(one.memory.device_bytes)} of "
             f"{format_bytes(seen.usable_bytes)} that may be used; its largest term is {term}, {format_bytes(size)} "
             f"in {one.memory.peak.phase}."
         )
@@ -138,7 +106,7 @@ def what_limits(seen: Seen) -> str | None:
     shares = sorted(((float(part or 0) / float(time.step_s), name) for name, part in parts.items()), reverse=True)
     (first, limit), (second, then) = shares[:2]
     rest = f"; then {then}, {second:.1%}" if second >= 0.0005 else ""
-    return f"What limits the step is {limit}, {first:.1%} of {_seconds(time.step_s)}{rest}."
+    return f"What limits the step is {limit}, {first:.1%} of {seconds(time.step_s)}{rest}."
 
 
 def memory_limits_the_micro_batch(seen: Seen) -> str | None:
@@ -154,7 +122,7 @@ def memory_limits_the_micro_batch(seen: Seen) -> str | None:
     larger = what_if(seen, micro_batch_size=micro, grad_accum=accum)
     if larger is None or larger.memory.device_bytes <= seen.usable_bytes:
         return None
-    term, size = _largest_term(larger.memory)
+    term, size = largest_term(larger.memory)
     return (
         f"Memory limits the micro-batch: {micro} sequences instead of {micro // 2} would need "
         f"{format_bytes(larger.memory.device_bytes)} of {format_bytes(seen.usable_bytes)} that may be used, "
@@ -165,7 +133,7 @@ def memory_limits_the_micro_batch(seen: Seen) -> str | None:
 def logits_dominate(seen: Seen) -> str | None:
     """The loss holds more than anything else at the peak."""
     peak = seen.one.memory.peak
-    term, _ = _largest_term(seen.one.memory)
+    term, _ = largest_term(seen.one.memory)
     logits = peak.terms["logits"]
     if not logits or (term != "logits" and logits < LARGE_LOGITS * peak.total):
         return None
@@ -187,21 +155,21 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
         return None
     if seen.layout.engine == "ddp" and one.fits and not one.case.lora:
         sharded = next((other for other in seen.others if other.case.layout.dp_shard > 1 and not other.case.lora), None)
-        beside = f"; {_name(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
+        beside = f"; {name_of(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
         return (
-            f"DDP fits, {_of_memory(one)}: nothing has to be sharded. It reduces the gradients once a step, "
+            f"DDP fits, {of_memory(one)}: nothing has to be sharded. It reduces the gradients once a step, "
             f"{format_volume(one.comm.all_reduce_bytes)}, and sends twice that less a rank's share, "
             f"{format_volume(one.comm.wire_bytes_per_rank)}{beside}."
         )
     ddp = next((other for other in seen.others if other.strategy == "ddp" and other.fits), None)
     if ddp is None or seen.layout.dp_shard == 1 or ddp.case.job.method != one.case.job.method:
         return None
-    gain = _ratio(one.throughput, ddp.throughput)
+    gain = speed_ratio(one.throughput, ddp.throughput)
     if gain is None:
-        return f"DDP fits too, {_of_memory(ddp)}: memory asks for no sharding."
-    batch = _batch(seen.layout, ddp.case.layout)
+        return f"DDP fits too, {of_memory(ddp)}: memory asks for no sharding."
+    batch = batch_apart(seen.layout, ddp.case.layout)
     speed = f"gives {gain:.2f} times its tokens/s{batch}" if gain >= 1.01 else "is hardly faster"
-    return f"DDP fits too, {_of_memory(ddp)}, and is the simplest: memory asks for no sharding. {_name(one)} {speed}."
+    return f"DDP fits too, {of_memory(ddp)}, and is the simplest: memory asks for no sharding. {name_of(one)} {speed}."
 
 
 def lora_before_sharding(seen: Seen) -> str | None:
@@ -213,7 +181,7 @@ def lora_before_sharding(seen: Seen) -> str | None:
         if sharded is None:
             return None
         return (
-            f"{METHODS[one.case.job.method]} under DDP before FSDP: the frozen base fits whole, {_of_memory(one)}, "
+            f"{METHODS[one.case.job.method]} under DDP before FSDP: the frozen base fits whole, {of_memory(one)}, "
             "so a step sends only the "
             f"adapters' gradients, {format_volume(one.comm.wire_bytes_per_rank)} a GPU; "
             f"FSDP would gather the base, {format_volume(sharded.comm.wire_bytes_per_rank)}."
@@ -225,7 +193,7 @@ def lora_before_sharding(seen: Seen) -> str | None:
     if lora is None:
         return None
     return (
-        f"If adapters are enough, {METHODS[lora.case.job.method]} under DDP comes before sharding: {_of_memory(lora)}, "
+        f"If adapters are enough, {METHODS[lora.case.job.method]} under DDP comes before sharding: {of_memory(lora)}, "
         f"and {format_volume(lora.comm.wire_bytes_per_rank)} a GPU and step instead of "
         f"{format_volume(one.comm.wire_bytes_per_rank)}."
     )
@@ -244,12 +212,12 @@ def recompute_costs(seen: Seen) -> str | None:
     if one.time.step_s and kept.time.step_s and one.time.compute_s and kept.time.compute_s:
         extra = float(one.time.compute_s) / float(kept.time.compute_s) - 1
         adds = (
-            f"adds {extra:.1%} to the compute, for a step of {_seconds(one.time.step_s)} instead of "
-            f"{_seconds(kept.time.step_s)},"
+            f"adds {extra:.1%} to the compute, for a step of {seconds(one.time.step_s)} instead of "
+            f"{seconds(kept.time.step_s)},"
         )
     saved = kept.memory.device_bytes - one.memory.device_bytes
     saves = f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory"
-    return f"Recomputing {what} {adds} and {saves}: without it {_need(seen, kept.memory)}."
+    return f"Recomputing {what} {adds} and {saves}: without it {needed(seen, kept.memory)}."
 
 
 def experts_padded_to_the_shards(seen: Seen) -> str | None:
@@ -267,7 +235,7 @@ def experts_padded_to_the_shards(seen: Seen) -> str | None:
     return (
         f"More shards do not save memory here: the weights of {moe.experts} experts are padded to "
         f"{layout.dp_shard * layout.cp} shards. With dp_shard={best.case.layout.dp_shard} "
-        f"{_need(seen, best.memory)}, instead of {format_bytes(one.memory.device_bytes)}."
+        f"{needed(seen, best.memory)}, instead of {format_bytes(one.memory.device_bytes)}."
     )
 
 
@@ -303,12 +271,12 @@ def one_node_before_several(seen: Seen) -> str | None:
     alone = _on_one_node(seen, several)
     if alone is None:
         return None
-    gain = _ratio(one.throughput, alone.throughput)
+    gain = speed_ratio(one.throughput, alone.throughput)
     speed = "" if gain is None else f", and give {gain:.2f} times one {fast.name}'s tokens/s"
     worth = "for speed" if gain is None or gain > 1 + SLOW_NETWORK else "no gain"
     return (
         f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs"
-        f"{_batch(alone.case.layout, seen.layout)}: {several} {fast.name}s are {worth}. They send "
+        f"{batch_apart(alone.case.layout, seen.layout)}: {several} {fast.name}s are {worth}. They send "
         f"{format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and step over {_slow_link(cluster).name}{speed}."
     )
 
@@ -329,7 +297,7 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
         return None  # the states alone are too large: no walk is needed to know it
     while True:
         alone = what_if(seen, cluster, micro_batch_size=micro, grad_accum=accum, **sizes)
-        if alone is None or _fits(seen, alone.memory):
+        if alone is None or fits(seen, alone.memory):
             return alone
         if micro % 2 or alone.memory.host_fits is False:
             return None
@@ -349,19 +317,19 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     shard = fast.gpus // (layout.tp * layout.cp)
     if share < SLOW_NETWORK or shard < 1 or layout.data_parallel % shard:
         return None
-    slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
+    slow = f"The network is slow for this: {seconds(waited)} of the step, {share:.1%}, wait for communication."
     if shard == 1:  # the other groups fill the node: no shards are left inside it
         return slow
     sizes: dict[str, object] = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
     inside = what_if(seen, **sizes) or what_if(seen, engine="fsdp2", **sizes)
-    if inside is not None and _fits(seen, inside.memory):
+    if inside is not None and fits(seen, inside.memory):
         if float(inside.time.step_s or 0) >= float(one.time.step_s):
             return None
         return (
             f"{slow} HSDP keeps the gathers inside nodes (dp_shard={shard}): "
             f"{format_volume(inside.comm.inter_node_bytes_per_rank)} a GPU between nodes instead of "
-            f"{format_volume(one.comm.inter_node_bytes_per_rank)}, a step of {_seconds(inside.time.step_s)} instead of "
-            f"{_seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)}."
+            f"{format_volume(one.comm.inter_node_bytes_per_rank)}, a step of {seconds(inside.time.step_s)} instead of "
+            f"{seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)}."
         )
     if inside is not None:
         slow += f" HSDP inside nodes does not fit ({format_bytes(inside.memory.device_bytes)})."
@@ -378,8 +346,8 @@ def _why_hsdp(seen: Seen) -> str | None:
         return None
     return (
         f"HSDP because the network is slow: gathers stay inside nodes, so {format_volume(here)} a GPU and step go "
-        f"between them instead of {format_volume(there)}, and {_seconds(one.time.exposed_comm_s)} are waited for "
-        f"instead of {_seconds(flat.time.exposed_comm_s)}."
+        f"between them instead of {format_volume(there)}, and {seconds(one.time.exposed_comm_s)} are waited for "
+        f"instead of {seconds(flat.time.exposed_comm_s)}."
     )
 
 
@@ -421,7 +389,7 @@ def more_nodes_stop_helping(seen: Seen) -> str | None:
         changes[split] = getattr(layout, split) // 2
     nodes = seen.one.case.cluster.nodes * 2
     twice = what_if(seen, msgspec.structs.replace(seen.one.case.cluster, nodes=nodes), **changes)
-    gain = None if twice is None else _ratio(twice.throughput, one.throughput)
+    gain = None if twice is None else speed_ratio(twice.throughput, one.throughput)
     if twice is None or gain is None or gain >= POOR_DOUBLING:
         return None
     now, then = (float(time.exposed_comm_s or 0) / float(time.step_s or 1) for time in (one.time, twice.time))
@@ -446,7 +414,7 @@ def pipeline_bubble(seen: Seen) -> str | None:
         return f"The pipeline of {layout.pp} stages {idle}"
     return (
         f"Stage {time.slowest_stage} of the pipeline's {layout.pp} is the slowest: the first waits for it "
-        f"{_seconds(waits_s)} of a step of {_seconds(step_s)}, {waits_s / step_s:.1%}, which more micro-batches do not "
+        f"{seconds(waits_s)} of a step of {seconds(step_s)}, {waits_s / step_s:.1%}, which more micro-batches do not "
         f"shorten. Even the slowest {idle}"
     )
 
@@ -486,7 +454,7 @@ def a_changed_global_batch(seen: Seen) -> str | None:
         return None
     other = differing[0]
     old, job = other.case.layout.global_batch_size, seen.question.job
-    mine, theirs = _name(seen.one), _name(other)
+    mine, theirs = name_of(seen.one), name_of(other)
     if mine == theirs:
         mine, theirs = (
             f"{mine} of {layout.micro_batch_size} x {layout.grad_accum}" for layout in (seen.layout, other.case.layout)
@@ -511,10 +479,10 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
     if one.time.step_s and together.time.step_s:
         slower = float(one.time.step_s) / float(together.time.step_s) - 1
         cost = f" and costs time, {slower:.1%}" if slower >= COSTS_TIME else " and costs no time"
-        time = f", for a step of {_seconds(together.time.step_s)} instead of {_seconds(one.time.step_s)}"
+        time = f", for a step of {seconds(together.time.step_s)} instead of {seconds(one.time.step_s)}"
     return (
         f"Accumulation saves memory{cost}: with all {whole} sequences of a rank at once instead of "
-        f"{layout.grad_accum} x {layout.micro_batch_size}, {_need(seen, together.memory)}{time}."
+        f"{layout.grad_accum} x {layout.micro_batch_size}, {needed(seen, together.memory)}{time}."
     )
 
 
@@ -544,48 +512,3 @@ def _slow_link(cluster: Cluster) -> Link:
     """What joins such domains."""
     levels = cluster.levels
     return next((level.link for level in levels if level.gpus > cluster.fast_domain.gpus), cluster.inter_link)
-
-
-# -- words ---------------------------------------------------------------------------------------------------------
-
-
-def _name(one: Estimate) -> str:
-    return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
-
-
-def _of_memory(one: Estimate) -> str:
-    return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
-
-
-def _fits(seen: Seen, memory: MemoryBreakdown) -> bool:
-    """On the devices with the headroom left free, and on the hosts as far as is known."""
-    return memory.device_bytes <= seen.usable_bytes and memory.host_fits is not False
-
-
-def _need(seen: Seen, memory: MemoryBreakdown) -> str:
-    usable, needed = seen.usable_bytes, f"{format_bytes(memory.device_bytes)} would be needed"
-    if math.isinf(usable):
-        return needed
-    if memory.device_bytes > usable:
-        return f"{needed}, more than the {format_bytes(usable)} that may be used"
-    return f"{needed}, which fits" if _fits(seen, memory) else f"{needed}, and more host memory than there is"
-
-
-def _batch(layout: Layout, other: Layout) -> str:
-    """How a layout's micro-batch differs from another's; nothing where it does not."""
-    here, there = layout.micro_batch_size, other.micro_batch_size
-    return "" if here == there else f", with {here} sequence{'s' if here > 1 else ''} a pass instead of {there}"
-
-
-def _largest_term(memory: MemoryBreakdown) -> tuple[str, float]:
-    return max(memory.peak.terms.items(), key=lambda pair: pair[1])
-
-
-def _ratio(new: Throughput, old: Throughput) -> float | None:
-    if new.tokens_per_s is None or not old.tokens_per_s:
-        return None
-    return float(new.tokens_per_s) / float(old.tokens_per_s)
-
-
-def _seconds(value: object) -> str:
-    return format_seconds(scalar(value))  # type: ignore[arg-type]  # a number of one layout, or None

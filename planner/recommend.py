@@ -263,6 +263,8 @@ def as_json_object(found: Recommendation) -> dict[str, Any]:
         "pruned": found.pruned,
         "rejected": found.rejected,
         "constraints": {"backend": limits.backend, "any_runtime": limits.any_runtime},
+        "unlaunched": found.unlaunched,
+        "stray": found.stray,
         "deadline": None
         if limits.deadline_s is None
         else {

@@ -227,7 +227,7 @@ def phi(**change: Any) -> dict[str, Any]:
     ids=["phi-3-128k", "phi-4-mini", "another length"],
 )
 def test_longrope_lists_of_phi_are_read_and_written_as_transformers_reads_them(folder: Path, change: dict[str, Any]):
-    """A24: refused, though they change no byte. The frequencies are those of the file, short and long."""
+    """A26: refused, though they change no byte. The frequencies are those of the file, short and long."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 

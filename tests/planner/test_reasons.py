@@ -191,6 +191,16 @@ def test_recomputation_costs_a_third_of_the_compute_less_the_head_and_saves_the_
     assert "recompute_costs" not in told()
 
 
+def test_recomputation_that_saves_nothing_is_told_to():
+    """D16: "saves 0 B"."""
+    given = {"model": "1b", "gpus": "8", "dp_shard": "8", "micro_batch_size": "1", "seq_len": "128"}
+    one, without = best(**given, recompute="full"), best(**given)
+    text = told(**given, recompute="full")["recompute_costs"]
+
+    assert one.memory.device_bytes == without.memory.device_bytes
+    assert ", and saves no memory: without it" in text and text.endswith("which fits.")
+
+
 # -- the network ---------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ class Details(ScrollableContainer, can_focus=True):
         self.query_one("#times", Static).update(
             Content.assemble(
                 ("\nTIME\n", HEADING),
-                f"{one.time_line}\n{screen.trust}.",
+                "\n".join([one.time_line, *([f"{screen.trust}."] if screen.trust else [])]),
                 ("\n\nRANKING\n", HEADING),
                 f"{screen.considered:,} layouts considered. Rejected: {counts or 'none'}.",
             )
