@@ -170,7 +170,7 @@ def _expert_mesh_fix(case: Case) -> str:
     ranks = int(layout.dp_replicate * layout.dp_shard)
     if layout.dp_replicate == 1 or (ranks * layout.cp * layout.tp) % layout.ep:
         return fix
-    return f"Use dp_shard={ranks} in the place of dp_replicate={layout.dp_replicate}, or ep={fix.partition('=')[2]}"
+    return f"{fix}, or dp_shard={ranks} in the place of dp_replicate={layout.dp_replicate}"
 
 
 EXPERT: tuple[Rule, ...] = (
