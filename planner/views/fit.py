@@ -49,8 +49,8 @@ def fit_text(found: Fits) -> str:
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]
     parts += verdicts_text(best)
-    if best:
-        parts.append(trust_text(found.question.calibration, best))
+    if trust := trust_text(found.question.calibration, best):
+        parts.append(trust)
     gpus = found.question.cluster.gpus
     fewest = next((one.value for one in found.found if one.quantity == "gpus" and one.value is not None), None)
     if fewest is not None and fewest > gpus and any(one.value is None for one in found.found):

@@ -51,7 +51,7 @@ def sweep_text(found: Sweep) -> str:
         verdict(found),
         trust_text(question.calibration, [point.best for point in found.points if point.best]),
     ]
-    return "\n".join(parts)
+    return "\n".join(parts).rstrip()
 
 
 def scaling_sentence(found: Sweep) -> str:
