@@ -10,13 +10,18 @@ import msgspec
 from planner.case import Case
 from planner.comm import CommVolume
 from planner.memory import MemoryBreakdown
-from planner.question import Question
+from planner.question import Question, Verdict
 from planner.steptime import StepTime, Throughput
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """One layout's answer. `sharding` names the strategy that LoRA runs under, else None. `rejected` counts the
-    strategy's layouts that were not shown, by reason. `probed` says that its time rests on the machine's own speed."""
+    """One layout's answer. `sharding` names the strategy that LoRA runs under, else None.
+
+    `fits`: the predicted memory leaves the headroom free, on the device and (under offload) on the host; `verdict` says
+    how sure that is (question.verdict; None: the device's memory is unknown). `low_bytes` and `high_bytes` are the
+    device memory between which nine measurements of ten lie. `probed` says that its time rests on the machine's own
+    speed.
+    """
 
     strategy: str
     sharding: str | None
@@ -29,6 +34,9 @@ class Estimate(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     backend: str | None
     refusal: str | None
+    verdict: Verdict | None
+    low_bytes: float
+    high_bytes: float
     considered: int = 1
     probed: bool = False
 
@@ -41,10 +49,12 @@ class Estimate(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """Estimates in the order of the strategies; `recommended` is the index of the fastest that fits and launches.
 
-    `unavailable` says of every strategy that is not among them why.
+    `unavailable` says of every strategy that is not among them why. `offload_tried`: nothing fits without offload, so
+    layouts with states in host memory were looked at too.
     """
 
     question: Question
     estimates: tuple[Estimate, ...]
     unavailable: dict[str, str]
     recommended: int | None
+    offload_tried: bool = False

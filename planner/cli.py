@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from planner import __version__, command
+from planner.errors import PlannerError
 
 NOTHING_FITS = 3
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16", "fp8")
@@ -39,7 +40,29 @@ LATER = {name: f"planner.cli_study:{name}" for name in ("fit", "sweep", "cost", 
 }
 """Commands of other modules, imported when they are called."""
 
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo", "rm", "reward")
+REINFORCEMENT = ("grpo", "ppo", "rloo", "rlhf", "gspo", "dapo")
+SUPERVISED = "full, lora and qlora plan the supervised training of the same model, which needs less"
+NOT_MODELLED = dict.fromkeys(
+    PREFERENCES, f"is not modelled: pairs of answers, and mostly a frozen copy of the model beside it. {SUPERVISED}"
+) | dict.fromkeys(
+    REINFORCEMENT,
+    f"is not modelled: answers are generated beside the training, and scored by more models. {SUPERVISED}",
+)
+"""Ways of training that people ask for by name, and why there is no answer."""
+
 Command = Callable[..., Any]
+
+
+class Methods(click.Choice[str]):
+    """The methods; one that is known and not modelled is told so."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice, or a refusal."""
+        if str(value).lower() in NOT_MODELLED:
+            rule, fix = NOT_MODELLED[str(value).lower()].split(". ", 1)
+            raise PlannerError("method", value, rule, fix)
+        return super().convert(value, param, ctx)
 
 
 class Asking(click.Command):
@@ -70,7 +93,8 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--gpus", "GPUs in all."),
         _text("--nodes", "Nodes."),
         _text("--gpus-per-node", "GPUs a node."),
-        _option("--method", type=click.Choice(METHODS), about="Weights that are trained. Default: all three."),
+        _text("--host-memory", "Memory of a node's host, such as 256GiB: for offload.", "SIZE"),
+        _option("--method", type=Methods(METHODS), about="Weights that are trained. Default: all three."),
         _text("--lora-rank", "Rank of the adapters."),
         _text("--lora-alpha", "Scale of the adapters. Default: twice the rank."),
         _text("--lora-targets", "Adapted modules, separated by commas. Default: q_proj,v_proj.", "NAMES"),
@@ -82,7 +106,7 @@ def question_params() -> tuple[click.Option, ...]:
         _text("--lr", "Peak learning rate.", "X"),
         _text("--weight-decay", "Weight decay.", "X"),
         _text("--momentum", "Momentum of sgd.", "X"),
-        _text("--seq-len", "Tokens a sequence. Default: 2048."),
+        _text("--seq-len", "Tokens a sequence; 16k is 16384. Default: 2048."),
         _option("--packing", type=click.Choice(("padded", "packed")), about="A document a sequence, or end to end."),
         _text("--mean-seq-len", "Mean tokens of a document. Default: they fill the sequence."),
         _text("--global-batch-size", "Sequences an optimizer step."),
@@ -114,7 +138,7 @@ def question_params() -> tuple[click.Option, ...]:
         _option("--overlap-comm/--no-overlap-comm", default=None, about="DeepSpeed: reduce beside backward."),
         _text("--runtime", "Runtime preset, or an engine: whose code runs.", "NAME"),
         _option("--strategy", type=click.Choice(STRATEGIES), about="This strategy alone."),
-        _text("--headroom", "Share of device memory to keep free. Default: 0.1.", "X"),
+        _text("--headroom", "Share of device memory to keep free, such as 5%. Default: 10%.", "X"),
         _text("--calibration", "Calibration preset, or its file.", "NAME"),
         _option("--presets", multiple=True, metavar="DIR", about="Folder of your own presets. Repeatable."),
         _text("--steps", "Optimizer steps of the run."),
@@ -162,6 +186,7 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
     cls=command.Commands,
     examples=EXAMPLES,
     later=LATER,
+    absent=NOT_MODELLED,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="planner")
@@ -328,7 +353,7 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
 
 
 @planner.command()
-@click.option("--params", required=True, metavar="X", help="Parameters, such as 7.0e9.")
+@click.option("--params", required=True, metavar="X", help="Parameters, such as 7B or 7.0e9.")
 @click.option("--gpus", metavar="N", help="GPUs to shard over. Default: 1.")
 @click.option("--precision", type=click.Choice(("fp32", "bf16", "pure-bf16", "mixed")),
               default="pure-bf16", show_default=True,
@@ -339,10 +364,10 @@ def states(params: str, gpus: str | None, precision: str, as_json: bool) -> int:
     import msgspec
 
     from planner import render
-    from planner.question import real, whole
+    from planner.quantities import large_count, whole
     from planner.states import states_table
 
-    count, ranks = real("params", params, 1, 1e15) or 1, whole("gpus", gpus, 1, 10**6) or 1
+    count, ranks = large_count("params", params, 10**15) or 1, whole("gpus", gpus, 1, 10**6) or 1
     rows = states_table(count, precision, ranks)
     if as_json:
         keys = ("sharding", "weights_bytes", "grads_bytes", "optimizer_bytes")
@@ -365,8 +390,6 @@ def list_formulas() -> int:
 
 def may_write(output: str | None, force: bool, field: str = "output") -> None:
     """Refuse to overwrite a file unless told to."""
-    from planner.errors import PlannerError
-
     if output is not None and not force and os.path.lexists(output):
         raise PlannerError(field, output, "exists already", "Name another file, or add --force")
 
@@ -390,7 +413,8 @@ def finish(found: Any, output: str | None) -> int:
         click.echo(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
     if place is None:
         unwritten = "" if output is None else f" {output} is not written."
-        told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else "nothing fits"
+        told = "nothing fits" if found.estimates else "no strategy is left to look at"
+        told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else told
         click.echo(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:

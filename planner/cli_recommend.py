@@ -25,8 +25,8 @@ from planner.cli import (
 from planner.errors import PlannerError
 from planner.fit import DEFAULT_MAX_GPUS
 from planner.objectives import OBJECTIVES
-from planner.quantities import duration_s, large_count
-from planner.question import Question, whole
+from planner.quantities import duration_s, large_count, whole
+from planner.question import Question
 from planner.recommend import Constraints
 from planner.recommend import as_json_object as recommend_json
 from planner.views.ranking import ranking_text, trouble

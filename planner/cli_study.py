@@ -12,7 +12,7 @@ import click
 
 from planner.cli import JSON_OPTION, NOTHING_FITS, Asking
 from planner.fit import DEFAULT_MAX_GPUS, DEFAULT_SEQ_STEP, QUANTITIES
-from planner.question import real, whole
+from planner.quantities import length, real, share, whole
 from planner.sweep import DEFAULT_WORTH
 
 MOST_GPUS = 10**6
@@ -35,14 +35,17 @@ def fit(what: str | None, max_gpus: str | None, seq_step: str | None, as_json: b
         options.resizable(given),
         wanted,
         max_gpus=whole("max_gpus", max_gpus, 1, MOST_GPUS) or DEFAULT_MAX_GPUS,
-        seq_step=whole("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP,
+        seq_step=length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP,
     )
     click.echo(fits.as_json(found) if as_json else fit_text(found))
-    missing = [one.quantity for one in found.found if one.value is None]
-    if missing:
-        click.echo(f"error: nothing fits for {', '.join(missing)}.", err=True)
-        return NOTHING_FITS
-    return 0
+    missing = [one for one in found.found if one.value is None]
+    for told, some in (
+        ("nothing fits", [one.quantity for one in missing if not one.refused]),
+        ("there is no layout to look at", [one.quantity for one in missing if one.refused]),
+    ):
+        if some:
+            click.echo(f"error: {told} for {', '.join(some)}.", err=True)
+    return NOTHING_FITS if missing else 0
 
 
 def _quantities(what: str | None) -> tuple[str, ...]:
@@ -84,9 +87,9 @@ def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
         )
     if given.get("gpus") is None:
         raise PlannerError("gpus", None, "is missing", "Give --gpus 8..1024, a list 8,16,64, or steps 8..64:8")
-    share = real("worth", worth, 0.0, 1.0)
+    least = share("worth", worth, 0.0, 1.0)
     sizes = gpu_counts("gpus", given["gpus"])
-    found = sweeps.sweep(options.resizable(given), sizes, DEFAULT_WORTH if share is None else share)
+    found = sweeps.sweep(options.resizable(given), sizes, DEFAULT_WORTH if least is None else least)
     click.echo(sweeps.as_json(found) if as_json else sweep_text(found))
     if all(point.best is None for point in found.points):
         click.echo("error: nothing fits and launches at any of these sizes.", err=True)

@@ -23,14 +23,20 @@ INTERNAL, USAGE, INTERRUPTED = 1, 2, 130
 class Commands(click.Group):
     """A group whose help opens with examples, one runnable command a line.
 
-    `later` names commands that are imported when they are called ("module:function"): start time counts.
+    `later` names commands that are imported when they are called ("module:function"): start time counts. `absent` are
+    names that people ask for, each with the reason why there is no such command.
     """
 
     def __init__(
-        self, *args: Any, examples: str = "", later: Mapping[str, str] = MappingProxyType({}), **kwargs: Any
+        self,
+        *args: Any,
+        examples: str = "",
+        later: Mapping[str, str] = MappingProxyType({}),
+        absent: Mapping[str, str] = MappingProxyType({}),
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples, self.later = examples, later
+        self.examples, self.later, self.absent = examples, later, absent
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Those here and those to come."""
@@ -38,6 +44,8 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A command by name, imported if need be."""
+        if cmd_name in self.absent:
+            raise PlannerError("command", cmd_name, *self.absent[cmd_name].split(". ", 1))
         if cmd_name not in self.later:
             return super().get_command(ctx, cmd_name)
         module, _, name = self.later[cmd_name].partition(":")

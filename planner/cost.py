@@ -16,7 +16,7 @@ from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.formula import formula
-from planner.question import Question
+from planner.question import Question, warnings
 from planner.recommend import recommend
 from planner.reply import reply_of, summary
 from planner.steptime import coefficients, scalar
@@ -338,6 +338,7 @@ def as_json(found: Cost) -> bytes:
         "model": question.model,
         "cluster": question.cluster,
         "job": question.job,
+        "warnings": warnings(question),
         "calibration": as_used([coefficients(found.best.case, question.calibration)]),
         "length": found.length,
         "rates": found.rates,

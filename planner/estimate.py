@@ -12,7 +12,7 @@ import msgspec
 
 from planner.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.answers import Estimate as Estimate
-from planner.calibration import Calibration, Coefficients, as_used
+from planner.calibration import Bands, Calibration, Coefficients, as_used
 from planner.case import Case
 from planner.comm import CommVolume, comm_volume
 from planner.engines import engine_of
@@ -21,14 +21,27 @@ from planner.inventory import default_lora
 from planner.launchable import launch_refusal
 from planner.memory import MemoryBreakdown, memory_breakdown, stage_phases
 from planner.nearest import changes_text, nearest_launchable
+from planner.offloading import ways_out
 from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
-from planner.question import Question, Strategy, case_of, check_batch, check_switches, exact_layout, limit_bytes
+from planner.question import (
+    Question,
+    Strategy,
+    Verdict,
+    case_of,
+    check_batch,
+    check_switches,
+    exact_layout,
+    limit_bytes,
+    verdict,
+    warnings,
+)
 from planner.reasons import reasons_of
-from planner.rules import JOB, check
+from planner.rules import JOB, POSITIONS, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
 from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
 from planner.strategies import LORA_SHARDINGS, STRATEGIES, blocks_of, rank
+from planner.technique_rules import STRAY
 from planner.units import format_bytes
 
 SCHEMA = "estimate/1"
@@ -62,7 +75,8 @@ def answer(question: Question) -> Answer:
     if question.both_methods and question.strategy is None:
         for method in ADAPTED:
             _add_adapted(question, method, shown, unavailable)
-    return Answer(question, tuple(shown), unavailable, _recommended(shown))
+    tried = not any(one.fits for one in shown) and _add_offloaded(question, shown)
+    return Answer(question, tuple(shown), unavailable, _recommended(shown), tried)
 
 
 AXIS_OF_CHOICE = {
@@ -93,7 +107,9 @@ def _of_runtime(question: Question) -> Answer:
     """The pinned runtime's best layout of all its dimensions; the one with the least memory when none fits."""
     from planner.search import rank as rank_space  # NumPy, and only for these
 
-    ranking = rank_space(question)
+    ranking = rank_space(question, own_rules=() if question.pins.tp is not None else (STRAY,))
+    if not ranking.best and question.pins.tp is None:
+        ranking = rank_space(question)
     layout = ranking.best[0].layout if ranking.best else ranking.smallest
     if layout is None:
         why = max(ranking.rejected.items(), key=lambda pair: pair[1], default=("the options given leave none", 0))[0]
@@ -128,6 +144,26 @@ def _add_adapted(question: Question, method: Method, shown: list[Estimate], unav
     shown.append(estimate(adapted, method, layout, sharding=sharding, considered=considered))
 
 
+def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
+    """Each strategy's fastest layout that fits with states in host memory; whether there was any to look at."""
+    looked = False
+    for strategy in strategies_of(question):
+        fitting = []
+        for way in ways_out(question):
+            found = _best(way, [strategy])
+            looked = looked or found is not None
+            if found is not None and (one := estimate(question, strategy.name, found[1], considered=found[2])).fits:
+                fitting.append(one)
+        if fitting:
+            shown.append(min(fitting, key=_seconds_per_sequence))
+    return looked
+
+
+def _seconds_per_sequence(one: Estimate) -> float:
+    """What ranks a layout: nothing is faster than one of unknown time is slow."""
+    return float("inf") if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
+
+
 def with_adapters(question: Question, method: Method) -> Question:
     """The same question with adapters on a frozen base, 16-bit or (qlora) 4-bit."""
     quantization = (question.job.quantization or Quantization()) if method == "qlora" else None
@@ -158,11 +194,7 @@ def _recommended(shown: list[Estimate]) -> int | None:
 def check_job(question: Question) -> None:
     """Refuse a job that the model or the devices cannot do, however it is split (PlannerError)."""
     # Any layout will do: these rules ask about the job and the devices alone.
-    check(case_of(question, Layout(engine="ddp")), JOB)
-    longest = question.model.max_seq_len
-    if question.job.seq_len > longest:
-        rule = f"{question.model.name} was made for at most {longest} tokens"
-        raise PlannerError("seq_len", question.job.seq_len, rule, f"Use seq_len={longest} or less")
+    check(case_of(question, Layout(engine="ddp")), (*JOB, POSITIONS))
 
 
 def _check_kind(question: Question) -> None:
@@ -230,14 +262,43 @@ def estimate(
         refusal += f"; nearest that runs: {changes_text(case, other)}"
     fits, reasons = _fit(question, memory)
     if time.step_s is None:
-        missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate"
+        missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
         if peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
+    bands = coefficients(case, question.calibration).bands
     return Estimate(
-        strategy, sharding, case, memory, comm, time, speed, fits, reasons, case.runtime.backend, refusal, considered,
+        strategy=strategy,
+        sharding=sharding,
+        case=case,
+        memory=memory,
+        comm=comm,
+        time=time,
+        throughput=speed,
+        fits=fits,
+        reasons=reasons,
+        backend=case.runtime.backend,
+        refusal=refusal,
+        verdict=_verdict(question, memory, bands),
+        low_bytes=memory.device_bytes * bands.memory_low,
+        high_bytes=memory.device_bytes * bands.memory_high,
+        considered=considered,
         probed=_probed(case, question.calibration),
-    )  # fmt: skip
+    )
+
+
+def _other_format(case: Case) -> str:
+    """The 16-bit format that a device multiplies where it has no bf16: cards before Ampere."""
+    lacks = case.job.precision in ("bf16", "pure-bf16") and "fp16" in case.cluster.gpu.flops_per_s
+    return " (it multiplies fp16: --precision fp16)" if lacks else ""
+
+
+def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | None:
+    """The device's, unless the hosts say less."""
+    if memory.host_fits is False:
+        return "no"
+    found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
+    return "likely" if memory.host_fits is None and found == "yes" else found
 
 
 def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:
@@ -330,6 +391,8 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "headroom": question.headroom,
         "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
         "recommended": found.recommended,
+        "offload_tried": found.offload_tried,
+        "warnings": warnings(question),
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
         "notes": question.notes,
@@ -340,8 +403,11 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
     """One estimate as the contract has it."""
     time = {
         name: getattr(one.time, name)
-        for name in ("step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "optimizer_s")
-    }
+        for name in (
+            "step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "ramp_s",
+            "slowest_stage", "optimizer_s",
+        )
+    }  # fmt: skip
     return {
         "strategy": one.strategy,
         "sharding": one.sharding,
@@ -350,6 +416,7 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
         "global_batch_size": one.case.layout.global_batch_size,
         "runtime": one.case.runtime.name,
         "fits": one.fits,
+        "verdict": one.verdict,
         "reasons": list(one.reasons),
         "launchable": one.launchable,
         "backend": one.backend,
@@ -388,6 +455,8 @@ def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
         "high_bytes": peak.total * known.bands.memory_high,
         "reserved_bytes": one.memory.reserved_bytes,
         "device_bytes": one.memory.device_bytes,
+        "device_low_bytes": one.low_bytes,
+        "device_high_bytes": one.high_bytes,
         "capacity_bytes": one.case.cluster.gpu.memory_bytes,
         "host_bytes": one.memory.host,
         "host_node_bytes": one.memory.host_node_bytes,

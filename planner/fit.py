@@ -14,9 +14,10 @@ import msgspec
 
 from planner.errors import PlannerError
 from planner.estimate import Estimate
-from planner.question import LARGEST_BATCH, Question
+from planner.offloading import ways_out
+from planner.question import LARGEST_BATCH, Question, warnings
 from planner.recommend import FREE, Constraints, recommend
-from planner.reply import Reply, Resize, ask, summary
+from planner.reply import Reply, Resize, ask, reply_of, summary
 from planner.rules import divisors
 
 SCHEMA = "fit/1"
@@ -35,14 +36,17 @@ Asked = Callable[[Question], Reply]
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """`value` is the edge and `best` its layout (None: not even the easiest value fits). `limit` says what stops the
-    next value, `beyond`, or why there is none to try."""
+    """`value` is the edge and `best` its layout (None: not even the easiest value has one). `limit` says what stops the
+    next value, `beyond`, or why there is none to try. `refused`: no value has a layout to look at, so memory is not the
+    cause. `offloaded`: nothing fits without states in host memory."""
 
     quantity: str
     value: int | None
     best: Estimate | None
     beyond: int | None
     limit: str
+    refused: bool = False
+    offloaded: bool = False
 
 
 class Fits(msgspec.Struct, frozen=True):
@@ -63,29 +67,39 @@ def fit(
     constraints: Constraints = FREE,
     size_option: str = "--max-gpus",
 ) -> Fits:
-    """Every quantity of `wanted`; the number of GPUs through `resize`, the others on the question's own cluster."""
-    replied = partial(ask, constraints=constraints)
+    """Every quantity of `wanted`; the number of GPUs through `resize`, the others on the question's own cluster.
+
+    States wait in host memory only for a quantity that has no value without.
+    """
     if question.cluster.gpu.memory_bytes is None:
         rule = "has no known memory, so nothing can be said to fit"
         raise PlannerError("gpu", question.cluster.gpu.name, rule, "Give a GPU whose preset has memory_gib")
-    if any(quantity != "gpus" for quantity in wanted):
-        recommend(
-            question, 1, constraints
-        )  # what is wrong with the question itself is said once, not taken for an edge
+    without = msgspec.structs.replace(constraints, offload=False)
+    told: Reply | None = None
+    if any(quantity != "gpus" for quantity in wanted):  # what is wrong with the question itself is no edge
+        told = reply_of(recommend(question, 1, without))
+
+    def edge(quantity: str, replied: Asked) -> Fitted:
+        if quantity == "gpus":
+            return _fewest_gpus(resize, max_gpus, size_option, replied)
+        if told is not None and told.refused:
+            return Fitted(quantity, None, None, None, told.reason, refused=True)
+        if quantity == "seq-len":
+            return _longest_sequence(question, seq_step, replied)
+        return (_largest_micro_batch if quantity == "micro-batch" else _largest_batch)(question, replied)
+
     found: list[Fitted] = []
     fixed: dict[str, str] = {}
     for quantity in wanted:
         reason = _fixed(question, quantity)
         if reason:
             fixed[quantity] = reason
-        elif quantity == "gpus":
-            found.append(_fewest_gpus(resize, max_gpus, size_option, replied))
-        elif quantity == "seq-len":
-            found.append(_longest_sequence(question, seq_step, replied))
-        elif quantity == "micro-batch":
-            found.append(_largest_micro_batch(question, replied))
-        else:
-            found.append(_largest_batch(question, replied))
+            continue
+        one = edge(quantity, partial(ask, constraints=without))
+        if one.value is None and not one.refused and constraints.offload and any(ways_out(question)):
+            offloaded = edge(quantity, partial(ask, constraints=constraints))
+            one = one if offloaded.value is None else msgspec.structs.replace(offloaded, offloaded=True)
+        found.append(one)
     return Fits(question, tuple(found), fixed)
 
 
@@ -102,6 +116,9 @@ def _fixed(question: Question, quantity: str) -> str:
 
 def _fewest_gpus(resize: Resize, max_gpus: int, size_option: str, replied: Asked) -> Fitted:
     sizes = gpu_sizes(resize(None).cluster.gpus_per_node, max_gpus)
+    own = replied(resize(None))
+    if own.unlaunched and replied(resize(sizes[0])).unlaunched:  # whatever the size: hundreds of searches would say so
+        return Fitted("gpus", None, None, None, own.reason, refused=True)
     end = f"more than {max_gpus} GPUs are not searched ({size_option})"
     return _smallest("gpus", sizes, lambda gpus: replied(resize(gpus)), end)
 
@@ -136,17 +153,28 @@ def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
 
 
 def _largest_batch(question: Question, replied: Asked) -> Fitted:
-    """Accumulation makes any multiple of a batch that fits, so the question is what goes through in one pass."""
-    gpus, passes = question.cluster.gpus, question.pins.grad_accum or 1
-    parts = [part * passes for part in divisors(gpus)[:-1]]  # legal where several ranks share a sequence
-    sizes = [*parts, *range(gpus * passes, min(MOST_VALUES, gpus * passes * 2**16) + 1, gpus * passes)]
+    """Accumulation makes any multiple of a batch that fits, so the question is what goes through in one pass.
+
+    Fewer sequences than GPUs leave only layouts in which several ranks share one: they are asked about last, since
+    they may need more memory than the others.
+    """
+    gpus, passes, micro = question.cluster.gpus, question.pins.grad_accum or 1, question.pins.micro_batch_size
+    each = passes * (micro or 1)
+    most = gpus * each if micro else min(MOST_VALUES, gpus * each * 2**16)  # a given micro-batch leaves one size
+    sizes = range(gpus * each, most + 1, gpus * each)
+    parts = [part * each for part in divisors(gpus)[:-1]]
 
     def at(batch: int) -> Reply:
         job = msgspec.structs.replace(question.job, global_batch_size=batch)
         pins = msgspec.structs.replace(question.pins, grad_accum=passes)
         return replied(msgspec.structs.replace(question, job=job, pins=pins))
 
-    return _largest("global-batch", sizes, at, f"more than {sizes[-1]} are not searched")
+    end = f"more than {sizes[-1]} are not searched" if micro is None else f"the micro-batch is given: {micro}"
+    whole = _largest("global-batch", sizes, at, end)
+    if whole.value is not None or not parts:
+        return whole
+    part = _largest("global-batch", parts, at, whole.limit)
+    return part if part.beyond else msgspec.structs.replace(part, beyond=whole.beyond)
 
 
 # -- the edge ------------------------------------------------------------------------------------------------------
@@ -202,7 +230,8 @@ def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], 
         last = replies.legal(len(values) - 1, -1)
         reply = replies(len(values) - 1 if last is None else last)
         at_most = "" if last is None else f"{values[last]}: "
-        return Fitted(quantity, None, None, None, f"{at_most}{reply.reason}; {end}")
+        limit = f"{at_most}{reply.reason.rstrip('.')}; {end}"
+        return Fitted(quantity, None, None, None, limit, refused=last is None)
     below = replies.legal(edge - 1, -1)
     if below is None:
         return Fitted(quantity, values[answer], replies(answer).best, None, "nothing smaller can be asked for")
@@ -228,7 +257,7 @@ def _largest(
     if answer is None:
         first = replies(0 if beyond is None else beyond)
         smallest = None if beyond is None else values[beyond]
-        return Fitted(quantity, None, None, smallest, first.reason)
+        return Fitted(quantity, None, None, smallest, first.reason, refused=beyond is None)
     limit = end if beyond is None else replies(beyond).reason
     return Fitted(quantity, values[answer], replies(answer).best, None if beyond is None else values[beyond], limit)
 
@@ -245,6 +274,7 @@ def as_json(found: Fits) -> bytes:
             "value": one.value,
             "beyond": one.beyond,
             "limit": one.limit,
+            "offloaded": one.offloaded,
             "best": None if one.best is None else summary(one.best),
         }
         for one in found.found
@@ -255,6 +285,7 @@ def as_json(found: Fits) -> bytes:
             "model": question.model,
             "cluster": question.cluster,
             "job": question.job,
+            "warnings": warnings(question),
             "headroom": question.headroom,
             "answers": answers,
             "fixed": found.fixed,

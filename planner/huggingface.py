@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from planner.errors import PlannerError, did_you_mean
+from planner.errors import PlannerError
 from planner.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.model_rules import check_model
 from planner.spec import Mla, ModelSpec, Moe
+from planner.spec.model import RopeScaling
 
 ABSENT_ROPE_THETA = {"mixtral": 1e6, "gemma3_text": 1e6, "gpt_oss": 150000.0}
 """What Transformers assumes, where it is not 10000."""
@@ -47,11 +48,11 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
 def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     """The model of a decoded config.json; `file` is how a refusal names it."""
     kind = config.get("model_type")
+    _refuse_other_towers(config, kind, file)
     if kind == "gemma3" and isinstance(config.get("text_config"), dict):
-        # Images and text in one: the text tower is what is trained here.
         config, kind = {**config["text_config"], "model_type": "gemma3_text"}, "gemma3_text"
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise PlannerError(f"{file}: model_type", kind, "is not supported", did_you_mean(str(kind), FORMATS))
+        raise PlannerError(f"{file}: model_type", kind, "is not a family planned here", _other_way(str(kind)))
     form, keys = FORMATS[kind], _Keys(config, file)
     _refuse_what_no_spec_says(keys, kind, form)
     found: dict[str, Any] = {"name": name, "family": kind, **form.facts}
@@ -69,6 +70,35 @@ def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     return spec
 
 
+TOWERS = ("vision_config", "vision_tower_config", "audio_config", "speech_config", "mm_vision_tower")
+"""Keys of models that see or hear: what they name has weights and activations beside the text model's."""
+NEAR = 0.85
+"""How like a known family a name must be to be taken for a slip of the keyboard: lama is, mamba is not."""
+
+
+def _refuse_other_towers(config: dict[str, Any], kind: object, file: Path) -> None:
+    found = next((key for key in TOWERS if config.get(key)), None)
+    if found is None:
+        return
+    fix = "To plan the text model alone, give its text_config as a config.json of its own"
+    if not isinstance(config.get("text_config"), dict):
+        fix = "To plan the text model alone, give its sizes: --layers, --hidden, --heads, --kv-heads, --ffn, --vocab"
+    rule = f"has more than a text model ({found}), and only text models are planned: none of it is left out in silence"
+    raise PlannerError(f"{file}: model_type", kind, rule, fix)
+
+
+def _other_way(kind: str) -> str:
+    """What to give instead of a config.json whose family is not known."""
+    from difflib import get_close_matches  # only on the error path
+
+    if near := get_close_matches(kind.lower(), FORMATS, n=1, cutoff=NEAR):
+        return f"Did you mean {near[0]}?"
+    return (
+        "A decoder like Llama's can be given by its sizes: --layers, --hidden, --heads, --kv-heads, --ffn, --vocab; "
+        "docs/adding-a-model.md adds a family"
+    )
+
+
 def _value(keys: _Keys, field: str, names: tuple[str, ...], absent: dict[str, Any]) -> Any:
     """One field from the first of its keys that is there."""
     key = next((name for name in names if name in keys.config), names[0])
@@ -78,7 +108,7 @@ def _value(keys: _Keys, field: str, names: tuple[str, ...], absent: dict[str, An
         return keys.number(key, absent.get(key))
     if field == "activation":
         chosen = keys.config.get(key, absent.get(key))
-        if chosen not in ACTIVATIONS:
+        if not isinstance(chosen, str) or chosen not in ACTIVATIONS:
             raise keys.refusal(key, f"must be one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[chosen]
     if key in absent and keys.config.get(key, absent[key]) is None:
@@ -179,12 +209,16 @@ def config_dict(model: ModelSpec) -> dict[str, Any]:
             for place in range(1, model.layers + 1)
         ]
     if model.positions == "rope":
-        config["rope_parameters"] = _rope_parameters(model)
+        config["rope_parameters"] = table = _rope_parameters(model)
+        if model.family == "phi3" and ORIGINAL in table:
+            config[ORIGINAL] = table[ORIGINAL]  # of the two places, this one is read
     return config
 
 
 def _rope_parameters(model: ModelSpec) -> dict[str, Any]:
-    table = {**(model.rope_scaling or {"rope_type": "default"}), "rope_theta": model.rope_theta}
+    scaling = model.rope_scaling or {"rope_type": "default"}
+    table: dict[str, Any] = {key: list(one) if isinstance(one, tuple) else one for key, one in scaling.items()}
+    table["rope_theta"] = model.rope_theta
     if model.family in PARTIAL:
         table["partial_rotary_factor"] = model.rotary_fraction
     if model.rope_theta_local is None:
@@ -192,6 +226,12 @@ def _rope_parameters(model: ModelSpec) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": model.rope_theta_local}
     return {"full_attention": table, "sliding_attention": local}
 
+
+ORIGINAL = "original_max_position_embeddings"
+PHI3_ORIGINAL = 4096
+"""What Phi3Config assumes."""
+OLD_NAMES = {"phi3": {"su": "longrope", "yarn": "longrope"}}
+"""Kinds of scaling that a family's older files call otherwise (transformers 5.23, Phi3Config)."""
 
 PARTIAL = {"phi": 0.5, "phi3": 1.0, "gpt_neox": 0.25}
 """Families that may turn a part of each head, and the part Transformers assumes when nothing is said."""
@@ -259,7 +299,7 @@ def _refuse_what_no_spec_says(keys: _Keys, kind: str, form: Format) -> None:
             raise keys.refusal(key, f"must be {said}: no other {kind} is planned here")
 
 
-def _rope(keys: _Keys, kind: str) -> tuple[float, float | None, float, dict[str, float | int | str | bool] | None]:
+def _rope(keys: _Keys, kind: str) -> tuple[float, float | None, float, RopeScaling | None]:
     """(theta, theta of sliding layers, part of the head that turns, scaling).
 
     A non-empty rope_scaling wins over rope_parameters, as in transformers 5.
@@ -273,8 +313,9 @@ def _rope(keys: _Keys, kind: str) -> tuple[float, float | None, float, dict[str,
             sliding = table.get("sliding_attention")
             local = float(sliding["rope_theta"]) if isinstance(sliding, dict) and "rope_theta" in sliding else local
             table = table["full_attention"]
-    if not isinstance(table, dict) or not all(isinstance(value, str | int | float) for value in table.values()):
+    if not isinstance(table, dict) or not all(map(_is_scaling, table.values())):
         raise keys.refusal(table_key, "must be one table of numbers and names", "Known kinds: see presets/README.md")
+    table = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     rope = _Keys(dict(table), Path(f"{keys.file}: {table_key}"))
     fraction = PARTIAL.get(kind, 1.0)
     for where, key in ((keys, "rotary_pct"), (keys, "partial_rotary_factor"), (rope, "partial_rotary_factor")):
@@ -285,9 +326,19 @@ def _rope(keys: _Keys, kind: str) -> tuple[float, float | None, float, dict[str,
     old = "rotary_emb_base" if "rotary_emb_base" in keys.config else "rope_theta"
     theta = rope.number("rope_theta", keys.number(old, ABSENT_ROPE_THETA.get(kind, 10000.0)))
     rope_type = table.get("rope_type", table.get("type", "default"))
+    rope_type = OLD_NAMES.get(kind, {}).get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
     assert theta is not None  # the default is a number
     if rope_type == "default":
         return theta, local, fraction, None
     not_scaling = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
     numbers = {key: value for key, value in table.items() if key not in not_scaling}
+    if kind == "phi3" and rope_type == "longrope":
+        numbers[ORIGINAL] = keys.whole(ORIGINAL, table.get(ORIGINAL, PHI3_ORIGINAL))
     return theta, local, fraction, {"rope_type": rope_type, **numbers}
+
+
+def _is_scaling(value: object) -> bool:
+    """A number, a name, or a list of numbers."""
+    if isinstance(value, list):
+        return all(isinstance(one, int | float) and not isinstance(one, bool) for one in value)
+    return isinstance(value, str | int | float)

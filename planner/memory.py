@@ -166,6 +166,11 @@ def host_bytes(case: Case) -> Number:
     return most
 
 
+def hosts_hold(case: Case) -> bool | None:
+    """Whether the nodes' host memory holds what one layout offloads; None when it is unknown."""
+    return host_fits(case, float(host_bytes(case)))
+
+
 def stage_phases(case: Case) -> tuple[PhaseMemory, ...]:
     """Live bytes at the fullest moment of each phase on the case's stage."""
     fullest: dict[str, tuple[float, Held, Moment | None]] = {}

@@ -10,6 +10,7 @@ import math
 from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
 from planner.spec import ModelSpec, Moe
+from planner.spec.model import RopeScaling
 
 LARGEST = {
     "layers": 10_000,
@@ -28,8 +29,12 @@ ROPE_SCALING = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("original_max_position_embeddings",),
 }
 """Kinds of rotary scaling the trainer takes, and the numbers each must have."""
+
+LISTS = {"longrope": ("short_factor", "long_factor")}
+"""And the lists: a number for each frequency, which is a pair of elements that turn."""
 
 
 BLOCK_FACTS = (
@@ -75,7 +80,7 @@ def check_model(spec: ModelSpec, where: str) -> None:
     if not 0 < spec.rope_theta < math.inf:
         raise refuse("rope_theta", "must be above 0", "Llama 2 uses 10000, Llama 3 500000")
     if spec.rope_scaling is not None:
-        _check_rope_scaling(spec.rope_scaling, f"{where}: rope_scaling")
+        _check_rope_scaling(spec.rope_scaling, spec.rotary_dim // 2, f"{where}: rope_scaling")
     _check_facts(spec, where)
     if spec.moe is not None:
         _check_moe(spec, spec.moe, where)
@@ -121,14 +126,25 @@ def _check_moe(spec: ModelSpec, moe: Moe, where: str) -> None:
         raise PlannerError(f"{where}: moe.groups", moe.groups, f"must divide the {moe.experts} experts")
 
 
-def _check_rope_scaling(scaling: dict[str, float | int | str | bool], where: str) -> None:
+def _check_rope_scaling(scaling: RopeScaling, frequencies: int, where: str) -> None:
     kind = str(scaling.get("rope_type"))
     if kind not in ROPE_SCALING:
         raise PlannerError(f"{where}.rope_type", kind, "is not supported", did_you_mean(kind, ROPE_SCALING))
     for key in ROPE_SCALING[kind]:
-        value = scaling.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not _is_positive(value := scaling.get(key)):
             raise PlannerError(f"{where}.{key}", value, f"must be a number above 0 for rope_type {kind}")
+    for key in LISTS.get(kind, ()):
+        values = scaling.get(key)
+        if not isinstance(values, tuple) or len(values) != frequencies or not all(map(_is_positive, values)):
+            rule = f"must be {frequencies} numbers above 0, one a frequency, for rope_type {kind}"
+            raise PlannerError(f"{where}.{key}", None, rule)
+    for key in scaling.keys() - {*LISTS.get(kind, ())}:
+        if isinstance(scaling[key], tuple):
+            raise PlannerError(f"{where}.{key}", None, f"must be one number or name for rope_type {kind}")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _divisor_fix(key: str, whole: int, wanted: int) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from planner import presets
 from planner.calibration import calibration
 from planner.errors import PlannerError, did_you_mean
@@ -17,6 +19,7 @@ from planner.inventory import default_lora, lora_targets
 from planner.lengths import by_data
 from planner.model_rules import LARGEST, check_model
 from planner.presets import Folders
+from planner.quantities import length, memory_bytes, real, share, whole
 from planner.question import (
     DEFAULT_HEADROOM,
     ENGINE_SWITCHES,
@@ -26,8 +29,6 @@ from planner.question import (
     Pins,
     Question,
     checked_runtime,
-    real,
-    whole,
 )
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob
 from planner.spec.job import Method
@@ -60,7 +61,7 @@ def question(given: Given) -> Question:
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         strategy=given.get("strategy"),
-        headroom=_or(real("headroom", given.get("headroom"), 0.0, 0.9), DEFAULT_HEADROOM),
+        headroom=_or(share("headroom", given.get("headroom"), 0.0, 0.9), DEFAULT_HEADROOM),
         folders=folders,
         notes=notes,
     )
@@ -102,7 +103,7 @@ def _model_of_sizes(given: Given, sizes: dict[str, Any]) -> ModelSpec:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
         raise PlannerError(missing[0], None, "is missing", f"A model by its sizes needs {options} too")
     read = {key: _or(whole(key, value, 1, LARGEST[key]), 1) for key, value in sizes.items()}
-    seq_len = _or(whole("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), DEFAULT_SEQ_LEN)
+    seq_len = _or(length("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), DEFAULT_SEQ_LEN)
     spec = ModelSpec(
         name="custom",
         layers=read["layers"],
@@ -125,18 +126,29 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
     if name is not None and gpu is not None:
         raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
     counts = {key: whole(key, given.get(key), 1, presets.LARGEST_COUNT) for key in ("gpus", "gpus_per_node", "nodes")}
-    return presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+    try:
+        found = presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+    except PlannerError as error:
+        if gpu is None or error.field != "cluster":
+            raise
+        raise PlannerError("gpu", gpu, error.rule, error.fix) from None
+    memory = memory_bytes("host_memory", given.get("host_memory"))
+    if memory is None:
+        return found
+    if found.gpu.kind == "cpu":
+        rule = "is beside the devices' memory, and CPU processes compute in the host's own"
+        raise PlannerError("host_memory", given["host_memory"], rule, "Leave it out")
+    return msgspec.structs.replace(found, host_memory_bytes=memory)
 
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:
-    _check_positions(given, model)
     method: Method = given.get("method") or "full"
     plain = Optimizer()
     adapters = _given_lora(given)
     if adapters and given.get("method") == "full":
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
     lora = _lora(given, model) if method != "full" or adapters else None
-    seq_len = _or(whole("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), min(DEFAULT_SEQ_LEN, model.max_seq_len))
+    seq_len = _or(length("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), min(DEFAULT_SEQ_LEN, model.max_seq_len))
     momentum = real("momentum", given.get("momentum"), 0.0, 1.0)
     if momentum is not None and (given.get("optimizer") or plain.name) != "sgd":
         raise PlannerError("momentum", momentum, "is a setting of sgd", "Add --optimizer sgd")
@@ -159,14 +171,6 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     )
 
 
-def _check_positions(given: Given, model: ModelSpec) -> None:
-    """A table of learned positions ends; rotary positions and ALiBi go on."""
-    seq_len = given.get("seq_len")
-    if model.positions == "learned" and isinstance(seq_len, int) and seq_len > model.max_seq_len:
-        rule = f"{model.name} has {model.max_seq_len} learned positions"
-        raise PlannerError("seq_len", seq_len, rule, f"Try seq_len = {model.max_seq_len}")
-
-
 def _given_lora(given: Given) -> str | None:
     """The first setting of adapters that was given."""
     return next((key for key in ("lora_rank", "lora_alpha", "lora_targets") if given.get(key) is not None), None)
@@ -185,7 +189,7 @@ def _quantization(given: Given, method: Method) -> Quantization | None:
 
 
 def _mean_seq_len(given: Given, seq_len: int) -> int | None:
-    mean = whole("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
+    mean = length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
     if mean is None and given.get("packing") is not None and given.get("data") is None:
         rule = "depends on how long documents are"
         raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
@@ -218,7 +222,7 @@ def _recipe(given: Given) -> Recipe:
     return Recipe(
         steps=steps,
         warmup_steps=_or(whole("warmup_steps", given.get("warmup_steps"), 0, 10**9), min(plain.warmup_steps, steps)),
-        min_lr_ratio=_or(real("min_lr_ratio", given.get("min_lr_ratio"), 0.0, 1.0), plain.min_lr_ratio),
+        min_lr_ratio=_or(share("min_lr_ratio", given.get("min_lr_ratio"), 0.0, 1.0), plain.min_lr_ratio),
         max_grad_norm=_or(real("max_grad_norm", given.get("max_grad_norm"), 0.0, 1e6), plain.max_grad_norm),
         seed=_or(whole("seed", given.get("seed"), 0, 2**32 - 1), plain.seed),
         data=given.get("data"),

@@ -24,6 +24,8 @@ from planner.units import GB, GIB, MICRO, TERA
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
 LARGEST_COUNT = 1_000_000
+NEAR_DEVICE = 0.7
+"""How like a known device a name must be to be taken for a slip of the keyboard: rtx4090 is, m3-max is not."""
 
 T = TypeVar("T")
 Folders = Sequence[str | os.PathLike[str]]
@@ -270,7 +272,16 @@ def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple
             raise PlannerError("cluster", name, f"{path} has no [node] table", "Add one, or name a cluster")
         return gpu_file.node, path, 1, (), path.stem
     known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *_aliases("gpus", folders)}
-    raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", did_you_mean(name, known))
+    raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", _other_device(name, known))
+
+
+def _other_device(name: str, known: set[str]) -> str:
+    """A device of nearly that name; what merely shares letters with it is another maker's."""
+    from difflib import get_close_matches  # only on the error path
+
+    if near := get_close_matches(name.lower(), sorted(known), n=3, cutoff=NEAR_DEVICE):
+        return f"Did you mean {' or '.join(near)}?"
+    return "planner presets gpus lists those known, such as h100, a100 or 4090; docs/adding-a-gpu.md adds one"
 
 
 def _check_domain(field: str, gpus: int, node_gpus: int) -> None:

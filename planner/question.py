@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from planner import presets
-from planner.calibration import Calibration, Coefficients
+from planner.calibration import Bands, Calibration, Coefficients
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory.compute import check_kernels
@@ -219,6 +219,35 @@ def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> 
     return float("inf") if capacity is None else capacity * (1 - headroom)
 
 
+def warnings(question: Question) -> tuple[str, ...]:
+    """What is planned all the same, and may not be what was meant."""
+    model, seq_len = question.model, question.job.seq_len
+    if seq_len <= model.max_seq_len:
+        return ()
+    positions = {"rope": "rotary positions go on", "alibi": "ALiBi goes on"}.get(model.positions, "positions go on")
+    return (
+        f"{seq_len:,} tokens are more than the {model.max_seq_len:,} that {model.name} was made for. Its {positions}: "
+        "memory and time are those of such sequences, but it has not learned such distances",
+    )
+
+
+Verdict = Literal["yes", "likely", "close", "no"]
+
+
+def verdict(needed_bytes: float, bands: Bands, capacity: float | None, headroom: float) -> Verdict | None:
+    """Whether a device holds what is needed, as far as is known; None where its memory is unknown.
+
+    A prediction that leaves the headroom free is `yes` where even the upper end of the memory band is on the device,
+    else `likely`; one that does not is `close` where the band's lower end is, else `no`. Nine measurements of ten lie
+    in the band.
+    """
+    if capacity is None:
+        return None
+    if needed_bytes <= usable_bytes(capacity, headroom):
+        return "yes" if needed_bytes * bands.memory_high <= capacity else "likely"
+    return "close" if needed_bytes * bands.memory_low <= capacity else "no"
+
+
 def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:
     """(micro_batch_size, grad_accum) for `ranks` data-parallel ranks: all that make the global batch, or the usual ones
     when it is free."""
@@ -235,48 +264,6 @@ def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = 
         for micro in divisors(each)
         if pins.micro_batch_size in (None, micro) and pins.grad_accum in (None, each // micro)
     ]
-
-
-# -- values from outside -------------------------------------------------------------------------------------------
-
-
-def whole(field_name: str, value: Any, low: int = 1, high: int = 10**6) -> int | None:
-    """A whole number in a range from what a person typed; None stays None."""
-    if value is None:
-        return None
-    text = str(value).strip().replace("_", "")
-    rule = f"must be a whole number from {low} to {high}"
-    try:
-        number = int(text)
-    except ValueError:
-        guess = real_or_none(text)
-        fix = "" if guess is None else f"Try {min(max(round(guess), low), high)}"
-        raise PlannerError(field_name, value, rule, fix or f"Try {low}") from None
-    if not low <= number <= high:
-        raise PlannerError(field_name, value, rule, f"Try {min(max(number, low), high)}")
-    return number
-
-
-def real(field_name: str, value: Any, low: float, high: float, *, above: bool = False) -> float | None:
-    """A finite number in a range (`above`: low itself excluded) from what a person typed; None stays None."""
-    if value is None:
-        return None
-    rule = f"must be a number {'above' if above else 'from'} {low:g} {'and up ' if above else ''}to {high:g}"
-    number = real_or_none(str(value).strip().replace("_", ""))
-    if number is None:
-        raise PlannerError(field_name, value, rule, f"Try {high if above else low:g}")
-    if number < low or number > high or (above and number == low):
-        raise PlannerError(field_name, value, rule, f"Try {high if number > high or above else low:g}")
-    return number
-
-
-def real_or_none(text: str) -> float | None:
-    """A finite number, or None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 # -- the exact layout ----------------------------------------------------------------------------------------------

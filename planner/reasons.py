@@ -1,35 +1,50 @@
 """Why this layout, in the field's plain words: small rules from the figures of an answer to a sentence that names them.
 
 A rule is a function of `Seen` that returns its sentence, or None where its figures do not call for it; RULES lists them
-in the order they are told. Many ask `what_if`: the same prediction for a layout one step away. Not here: why a layout
-does not fit or launch (estimate.py), or any figure's formula.
+in the order they are told. Many ask `what_if`: the same prediction for a layout one step away (whatif.py). Not here:
+why a layout does not fit or launch (estimate.py), or any figure's formula.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
-from planner.answers import Answer, Estimate
-from planner.case import Case
-from planner.comm import CommVolume, comm_volume
-from planner.engines import engine_of
+from planner.answers import Answer
 from planner.groups import spans_nodes
-from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown
-from planner.question import Question, limit_bytes
-from planner.spec import Cluster, Layout, Link, Tier
-from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
+from planner.memory import device_bytes
+from planner.rules import divisors
+from planner.spec import Cluster, Link
+from planner.steptime import StepTime
 from planner.strategies import floor_bytes
-from planner.units import BYTES, format_bytes, format_seconds, format_volume
+from planner.units import BYTES, format_bytes, format_volume
+from planner.whatif import (
+    Seen,
+    WhatIf,
+    batch_apart,
+    fits,
+    largest_term,
+    name_of,
+    needed,
+    of_memory,
+    seconds,
+    speed_ratio,
+    what_if,
+)
 
 SLOW_NETWORK = 0.1
 """Share of a step that waits for communication from which other ways to shard are worth a sentence."""
 
 POOR_DOUBLING = 1.6
 """Times the tokens/s that twice the nodes must give, or it is said that they stop helping: 80 % of twice."""
+
+UNEVEN_STAGES = 0.01
+"""Share of a step that the first stage waits for a slower one from which it is worth a sentence."""
+
+COSTS_TIME = 0.01
+"""Share by which accumulation must lengthen a step before it is said to cost time."""
 
 LARGE_LOGITS = 0.3
 """Share of the peak from which logits dominate it, were they not its largest term anyway."""
@@ -43,34 +58,6 @@ class Reason(msgspec.Struct, frozen=True):
 
     reason: str
     text: str
-
-
-class Seen(NamedTuple):
-    """What a rule looks at: `one` is the recommended layout, or the one that needs least memory when none fits."""
-
-    question: Question
-    one: Estimate
-    others: tuple[Estimate, ...]
-
-    @property
-    def layout(self) -> Layout:
-        """Of the one."""
-        return self.one.case.layout
-
-    @property
-    def usable_bytes(self) -> float:
-        """Device memory without the headroom; infinite where unknown."""
-        return limit_bytes(self.question)
-
-
-class WhatIf(NamedTuple):
-    """The prediction of a layout that is not among the answers."""
-
-    case: Case
-    memory: MemoryBreakdown
-    comm: CommVolume
-    time: StepTime
-    throughput: Throughput
 
 
 Rule = Callable[[Seen], str | None]
@@ -88,43 +75,38 @@ def reasons_of(found: Answer) -> tuple[Reason, ...]:
     return tuple(Reason(rule.__name__, text) for rule in RULES if (text := rule(seen)) is not None)
 
 
-def what_if(seen: Seen, cluster: Cluster | None = None, **changes: object) -> WhatIf | None:
-    """The layout with these fields changed, on this or another cluster; None where a rule forbids it."""
-    old = seen.one.case
-    layout = msgspec.structs.replace(old.layout, **changes)
-    runtime = old.runtime if layout.engine == old.layout.engine else seen.question.runtime(layout.engine)
-    case = Case(old.model, old.job, layout, cluster or old.cluster, runtime)
-    if not all(rule.holds(case) for rule in engine_of(layout.engine).rules):
-        return None
-    time = step_time(case, seen.question.calibration)
-    return WhatIf(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time))
-
-
 # -- what limits ---------------------------------------------------------------------------------------------------
 
 
 def what_limits(seen: Seen) -> str | None:
     """The largest part of the step, or the memory that is missing."""
     one, time = seen.one, seen.one.time
-    if not one.fits:
-        term, size = _largest_term(one.memory)
+    if one.memory.host_fits is False:
         return (
-            f"Memory limits: {_name(one)} needs least, {format_bytes(one.memory.device_bytes)} of "
+            f"Host memory limits: {name_of(one)} needs {format_bytes(one.memory.host_node_bytes)} on each node, which "
+            f"has {format_bytes(one.case.cluster.host_memory_bytes)}."
+        )
+    if not one.fits:
+        term, size = largest_term(one.memory)
+        return (
+            f"Memory limits: {name_of(one)} needs least, {format_bytes(one.memory.device_bytes)} of "
             f"{format_bytes(seen.usable_bytes)} that may be used; its largest term is {term}, {format_bytes(size)} "
             f"in {one.memory.peak.phase}."
         )
     if time.step_s is None:
         return None
+    slowest = f"the wait for stage {time.slowest_stage}, the pipeline's slowest"
     parts = {
         "compute": time.compute_s,
         "communication that nothing hides": time.exposed_comm_s,
-        "the pipeline's bubble": time.bubble_s,
+        "the pipeline's ramp": time.ramp_s,
+        slowest: _waits_for_slowest(time),
         "the optimizer": time.optimizer_s,
     }
     shares = sorted(((float(part or 0) / float(time.step_s), name) for name, part in parts.items()), reverse=True)
     (first, limit), (second, then) = shares[:2]
     rest = f"; then {then}, {second:.1%}" if second >= 0.0005 else ""
-    return f"What limits the step is {limit}, {first:.1%} of {_seconds(time.step_s)}{rest}."
+    return f"What limits the step is {limit}, {first:.1%} of {seconds(time.step_s)}{rest}."
 
 
 def memory_limits_the_micro_batch(seen: Seen) -> str | None:
@@ -140,7 +122,7 @@ def memory_limits_the_micro_batch(seen: Seen) -> str | None:
     larger = what_if(seen, micro_batch_size=micro, grad_accum=accum)
     if larger is None or larger.memory.device_bytes <= seen.usable_bytes:
         return None
-    term, size = _largest_term(larger.memory)
+    term, size = largest_term(larger.memory)
     return (
         f"Memory limits the micro-batch: {micro} sequences instead of {micro // 2} would need "
         f"{format_bytes(larger.memory.device_bytes)} of {format_bytes(seen.usable_bytes)} that may be used, "
@@ -151,7 +133,7 @@ def memory_limits_the_micro_batch(seen: Seen) -> str | None:
 def logits_dominate(seen: Seen) -> str | None:
     """The loss holds more than anything else at the peak."""
     peak = seen.one.memory.peak
-    term, _ = _largest_term(seen.one.memory)
+    term, _ = largest_term(seen.one.memory)
     logits = peak.terms["logits"]
     if not logits or (term != "logits" and logits < LARGE_LOGITS * peak.total):
         return None
@@ -173,22 +155,21 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
         return None
     if seen.layout.engine == "ddp" and one.fits and not one.case.lora:
         sharded = next((other for other in seen.others if other.case.layout.dp_shard > 1 and not other.case.lora), None)
-        beside = f"; {_name(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
+        beside = f"; {name_of(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
         return (
-            f"DDP fits, {_of_memory(one)}: nothing has to be sharded. It reduces the gradients once a step, "
+            f"DDP fits, {of_memory(one)}: nothing has to be sharded. It reduces the gradients once a step, "
             f"{format_volume(one.comm.all_reduce_bytes)}, and sends twice that less a rank's share, "
             f"{format_volume(one.comm.wire_bytes_per_rank)}{beside}."
         )
     ddp = next((other for other in seen.others if other.strategy == "ddp" and other.fits), None)
     if ddp is None or seen.layout.dp_shard == 1 or ddp.case.job.method != one.case.job.method:
         return None
-    gain = _ratio(one.throughput, ddp.throughput)
+    gain = speed_ratio(one.throughput, ddp.throughput)
     if gain is None:
-        return f"DDP fits too, {_of_memory(ddp)}: memory asks for no sharding."
-    here, there = seen.layout.micro_batch_size, ddp.case.layout.micro_batch_size
-    batch = f", with {here} sequences a pass instead of {there}" if here != there else ""
+        return f"DDP fits too, {of_memory(ddp)}: memory asks for no sharding."
+    batch = batch_apart(seen.layout, ddp.case.layout)
     speed = f"gives {gain:.2f} times its tokens/s{batch}" if gain >= 1.01 else "is hardly faster"
-    return f"DDP fits too, {_of_memory(ddp)}, and is the simplest: memory asks for no sharding. {_name(one)} {speed}."
+    return f"DDP fits too, {of_memory(ddp)}, and is the simplest: memory asks for no sharding. {name_of(one)} {speed}."
 
 
 def lora_before_sharding(seen: Seen) -> str | None:
@@ -200,7 +181,7 @@ def lora_before_sharding(seen: Seen) -> str | None:
         if sharded is None:
             return None
         return (
-            f"{METHODS[one.case.job.method]} under DDP before FSDP: the frozen base fits whole, {_of_memory(one)}, "
+            f"{METHODS[one.case.job.method]} under DDP before FSDP: the frozen base fits whole, {of_memory(one)}, "
             "so a step sends only the "
             f"adapters' gradients, {format_volume(one.comm.wire_bytes_per_rank)} a GPU; "
             f"FSDP would gather the base, {format_volume(sharded.comm.wire_bytes_per_rank)}."
@@ -212,26 +193,49 @@ def lora_before_sharding(seen: Seen) -> str | None:
     if lora is None:
         return None
     return (
-        f"If adapters are enough, {METHODS[lora.case.job.method]} under DDP comes before sharding: {_of_memory(lora)}, "
+        f"If adapters are enough, {METHODS[lora.case.job.method]} under DDP comes before sharding: {of_memory(lora)}, "
         f"and {format_volume(lora.comm.wire_bytes_per_rank)} a GPU and step instead of "
         f"{format_volume(one.comm.wire_bytes_per_rank)}."
     )
 
 
 def recompute_costs(seen: Seen) -> str | None:
-    """What recomputation does to the work, and what it saves."""
+    """What recomputation adds to the compute and to the step, and what it saves."""
     one, how = seen.one, seen.layout.recompute
     if how == "none":
         return None
     kept = what_if(seen, recompute="none")
     if kept is None:
         return None
-    extra = float(one.time.hardware_flops) / float(one.time.model_flops) - 1
-    saved = kept.memory.device_bytes - one.memory.device_bytes
     what = {"full": "every layer", "attention": "the attention core"}.get(how, "all but matrix products")
+    adds = "takes time that is not known"
+    if one.time.step_s and kept.time.step_s and one.time.compute_s and kept.time.compute_s:
+        extra = float(one.time.compute_s) / float(kept.time.compute_s) - 1
+        adds = (
+            f"adds {extra:.1%} to the compute, for a step of {seconds(one.time.step_s)} instead of "
+            f"{seconds(kept.time.step_s)},"
+        )
+    saved = kept.memory.device_bytes - one.memory.device_bytes
+    saves = f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory"
+    return f"Recomputing {what} {adds} and {saves}: without it {needed(seen, kept.memory)}."
+
+
+def experts_padded_to_the_shards(seen: Seen) -> str | None:
+    """Weights that have a row an expert are padded to a row a shard, so that more shards can need more memory."""
+    one, layout, moe = seen.one, seen.layout, seen.one.case.model.moe
+    if moe is None or layout.zero_stage < 3 or layout.ep > 1 or layout.dp_shard * layout.cp <= moe.experts:
+        return None
+    fewer = [
+        what_if(seen, dp_shard=shard, dp_replicate=layout.data_parallel // shard)
+        for shard in divisors(layout.dp_shard)[1:-1]
+    ]
+    best = min((other for other in fewer if other), key=lambda other: other.memory.device_bytes, default=None)
+    if best is None or best.memory.device_bytes >= one.memory.device_bytes:
+        return None
     return (
-        f"Recomputing {what} adds {extra:.1%} to the compute and saves {format_bytes(saved)}: "
-        f"without it {_need(seen, kept.memory.device_bytes)}."
+        f"More shards do not save memory here: the weights of {moe.experts} experts are padded to "
+        f"{layout.dp_shard * layout.cp} shards. With dp_shard={best.case.layout.dp_shard} "
+        f"{needed(seen, best.memory)}, instead of {format_bytes(one.memory.device_bytes)}."
     )
 
 
@@ -242,7 +246,7 @@ def tensor_parallel_inside_the_node(seen: Seen) -> str | None:
         return None
     sent = sum(call.wire_bytes_per_rank for call in seen.one.comm.engine if call.group == "tp")
     carried = f"{format_volume(sent)} a GPU and step" if sent else "what it sends in every layer"
-    fast, slow = fast_domain(cluster), _slow_link(cluster)
+    fast, slow = cluster.fast_domain, _slow_link(cluster)
     faster = fast.link.bytes_per_s_per_direction / slow.bytes_per_s_per_direction
     links = f"{fast.link.name}, {faster:.3g} times as fast as {slow.name}"
     if spans_nodes(layout, "tp", fast.gpus):
@@ -260,20 +264,20 @@ def tensor_parallel_inside_the_node(seen: Seen) -> str | None:
 def one_node_before_several(seen: Seen) -> str | None:
     """What several nodes (or NVLink racks) add where one would hold it."""
     one, cluster = seen.one, seen.one.case.cluster
-    fast = fast_domain(cluster)
+    fast = cluster.fast_domain
     several, left = divmod(cluster.gpus, fast.gpus)
     if several < 2 or left or not one.fits:
         return None
     alone = _on_one_node(seen, several)
     if alone is None:
         return None
-    gain = _ratio(one.throughput, alone.throughput)
+    gain = speed_ratio(one.throughput, alone.throughput)
     speed = "" if gain is None else f", and give {gain:.2f} times one {fast.name}'s tokens/s"
     worth = "for speed" if gain is None or gain > 1 + SLOW_NETWORK else "no gain"
     return (
-        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs: "
-        f"{several} {fast.name}s are {worth}. They send {format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and "
-        f"step over {_slow_link(cluster).name}{speed}."
+        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs"
+        f"{batch_apart(alone.case.layout, seen.layout)}: {several} {fast.name}s are {worth}. They send "
+        f"{format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and step over {_slow_link(cluster).name}{speed}."
     )
 
 
@@ -293,9 +297,9 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
         return None  # the states alone are too large: no walk is needed to know it
     while True:
         alone = what_if(seen, cluster, micro_batch_size=micro, grad_accum=accum, **sizes)
-        if alone is None or alone.memory.device_bytes <= seen.usable_bytes:
+        if alone is None or fits(seen, alone.memory):
             return alone
-        if micro % 2:
+        if micro % 2 or alone.memory.host_fits is False:
             return None
         micro, accum = micro // 2, accum * 2
 
@@ -303,7 +307,7 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
 def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     """HSDP or ZeRO++'s hpZ where the step waits for gathers between nodes, and why HSDP where it was chosen."""
     one, layout, cluster = seen.one, seen.layout, seen.one.case.cluster
-    fast = fast_domain(cluster)
+    fast = cluster.fast_domain
     if layout.zero_stage < 3 or layout.dp_shard == 1 or cluster.gpus <= fast.gpus or not one.time.step_s:
         return None
     if not spans_nodes(layout, "dp_shard", fast.gpus):
@@ -313,16 +317,19 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
     shard = fast.gpus // (layout.tp * layout.cp)
     if share < SLOW_NETWORK or shard < 1 or layout.data_parallel % shard:
         return None
-    inside = what_if(seen, engine="fsdp2", dp_shard=shard, dp_replicate=layout.data_parallel // shard)
-    slow = f"The network is slow for this: {_seconds(waited)} of the step, {share:.1%}, wait for communication."
-    if inside is not None and inside.memory.device_bytes <= seen.usable_bytes:
+    slow = f"The network is slow for this: {seconds(waited)} of the step, {share:.1%}, wait for communication."
+    if shard == 1:  # the other groups fill the node: no shards are left inside it
+        return slow
+    sizes: dict[str, object] = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
+    inside = what_if(seen, **sizes) or what_if(seen, engine="fsdp2", **sizes)
+    if inside is not None and fits(seen, inside.memory):
         if float(inside.time.step_s or 0) >= float(one.time.step_s):
             return None
         return (
             f"{slow} HSDP keeps the gathers inside nodes (dp_shard={shard}): "
             f"{format_volume(inside.comm.inter_node_bytes_per_rank)} a GPU between nodes instead of "
-            f"{format_volume(one.comm.inter_node_bytes_per_rank)}, a step of {_seconds(inside.time.step_s)} instead of "
-            f"{_seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)}."
+            f"{format_volume(one.comm.inter_node_bytes_per_rank)}, a step of {seconds(inside.time.step_s)} instead of "
+            f"{seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)}."
         )
     if inside is not None:
         slow += f" HSDP inside nodes does not fit ({format_bytes(inside.memory.device_bytes)})."
@@ -339,8 +346,8 @@ def _why_hsdp(seen: Seen) -> str | None:
         return None
     return (
         f"HSDP because the network is slow: gathers stay inside nodes, so {format_volume(here)} a GPU and step go "
-        f"between them instead of {format_volume(there)}, and {_seconds(one.time.exposed_comm_s)} are waited for "
-        f"instead of {_seconds(flat.time.exposed_comm_s)}."
+        f"between them instead of {format_volume(there)}, and {seconds(one.time.exposed_comm_s)} are waited for "
+        f"instead of {seconds(flat.time.exposed_comm_s)}."
     )
 
 
@@ -355,6 +362,8 @@ def _hpz(seen: Seen, shard: int) -> str:
     if not backward:
         return ""
     copy = BYTES["fp32" if seen.question.job.precision == "fp32" else "bf16"] * seen.one.case.total() / shard
+    if seen.one.memory.device_bytes + copy > seen.usable_bytes:
+        return ""
     return (
         f" ZeRO++'s secondary shards (hpZ) would serve backward's gathers inside nodes, {backward / gathered:.0%} of "
         f"all gathers, for a copy of {format_bytes(float(copy))}."
@@ -380,7 +389,7 @@ def more_nodes_stop_helping(seen: Seen) -> str | None:
         changes[split] = getattr(layout, split) // 2
     nodes = seen.one.case.cluster.nodes * 2
     twice = what_if(seen, msgspec.structs.replace(seen.one.case.cluster, nodes=nodes), **changes)
-    gain = None if twice is None else _ratio(twice.throughput, one.throughput)
+    gain = None if twice is None else speed_ratio(twice.throughput, one.throughput)
     if twice is None or gain is None or gain >= POOR_DOUBLING:
         return None
     now, then = (float(time.exposed_comm_s or 0) / float(time.step_s or 1) for time in (one.time, twice.time))
@@ -391,17 +400,44 @@ def more_nodes_stop_helping(seen: Seen) -> str | None:
 
 
 def pipeline_bubble(seen: Seen) -> str | None:
-    """Idle time of the pipeline's ramp, and what more micro-batches make of it."""
+    """What a pipeline stands idle: for its ramp, which more micro-batches shorten, and for its slowest stage, which
+    they do not."""
     layout, time = seen.layout, seen.one.time
-    if layout.pp == 1 or not time.compute_s:
+    if layout.pp == 1 or not time.step_s or time.ramp_s is None:
         return None
-    compute, idle = float(time.compute_s), float(time.bubble_s)
-    # Twice the micro-batches are twice the compute beside the same ramp.
-    now, then = idle / (idle + compute), idle / (idle + 2 * compute)
-    return (
-        f"The pipeline of {layout.pp} stages idles {now:.1%} of its time with {layout.grad_accum} micro-batches; "
-        f"{2 * layout.grad_accum} would make it {then:.1%}."
+    step_s, waits_s = float(time.step_s), _waits_for_slowest(time)
+    idle = (
+        f"stands idle for {time.ramp_s / step_s:.1%} of the step, in the ramp and for sends, with {layout.grad_accum} "
+        f"micro-batches{_with_more_micro_batches(seen)}."
     )
+    if waits_s < UNEVEN_STAGES * step_s:
+        return f"The pipeline of {layout.pp} stages {idle}"
+    return (
+        f"Stage {time.slowest_stage} of the pipeline's {layout.pp} is the slowest: the first waits for it "
+        f"{seconds(waits_s)} of a step of {seconds(step_s)}, {waits_s / step_s:.1%}, which more micro-batches do not "
+        f"shorten. Even the slowest {idle}"
+    )
+
+
+def _waits_for_slowest(time: StepTime) -> float:
+    """Seconds of a step that the first stage waits for a stage whose passes take longer."""
+    return 0.0 if time.ramp_s is None else max(float(time.bubble_s) - time.ramp_s, 0.0)
+
+
+def _with_more_micro_batches(seen: Seen) -> str:
+    """The ramp's share with twice the micro-batches: a larger global batch, or smaller ones of the same."""
+    layout = seen.layout
+    changes: dict[str, object] = {"grad_accum": 2 * layout.grad_accum}
+    smaller = ""
+    if seen.question.job.global_batch_size is not None:
+        if layout.micro_batch_size % 2:
+            return ""
+        changes["micro_batch_size"] = layout.micro_batch_size // 2
+        smaller = f" of {layout.micro_batch_size // 2} instead of {layout.micro_batch_size} sequences"
+    more = what_if(seen, **changes)
+    if more is None or not more.time.step_s or more.time.ramp_s is None:
+        return ""
+    return f"; {2 * layout.grad_accum}{smaller} would make it {more.time.ramp_s / float(more.time.step_s):.1%}"
 
 
 # -- the batch -----------------------------------------------------------------------------------------------------
@@ -418,10 +454,15 @@ def a_changed_global_batch(seen: Seen) -> str | None:
         return None
     other = differing[0]
     old, job = other.case.layout.global_batch_size, seen.question.job
+    mine, theirs = name_of(seen.one), name_of(other)
+    if mine == theirs:
+        mine, theirs = (
+            f"{mine} of {layout.micro_batch_size} x {layout.grad_accum}" for layout in (seen.layout, other.case.layout)
+        )
     return (
-        f"A step of {_name(seen.one)} sees {new} sequences, one of {_name(other)} {old}: that changes the training, "
-        f"not only its speed. The same tokens take {old / new:.3g} times the steps, and the learning rate (now "
-        f"{job.optimizer.lr:g}) has to be chosen for the batch. --global-batch-size holds it."
+        f"A step of {mine} sees {new} sequences, one of {theirs} {old}: that changes the training, not only its speed. "
+        f"The same tokens take {old / new:.3g} times the steps, and the learning rate (now {job.optimizer.lr:g}) has "
+        "to be chosen for the batch. --global-batch-size holds it."
     )
 
 
@@ -434,12 +475,14 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
     together = what_if(seen, micro_batch_size=whole, grad_accum=1)
     if together is None:
         return None
-    time = ""
+    cost, time = "", ""
     if one.time.step_s and together.time.step_s:
-        time = f", for a step of {_seconds(together.time.step_s)} instead of {_seconds(one.time.step_s)}"
+        slower = float(one.time.step_s) / float(together.time.step_s) - 1
+        cost = f" and costs time, {slower:.1%}" if slower >= COSTS_TIME else " and costs no time"
+        time = f", for a step of {seconds(together.time.step_s)} instead of {seconds(one.time.step_s)}"
     return (
-        f"Accumulation saves memory, not time: with all {whole} sequences of a rank at once instead of "
-        f"{layout.grad_accum} x {layout.micro_batch_size}, {_need(seen, together.memory.device_bytes)}{time}."
+        f"Accumulation saves memory{cost}: with all {whole} sequences of a rank at once instead of "
+        f"{layout.grad_accum} x {layout.micro_batch_size}, {needed(seen, together.memory)}{time}."
     )
 
 
@@ -455,6 +498,7 @@ RULES: tuple[Rule, ...] = (
     memory_limits_the_micro_batch,
     logits_dominate,
     recompute_costs,
+    experts_padded_to_the_shards,
     accumulation_saves_memory,
     a_changed_global_batch,
 )
@@ -464,45 +508,7 @@ RULES: tuple[Rule, ...] = (
 # -- the cluster ---------------------------------------------------------------------------------------------------
 
 
-def fast_domain(cluster: Cluster) -> Tier:
-    """What is joined as fast as a node's GPUs are: the node, or the NVLink rack around it."""
-    return next(level for level in cluster.levels if level.gpus >= min(cluster.gpus_per_node, cluster.gpus))
-
-
 def _slow_link(cluster: Cluster) -> Link:
     """What joins such domains."""
     levels = cluster.levels
-    return next((level.link for level in levels if level.gpus > fast_domain(cluster).gpus), cluster.inter_link)
-
-
-# -- words ---------------------------------------------------------------------------------------------------------
-
-
-def _name(one: Estimate) -> str:
-    return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
-
-
-def _of_memory(one: Estimate) -> str:
-    return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
-
-
-def _need(seen: Seen, needed_bytes: float) -> str:
-    usable = seen.usable_bytes
-    if math.isinf(usable):
-        return f"{format_bytes(needed_bytes)} would be needed"
-    verdict = "which fits" if needed_bytes <= usable else f"more than the {format_bytes(usable)} that may be used"
-    return f"{format_bytes(needed_bytes)} would be needed, {verdict}"
-
-
-def _largest_term(memory: MemoryBreakdown) -> tuple[str, float]:
-    return max(memory.peak.terms.items(), key=lambda pair: pair[1])
-
-
-def _ratio(new: Throughput, old: Throughput) -> float | None:
-    if new.tokens_per_s is None or not old.tokens_per_s:
-        return None
-    return float(new.tokens_per_s) / float(old.tokens_per_s)
-
-
-def _seconds(value: object) -> str:
-    return format_seconds(scalar(value))  # type: ignore[arg-type]  # a number of one layout, or None
+    return next((level.link for level in levels if level.gpus > cluster.fast_domain.gpus), cluster.inter_link)

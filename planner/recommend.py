@@ -17,10 +17,13 @@ from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError
 from planner.estimate import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
 from planner.launchable import launch_refusal, launch_rules, launchable_engines
+from planner.offloading import ENGINES as OFFLOADING
+from planner.offloading import ways_out
 from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
-from planner.search import Candidate, Ranking, rank
+from planner.search import Candidate, Ranking, rank, together
 from planner.spec import Layout
+from planner.technique_rules import STRAY
 
 SCHEMA = "recommend/1"
 WHOLE_FRONT = 10**9
@@ -29,12 +32,13 @@ WHOLE_FRONT = 10**9
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     """What a recommendation must keep to beside the question itself.
 
-    `backend` must launch it; with `any_runtime` nothing need. A run of `tokens`, or of `samples` sequences, must take
-    `deadline_s` at most.
+    `backend` must launch it; with `any_runtime` nothing need. `offload`: where nothing fits, states may wait in host
+    memory. A run of `tokens`, or of `samples` sequences, must take `deadline_s` at most.
     """
 
     backend: str | None = None
     any_runtime: bool = False
+    offload: bool = True
     deadline_s: float | None = None
     tokens: int | None = None
     samples: int | None = None
@@ -57,7 +61,8 @@ class Recommendation(msgspec.Struct, frozen=True):
 
     `front` are layouts of the Pareto front of time against memory. Of `considered` layouts, `evaluated` were walked one
     by one and `pruned` could not win by their bounds. `run_s` is what the run would take at the first layout, where a
-    deadline is set.
+    deadline is set. `unlaunched`: no layout of the space is launched from here, and what is shown is the best of those
+    that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
     """
 
     answer: Answer
@@ -68,6 +73,8 @@ class Recommendation(msgspec.Struct, frozen=True):
     front: tuple[Candidate, ...] = ()
     constraints: Constraints = FREE
     run_s: float | None = None
+    unlaunched: bool = False
+    stray: bool = False
 
     @property
     def missed(self) -> bool:
@@ -89,15 +96,35 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
     check_job(question)
     slowest = constraints.slowest(question)
 
-    def ranked(slowest: float | None, *, launched: bool = not constraints.any_runtime) -> Ranking:
-        rules = launch_rules if launched else None
+    def ranked(
+        slowest: float | None,
+        asked: Question = question,
+        among: tuple[str, ...] = engines,
+        *,
+        launched: bool = not constraints.any_runtime,
+        stray: bool = question.pins.tp is not None,
+    ) -> Ranking:
         return rank(
-            question, top, engines=engines, slowest=slowest, front=WHOLE_FRONT if front else 0, more_rules=rules
-        )
+            asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0,
+            more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,),
+        )  # fmt: skip
 
     ranking = ranked(slowest)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
-    if not nearest.best and nearest.smallest is None and not constraints.any_runtime:
+    tried = False
+    if not nearest.best and constraints.offload:
+        able = tuple(engine for engine in engines if engine in OFFLOADING)
+        offloaded = [ranked(slowest, way, able) for way in ways_out(question)]
+        tried = any(one.best or one.smallest for one in offloaded)
+        if tried:
+            ranking = nearest = together([nearest, *offloaded], top, question)
+    stray = False
+    if not nearest.best and question.pins.tp is None:
+        over_nodes = ranked(None, stray=True)
+        stray = bool(over_nodes.best)
+        nearest = over_nodes if stray or nearest.smallest is None else nearest
+    unlaunched = not nearest.best and nearest.smallest is None and not constraints.any_runtime
+    if unlaunched:
         nearest = ranked(None, launched=False)  # nothing is launched of such a job: what it would be
     if not nearest.best and nearest.smallest is None:
         refuse_empty(question, engines)
@@ -106,7 +133,7 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         layouts = [nearest.smallest]
     shown = [estimate(question, strategy_name(one), one, considered=ranking.considered) for one in layouts]
     return Recommendation(
-        answer=Answer(question, tuple(shown), {}, 0 if ranking.best else None),
+        answer=Answer(question, tuple(shown), {}, 0 if ranking.best else None, tried),
         considered=ranking.considered,
         rejected=ranking.rejected,
         evaluated=ranking.evaluated,
@@ -114,6 +141,8 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         front=thinned(ranking.front, front),
         constraints=constraints,
         run_s=run_seconds(question, constraints, shown),
+        unlaunched=unlaunched,
+        stray=stray,
     )
 
 
@@ -234,6 +263,8 @@ def as_json_object(found: Recommendation) -> dict[str, Any]:
         "pruned": found.pruned,
         "rejected": found.rejected,
         "constraints": {"backend": limits.backend, "any_runtime": limits.any_runtime},
+        "unlaunched": found.unlaunched,
+        "stray": found.stray,
         "deadline": None
         if limits.deadline_s is None
         else {

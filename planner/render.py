@@ -9,14 +9,18 @@ from collections.abc import Iterable, Sequence
 
 from planner.arith import Number
 from planner.calibration import Calibration
+from planner.engines import engine_of
 from planner.estimate import Answer, Estimate, breakdown
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
+from planner.offloading import ways_out
 from planner.plan import Plan
-from planner.reasons import reasons_of
+from planner.question import case_of, warnings
+from planner.reasons import METHODS, reasons_of
+from planner.rules import OFFLOADS, one_of
 from planner.spec import Layout, TrainingJob
 from planner.steptime import coefficients, scalar
-from planner.units import GB, GIB, format_bytes, format_seconds, format_volume
+from planner.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
@@ -56,8 +60,10 @@ def layout_text(layout: Layout) -> str:
 
 
 def count_text(number: Number | None) -> str:
-    """A plain number, "n/a" for unknown."""
-    return NOT_KNOWN if number is None else f"{float(number):,.0f}"
+    """A plain number, "n/a" for unknown; small ones keep two figures, so that none is printed as nothing."""
+    if number is None:
+        return NOT_KNOWN
+    return f"{float(number):,.0f}" if number >= 10 or number == int(number) else f"{float(number):.2g}"
 
 
 def seconds_text(value: Number | None) -> str:
@@ -71,22 +77,23 @@ def percent_text(fraction: Number | None) -> str:
 
 
 def headline(found: Answer) -> str:
-    """What was asked, in one line."""
+    """What was asked, in one line, and below it what may not be what was meant."""
     question = found.question
     cluster, job = question.cluster, question.job
     count = parameters(question.model)
     size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
     batch = "" if job.global_batch_size is None else f", global batch {job.global_batch_size}"
-    return (
+    asked = (
         f"{question.model.name} ({size} parameters), {job.precision}, {job.optimizer.name}, {job.seq_len} tokens"
         f"{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
         f"({format_bytes(cluster.gpu.memory_bytes)})"
     )
+    return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
 
 
 HEAD = (
-    "strategy", "layout", "micro x accum", "memory/GPU", "fits", "wire/GPU", "inter-node", "step", "tokens/s/GPU",
-    "MFU",
+    "strategy", "layout", "micro x accum", "memory/GPU", "band", "fits", "wire/GPU", "inter-node", "step",
+    "tokens/s/GPU", "MFU",
 )  # fmt: skip
 """Of a table of layouts."""
 
@@ -101,13 +108,14 @@ def _documents(job: TrainingJob) -> str:
 
 def answer_text(found: Answer) -> str:
     """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
-    rows = [row_text(one, place == found.recommended) for place, one in enumerate(found.estimates)]
-    parts = [headline(found), "", table(HEAD, rows, left=2), ""]
+    parts = [headline(found), ""]
+    if found.estimates:
+        parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
         notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{name_text(one)}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
-    parts += [_verdict(found), *why_text(found)]
+    parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
     return "\n".join(parts)
 
 
@@ -124,15 +132,31 @@ def name_text(one: Estimate) -> str:
     return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
 
 
-def row_text(one: Estimate, recommended: bool, shown: str | None = None) -> tuple[str, ...]:
-    """One layout's figures; `shown` stands in place of its sizes."""
-    layout = one.case.layout
+def layouts_table(
+    shown: Sequence[Estimate], recommended: int | None, layouts: Sequence[str] | None = None, head: str = HEAD[1]
+) -> str:
+    """One layout a row, host memory beside the device's where any row offloads; `layouts` stand in place of sizes."""
+    texts = layouts or [layout_text(one.case.layout) for one in shown]
+    rows = [
+        row_text(one, place == recommended, text) for place, (one, text) in enumerate(zip(shown, texts, strict=True))
+    ]
+    heads: tuple[str, ...] = (HEAD[0], head, *HEAD[2:])
+    if any(one.memory.host_node_bytes for one in shown):
+        place = HEAD.index("fits")
+        heads = (*heads[:place], "host/node", *heads[place:])
+        rows = [(*row[:place], host_text(one), *row[place:]) for row, one in zip(rows, shown, strict=True)]
+    return table(heads, rows, left=2)
+
+
+def row_text(one: Estimate, recommended: bool, layout: str) -> tuple[str, ...]:
+    """One layout's figures, in the columns of HEAD."""
     return (
         ("* " if recommended else "  ") + name_text(one),
-        layout_text(layout) if shown is None else shown,
-        f"{layout.micro_batch_size} x {layout.grad_accum}",
+        layout,
+        f"{one.case.layout.micro_batch_size} x {one.case.layout.grad_accum}",
         format_bytes(one.memory.device_bytes),
-        "yes" if one.fits else "no",
+        band_text(one),
+        one.verdict or NOT_KNOWN,
         format_volume(one.comm.wire_bytes_per_rank),
         format_volume(one.comm.inter_node_bytes_per_rank),
         seconds_text(one.time.step_s),
@@ -141,24 +165,89 @@ def row_text(one: Estimate, recommended: bool, shown: str | None = None) -> tupl
     )
 
 
+def host_text(one: Estimate) -> str:
+    """Host memory that a node needs, of what it has; nothing without offload."""
+    needed, there = one.memory.host_node_bytes, one.case.cluster.host_memory_bytes
+    if not needed:
+        return ""
+    return f"{format_bytes(needed)} of {NOT_KNOWN if there is None else f'{there / GIB:.0f} GiB'}"
+
+
+def band_text(one: Estimate) -> str:
+    """Device memory between which nine measurements of ten lie."""
+    return format_byte_range(one.low_bytes, one.high_bytes)
+
+
+VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
+"""What the words mean that are neither yes nor no."""
+
+
+def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
+    """The words between yes and no that are there, each with what it means."""
+    words = {one.verdict for one in shown}
+    told = [about for word, about in VERDICTS.items() if word in words]
+    return [f"Nine measurements of ten lie in the memory's band. {'; '.join(told).capitalize()}."] if told else []
+
+
 def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
-    """What times rest on, and how far those shown may be off."""
-    found = [coefficients(one.case, known).bands for one in shown]
+    """What the times that are shown rest on, and how far they may be off; nothing where none is known."""
+    found = [coefficients(one.case, known).bands for one in shown if one.time.step_s is not None]
     if not found:
-        return f"Times rest on the coefficients {known.name!r}."
+        return ""
     low, high = min(one.time_low for one in found), max(one.time_high for one in found)
     return f"Times rest on the coefficients {known.name!r}: expect {low:g} to {high:g} times as long."
 
 
 def _verdict(found: Answer) -> str:
     chosen = found.estimates if found.recommended is None else [found.estimates[found.recommended]]
-    trust = trust_text(found.question.calibration, chosen)
-    if found.recommended is None and any(one.fits for one in found.estimates):
-        return f"Something fits, but no backend here can launch it: nothing is recommended. {trust}"
     if found.recommended is None:
-        return f"Nothing fits: use more GPUs, a smaller model, shorter sequences, or LoRA. {trust}"
-    one = found.estimates[found.recommended]
-    return f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}. {trust}"
+        told = trouble(found) + "."
+    else:
+        one = found.estimates[found.recommended]
+        told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
+    return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
+
+
+def only_offloaded(found: Answer) -> str:
+    """Said where a layout was found only with offload."""
+    return " Nothing fits without offload: states wait in host memory." if found.offload_tried else ""
+
+
+def trouble(found: Answer) -> str:
+    """Why nothing is recommended, and the way out."""
+    if not found.estimates:
+        return "no strategy is left, whatever its memory"
+    if any(one.fits for one in found.estimates):
+        return "something fits, but no backend here can launch it: nothing is recommended"
+    even = ", not even with states in host memory" if found.offload_tried else ""
+    return f"nothing fits{even}: use {way_out(found)}"
+
+
+def way_out(found: Answer) -> str:
+    """What would need less memory, or give more: nothing that the question has already."""
+    ways = ["more GPUs", "a smaller model", "shorter sequences"]
+    methods = {found.question.job.method, *(one.case.job.method for one in found.estimates)}
+    ways += [name for method, name in METHODS.items() if method not in methods and "full" in methods][:1]
+    if methods == {"lora"}:
+        ways.append(METHODS["qlora"])
+    hosts = any(one.memory.host_fits is False for one in found.estimates)
+    if hosts:
+        ways.append("hosts with more memory (--host-memory)")
+    elif offloads := offload_options(found):
+        ways.append(offloads)
+    return one_of(ways)
+
+
+def offload_options(found: Answer) -> str:
+    """The options that a layout which was given could take; a search has tried them already."""
+    if not found.question.pins.exact or len(found.estimates) != 1:
+        return ""
+    case = found.estimates[0].case
+    for way in ways_out(found.question):
+        layout = way.pins.applied(case.layout)
+        if all(rule.holds(case_of(way, layout)) for rule in engine_of(layout.engine).rules):
+            return " ".join(f"--{name.replace('_', '-')}" for name in OFFLOADS if getattr(layout, name))
+    return ""
 
 
 def explain_text(one: Estimate) -> str:
@@ -184,7 +273,8 @@ def explain_text(one: Estimate) -> str:
             "",
             f"peak {format_bytes(one.memory.peak.total)} in {one.memory.peak.phase}: {seven} (GiB)",
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
-            f"the device shows {format_bytes(one.memory.device_bytes)}",
+            f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
+            f"{band_text(one)}",
             "",
             "COLLECTIVES of one optimizer step and rank",
             table(head, calls) if calls else "none",

@@ -22,11 +22,13 @@ Resize = Callable[[int | None], Question]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`best` fits and launches; without one `reason` says why. `refused`: no layout could be looked at at all."""
+    """`best` fits and launches; without one `reason` says why. `refused`: there was no layout to look at, or none that
+    is launched from here (`unlaunched`), so memory is not what stands in the way."""
 
     best: Estimate | None
     reason: str = ""
     refused: bool = False
+    unlaunched: bool = False
 
 
 def ask(question: Question, constraints: Constraints = FREE) -> Reply:
@@ -44,6 +46,10 @@ def reply_of(found: Recommendation) -> Reply:
         return Reply(shown[place])
     if shown:
         nearest = shown[0]
+        if found.unlaunched:
+            return Reply(None, f"cannot be launched: {nearest.refusal}", refused=True, unlaunched=True)
+        if found.stray:
+            return Reply(None, f"fits only with tensor parallel groups over nodes (tp={nearest.case.layout.tp})")
         launch = [f"cannot be launched: {nearest.refusal}"] if nearest.refusal and nearest.fits else []
         late = [f"the run would take {format_duration(found.run_s)}"] if found.missed else []
         return Reply(None, "; ".join([*nearest.reasons, *launch, *late]))
@@ -60,7 +66,10 @@ def summary(one: Estimate) -> dict[str, Any]:
         "layout": msgspec.structs.asdict(one.case.layout),
         "runtime": one.case.runtime.name,
         "global_batch_size": one.case.layout.global_batch_size,
+        "verdict": one.verdict,
         "device_bytes": one.memory.device_bytes,
+        "device_low_bytes": one.low_bytes,
+        "device_high_bytes": one.high_bytes,
         "peak_phase": one.memory.peak.phase,
         "step_s": scalar(one.time.step_s),
         "tokens_per_s": scalar(one.throughput.tokens_per_s),

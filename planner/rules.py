@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from planner.errors import PlannerError
-from planner.spec import Layout
+from planner.spec import Layout, ModelSpec
 
 if TYPE_CHECKING:
     from planner.case import Case
@@ -103,6 +103,11 @@ OFFLOADS = {
     "offload_activations": ("deepspeed", "fsdp2"),
 }
 """Which engines can keep what in host memory."""
+
+
+def offloads(layout: Layout) -> bool:
+    """Whether anything waits in host memory."""
+    return any(getattr(layout, name) for name in OFFLOADS)
 
 
 def _offered(field: str) -> Rule:
@@ -199,6 +204,23 @@ def as_option(value: Any) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).lower()
 
 
+def longer_than_positions(model: ModelSpec, seq_len: int) -> bool:
+    """Whether a sequence goes beyond a table of learned positions; rotary positions and ALiBi go on."""
+    return model.positions == "learned" and seq_len > model.max_seq_len
+
+
+POSITIONS = Rule(
+    name="sequence longer than the model's positions",
+    field="seq_len",
+    holds=lambda case: not longer_than_positions(case.model, case.job.seq_len),
+    sentence=lambda case: (
+        f"{case.model.name} has learned {case.model.max_seq_len} positions, and no others exist for "
+        f"{case.job.seq_len} tokens"
+    ),
+    fix=lambda case: f"Use seq_len={case.model.max_seq_len} or less",
+)
+
+
 COMMON: tuple[Rule, ...] = (
     Rule(
         name="stage_layers are of whole ranks",
@@ -231,15 +253,7 @@ COMMON: tuple[Rule, ...] = (
         ),
         fix=lambda case: _batch_fix(case),
     ),
-    Rule(
-        name="sequence longer than the model",
-        field="seq_len",
-        holds=lambda case: case.job.seq_len <= case.model.max_seq_len,
-        sentence=lambda case: (
-            f"{case.job.seq_len} tokens are more than the {case.model.max_seq_len} that {case.model.name} was made for"
-        ),
-        fix=lambda case: f"Use seq_len={case.model.max_seq_len} or less",
-    ),
+    POSITIONS,
 )
 
 
@@ -262,6 +276,16 @@ JOB: tuple[Rule, ...] = (
         holds=lambda case: case.job.precision != "fp8" or case.job.method == "full",
         sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
         fix=lambda case: "Use precision=bf16, or method full",
+    ),
+    Rule(
+        name="fp8 with experts",
+        field="precision",
+        holds=lambda case: case.job.precision != "fp8" or case.model.moe is None,
+        sentence=lambda case: (
+            f"no engine here multiplies the experts of a {case.model.family} in 8 bits: Transformers' recipe converts "
+            "linear modules, and experts are none; those of Megatron-Core and torchtitan are not modelled"
+        ),
+        fix=lambda case: "Use precision=bf16",
     ),
 )
 """What a job asks of any engine that runs Transformers' modules."""

@@ -8,7 +8,7 @@ space is (space.py), or the side-by-side view of strategies (strategies.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,10 +18,18 @@ from planner.case import LAYERS, Case, StageClass
 from planner.engines import engine_of
 from planner.engines.base import held_when_filled
 from planner.inventory.walk import kept_by_layer
-from planner.memory import BATCH_BYTES_PER_TOKEN, device_bytes, memory_lines, of_same_lines, peak_at
+from planner.memory import (
+    BATCH_BYTES_PER_TOKEN,
+    device_bytes,
+    hosts_hold,
+    memory_lines,
+    of_same_lines,
+    peak_at,
+    peak_bytes,
+)
 from planner.parallelism.schedules import in_flight as in_flight_of
 from planner.question import Question, case_of, limit_bytes
-from planner.rules import Rule
+from planner.rules import Rule, offloads
 from planner.space import Block, blocks_of
 from planner.spec import Layout, Runtime
 from planner.steptime import step_time, whole_pass_seconds
@@ -32,12 +40,17 @@ if TYPE_CHECKING:
     Column = np.ndarray[Any, np.dtype[np.float64]]
 
 TOO_LARGE = "does not fit in memory with headroom"
+TOO_LARGE_FOR_HOSTS = "does not fit in the hosts' memory"
 TOO_SLOW = "misses the deadline"
 REFUSED = "backend refuses"
 FRONT_SPAN = 2.0
 """Layouts more than so many times as slow as the fastest are left out of the Pareto front."""
 MOST_WALKED = 2000
 """Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
+
+
+SMALLEST_OF_BLOCK = 8
+"""Rows of a block, of least bound on memory, that may be named as the nearest to fit."""
 
 
 MoreRules = Callable[[Runtime], tuple[Rule, ...]]
@@ -55,7 +68,7 @@ class Candidate(NamedTuple):
 class Ranking(NamedTuple):
     """`best` first; `front` those that no other beats in both time and memory, fastest first.
 
-    `smallest` is the legal layout with the least memory bound, when none fits. `considered` layouts were in the space:
+    `smallest` is the legal layout that needs least memory, when none fits. `considered` layouts were in the space:
     `rejected` counts those that a rule or memory turned away, by reason; `pruned` those whose bound could not win;
     `evaluated` those walked one by one.
     """
@@ -85,13 +98,16 @@ def rank(
     slowest: float | None = None,
     front: int = 0,
     more_rules: MoreRules | None = None,
+    own_rules: tuple[Rule, ...] = (),
 ) -> Ranking:
     """The k best layouts of the space; with `front`, up to that many of the Pareto front too, the fastest of it.
 
-    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` too.
+    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` (of a
+    backend) and `own_rules` too.
     """
     rejected: Counter[str] = Counter()
-    smallest, walker = _Smallest(), _Walker(question, k, slowest, front)
+    smallest = _Smallest(question)
+    walker = _Walker(question, k, slowest, front, smallest)
     bounded: list[_Bounded] = []
     considered = pruned = 0
     for floor, blocks in _by_floor(question, blocks_of(question, engines)):
@@ -104,7 +120,7 @@ def rank(
             pruned += rows
             continue
         for block in blocks:
-            legal = _legal(question, block, rejected, more_rules)
+            legal = _legal(question, block, rejected, more_rules, own_rules)
             if legal.size:
                 bounded.append(_bounds(question, legal, rejected, smallest))
         order = _best_first(bounded)
@@ -120,7 +136,7 @@ def rank(
     return Ranking(
         best=tuple(walker.best),
         front=tuple(walker.within_span()[:front]),
-        smallest=None if walker.best else smallest.layout,
+        smallest=None if walker.best else smallest.found(),
         considered=considered,
         evaluated=walker.evaluated,
         pruned=pruned,
@@ -143,16 +159,52 @@ def _floor_seconds(question: Question, template: Layout) -> float:
     return seconds / question.cluster.gpus
 
 
+def together(rankings: Sequence[Ranking], k: int, question: Question) -> Ranking:
+    """Searches of spaces that share no layout, as one."""
+    rejected: Counter[str] = Counter()
+    for one in rankings:
+        rejected.update(one.rejected)
+    best = sorted((found for one in rankings for found in one.best), key=order_of)[:k]
+    front: list[Candidate] = []
+    for found in sorted((found for one in rankings for found in one.front), key=order_of):
+        if not any(_beats(other, found) for other in front):
+            front.append(found)
+    smallest = None
+    if not best:
+        layouts = [one.smallest for one in rankings if one.smallest is not None]
+        smallest = min(layouts, key=lambda layout: _exact_bytes(question, layout), default=None)
+    return Ranking(
+        tuple(best),
+        tuple(front),
+        smallest,
+        sum(one.considered for one in rankings),
+        sum(one.evaluated for one in rankings),
+        sum(one.pruned for one in rankings),
+        dict(rejected),
+    )
+
+
+def _exact_bytes(question: Question, layout: Layout) -> float:
+    case = case_of(question, layout)
+    return float(device_bytes(case, peak_bytes(case)))
+
+
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-def _legal(question: Question, block: Block, rejected: Counter[str], more_rules: MoreRules | None) -> Block:
+def _legal(
+    question: Question,
+    block: Block,
+    rejected: Counter[str],
+    more_rules: MoreRules | None,
+    own_rules: tuple[Rule, ...] = (),
+) -> Block:
     """The rows that break no rule; counts how many break each first."""
     import numpy as np  # large spaces only
 
     case = case_of(question, block.columns())
     legal = np.ones(block.size, dtype=bool)
-    asked = [(rule.name, rule) for rule in engine_of(block.template.engine).rules]
+    asked = [(rule.name, rule) for rule in (*engine_of(block.template.engine).rules, *own_rules)]
     if more_rules is not None:
         asked += [(f"{REFUSED}: {rule.name}", rule) for rule in more_rules(case.runtime)]
     for name, rule in asked:
@@ -165,16 +217,36 @@ def _legal(question: Question, block: Block, rejected: Counter[str], more_rules:
 
 
 class _Smallest:
-    """The legal layout with the least bound on memory so far."""
+    """The legal layout that needs least memory, for when none fits: each block's few of the least bound are walked,
+    least bound first, until no bound is left that could be less."""
 
-    def __init__(self) -> None:
-        self.layout: Layout | None = None
-        self._bytes = float("inf")
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._bounds: list[tuple[float, Layout]] = []
+        self._least: tuple[float, Layout | None] = (float("inf"), None)
 
     def offer(self, block: Block, memory: Column) -> None:
-        row = int(memory.argmin())
-        if memory[row] < self._bytes:
-            self._bytes, self.layout = float(memory[row]), block.layout(row)
+        """Rows by their bound on memory."""
+        import numpy as np  # large spaces only
+
+        some = (
+            np.argpartition(memory, SMALLEST_OF_BLOCK)[:SMALLEST_OF_BLOCK] if block.size > SMALLEST_OF_BLOCK else None
+        )
+        for row in range(block.size) if some is None else some:
+            self._bounds.append((float(memory[row]), block.layout(int(row))))
+
+    def walked(self, layout: Layout, size: float) -> None:
+        """A layout that was walked and does not fit."""
+        if size < self._least[0]:
+            self._least = size, layout
+
+    def found(self) -> Layout | None:
+        """The one; None when no layout is legal."""
+        for bound, layout in sorted(self._bounds, key=lambda pair: pair[0]):
+            if bound >= self._least[0]:
+                break
+            self.walked(layout, _exact_bytes(self._question, layout))
+        return self._least[1]
 
 
 def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: _Smallest) -> _Bounded:
@@ -278,7 +350,8 @@ def _best_first(bounded: list[_Bounded]) -> Any:
 class _Walker:
     """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next."""
 
-    def __init__(self, question: Question, k: int, slowest: float | None, front: int) -> None:
+    def __init__(self, question: Question, k: int, slowest: float | None, front: int, smallest: _Smallest) -> None:
+        self._smallest = smallest
         self._question, self._k, self._slowest, self._points = question, k, slowest, front
         self._limit = limit_bytes(question)
         self._known: dict[Layout, Candidate | None] = {}
@@ -357,6 +430,11 @@ class _Walker:
         size = float(device_bytes(case, peak_at(self._lines_of(layout), layout.micro_batch_size)))
         if size > self._limit:
             self.rejected[TOO_LARGE] += 1
+            self._smallest.walked(layout, size)
+            return None
+        if offloads(layout) and hosts_hold(case) is False:
+            self.rejected[TOO_LARGE_FOR_HOSTS] += 1
+            self._smallest.walked(layout, size)
             return None
         return Candidate(layout, seconds, size)
 

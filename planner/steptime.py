@@ -7,6 +7,7 @@ bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +26,8 @@ from planner.linktime import collective_seconds
 from planner.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
+from planner.parallelism.schedules import rank_of
+from planner.spec import Layout
 from planner.units import BYTES
 from planner.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Load, Work, element_bytes_of, unit_work
 
@@ -35,10 +38,13 @@ WITHIN = ("tp", "cp", "ep")
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """Seconds of one optimizer step. `comm_s` is raw, `exposed_comm_s` what compute does not hide.
+    """Seconds of one optimizer step, as a rank of the first stage spends them. `comm_s` is raw, `exposed_comm_s` what
+    compute does not hide.
 
-    `model_flops` and `hardware_flops` are a rank's in the step; the second counts recomputation too. Seconds are None
-    where the device's rates are unknown.
+    `bubble_s` is all that this rank waits for the pipeline: `ramp_s` that even the slowest stage stands idle, for the
+    first and the last micro-batches and for sends; the rest for `slowest_stage` (0-based), whose passes take longer
+    than the first's. Both are None without a pipeline and in columns. `model_flops` and `hardware_flops` are a rank's
+    in the step; the second counts recomputation too. Seconds are None where the device's rates are unknown.
     """
 
     step_s: Number | None
@@ -51,6 +57,8 @@ class StepTime(msgspec.Struct, frozen=True):
     optimizer_s: Number | None
     model_flops: Number
     hardware_flops: Number
+    ramp_s: float | None = None
+    slowest_stage: int | None = None
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -277,7 +285,7 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
     own = _on_stage(first, both)
     beside = _on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
-    pipeline_s = _pipeline_s(case, both, known)
+    pipeline_s, slowest = _pipeline_s(case, both, known)
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
     windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
     outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
@@ -303,6 +311,8 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
         optimizer_s=optimizer_s,
         model_flops=model_flops,
         hardware_flops=hardware_flops,
+        ramp_s=None if slowest is None else float(pipeline_s) - slowest.passes_s,
+        slowest_stage=None if slowest is None else slowest.stage,
     )
 
 
@@ -419,20 +429,37 @@ def _on_stage(case: Case, units: dict[str, _Passes]) -> _Passes:
     return _Passes(forward_s, backward_s)
 
 
-def _pipeline_s(case: Case, units: dict[str, _Passes], known: Coefficients) -> Number:
+class _Slowest(NamedTuple):
+    """The pipeline rank whose passes take longest, and their seconds in a step."""
+
+    stage: int
+    passes_s: float
+
+
+def _slowest(layout: Layout, forward_s: Sequence[float], backward_s: Sequence[float]) -> _Slowest:
+    """Of chunks in the model's order; the first of equals."""
+    passes_s = [0.0] * layout.pp
+    for chunk, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):
+        passes_s[rank_of(layout.pp_schedule, layout.pp, chunk)] += layout.grad_accum * (forward + backward)
+    stage = max(range(layout.pp), key=lambda rank: (round(passes_s[rank] / max(passes_s), 9), -rank))
+    return _Slowest(stage, passes_s[stage])
+
+
+def _pipeline_s(case: Case, units: dict[str, _Passes], known: Coefficients) -> tuple[Number, _Slowest | None]:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
-    played out for one layout of stages, and a bound below it for columns."""
+    played out for one layout of stages (with its slowest), and a bound below it for columns."""
     layout = case.layout
     if not case.pipelined:
         passes = _on_stage(case, units)
-        return layout.grad_accum * (passes.forward_s + passes.backward_s)
+        return layout.grad_accum * (passes.forward_s + passes.backward_s), None
     p2p_s = _send_seconds(case, known)
     if not is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         stages = [_on_stage(case.at(stage), units) for stage in case.chunks()]
         forward, backward = ([float(stage[place]) for stage in stages] for place in (0, 1))
-        return makespan_s(
+        played_s = makespan_s(
             layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
         )
+        return played_s, _slowest(layout, forward, backward)
     if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
         spills = case.model.dense_layers > case.model.layers // (layout.pp * layout.virtual_stages)
         forward_s, backward_s = (
@@ -451,11 +478,11 @@ def _pipeline_s(case: Case, units: dict[str, _Passes], known: Coefficients) -> N
         p2p_s,
     )
     if layout.pp_schedule == "zb-v":
-        return bound_s
+        return bound_s, None
     # Where layers do not divide, the second rank may have more of them than any in the middle surely has: the way
     # there and its own work.
     own_s = layout.grad_accum * case.layers_on_second_rank * sum(units["layer"])
-    return maximum(bound_s, first.forward_s + own_s)
+    return maximum(bound_s, first.forward_s + own_s), None
 
 
 def _send_seconds(case: Case, known: Coefficients) -> Number:

@@ -16,10 +16,10 @@ from planner.arith import Number
 from planner.case import Case
 from planner.comm import Traffic
 from planner.engines import engine_of
-from planner.memory import device_bytes, memory_lines, peak_at, peak_bytes
+from planner.memory import device_bytes, hosts_hold, memory_lines, peak_at, peak_bytes
 from planner.question import STRATEGIES as STRATEGIES  # others ask for them here, where they are ranked
 from planner.question import Question, Strategy, batches_of, case_of, limit_bytes
-from planner.rules import divisors
+from planner.rules import divisors, offloads
 from planner.spec import Layout
 from planner.steptime import step_time, step_traffic
 
@@ -175,9 +175,13 @@ def _best_of(question: Question, group: Group, seen: Seen) -> Candidate | None:
     lines = memory_lines(first)
     for place in reversed(range(len(group.rows))):
         size = float(device_bytes(first, peak_at(lines, group.rows[place].micro_batch_size)))
-        if size <= limit:
+        if size <= limit and _hosts_may_hold(case_of(question, group.layout(place))):
             return Candidate(group.layout(place), _seconds(question, group.layout(place), seen), size)
     return None
+
+
+def _hosts_may_hold(case: Case) -> bool:
+    return not offloads(case.layout) or hosts_hold(case) is not False
 
 
 def floor_bytes(case: Case) -> float:

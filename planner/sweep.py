@@ -16,12 +16,13 @@ from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.formula import formula
-from planner.question import LARGEST_BATCH, Question
-from planner.recommend import recommend
+from planner.question import LARGEST_BATCH, Question, warnings
+from planner.recommend import Constraints, recommend
 from planner.reply import Reply, Resize, ask, summary
 from planner.steptime import coefficients, scalar
 
 SCHEMA = "sweep/1"
+ON_DEVICES = Constraints(offload=False)
 DEFAULT_WORTH = 0.5
 """An added GPU that brings less than half of what the others bring is better spent on another run: a convention."""
 
@@ -79,7 +80,8 @@ class Sweep(msgspec.Struct, frozen=True):
 
 def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) -> Sweep:
     """Every size in ascending order. Without a global batch the smallest size that fits chooses its batch freely, and
-    every larger one keeps that many sequences a GPU."""
+    every larger one keeps that many sequences a GPU. A size that fits only with states in host memory has none: what
+    more GPUs bring would be what they spare of the host link."""
     questions = {gpus: resize(gpus) for gpus in sorted(set(sizes))}
     first = next(iter(questions.values()))
     batch = first.job.global_batch_size
@@ -89,11 +91,11 @@ def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) ->
         if batch is None and share is not None:
             replies[gpus] = _ask_in_proportion(question, share)
             continue
-        reply = replies[gpus] = ask(question)
+        reply = replies[gpus] = ask(question, ON_DEVICES)
         if batch is None and reply.best is not None:
             share = Fraction(reply.best.case.layout.global_batch_size, gpus)
     if all(reply.refused for reply in replies.values()):
-        recommend(first, 1)  # no size can be asked about: the first refusal, in its own words
+        recommend(first, 1, ON_DEVICES)  # no size can be asked about: the first refusal, in its own words
     points = _points(replies)
     pays_until, stops_at = where_it_stops(points, worth)
     return Sweep(
@@ -116,7 +118,7 @@ def _ask_in_proportion(question: Question, share: Fraction) -> Reply:
         error = PlannerError("global_batch_size", int(batch), f"is more than {LARGEST_BATCH} sequences")
         return Reply(None, error.sentence, refused=True)
     job = msgspec.structs.replace(question.job, global_batch_size=int(batch))
-    return ask(msgspec.structs.replace(question, job=job))
+    return ask(msgspec.structs.replace(question, job=job), ON_DEVICES)
 
 
 def _points(replies: dict[int, Reply]) -> tuple[Point, ...]:
@@ -176,6 +178,7 @@ def as_json(found: Sweep) -> bytes:
             "cluster": question.cluster.name,
             "gpu": question.cluster.gpu,
             "job": question.job,
+            "warnings": warnings(question),
             "calibration": as_used(
                 coefficients(point.best.case, question.calibration) for point in found.points if point.best
             ),

@@ -163,6 +163,16 @@ def _head_share(case: Case) -> Number:
     return kv_heads // tp if isinstance(tp, (int, float)) else where(kv_heads % tp == 0, kv_heads // tp, 1.0)
 
 
+def _expert_mesh_fix(case: Case) -> str:
+    """The nearest size; copies hold no shards for experts to spread over, so shards may be what is meant."""
+    layout = case.layout
+    fix = f"Use ep={nearest(int(layout.ep), divisors(gcd(int(_expert_mesh(case)), _experts(case))))}"
+    ranks = int(layout.dp_replicate * layout.dp_shard)
+    if layout.dp_replicate == 1 or (ranks * layout.cp * layout.tp) % layout.ep:
+        return fix
+    return f"{fix}, or dp_shard={ranks} in the place of dp_replicate={layout.dp_replicate}"
+
+
 EXPERT: tuple[Rule, ...] = (
     Rule(
         name="expert parallelism of a dense model",
@@ -183,9 +193,7 @@ EXPERT: tuple[Rule, ...] = (
         field="ep",
         holds=lambda case: _expert_mesh(case) % case.layout.ep == 0,
         sentence=lambda case: f"it does not divide dp_shard x cp x tp = {_expert_mesh(case)}, the ranks it spans",
-        fix=lambda case: (
-            f"Use ep={nearest(int(case.layout.ep), divisors(gcd(int(_expert_mesh(case)), _experts(case))))}"
-        ),
+        fix=lambda case: _expert_mesh_fix(case),
     ),
     Rule(
         name="experts beside tensor parallelism need sequence parallelism",
@@ -354,3 +362,14 @@ def _micro_batches_fix(case: Case, match: MicroBatches) -> str:
 def any_micro_batches(schedule: str, stages: Number, micro_batches: Number) -> Any:
     """For engines that run every number of micro-batches."""
     return micro_batches >= 1
+
+
+STRAY = Rule(
+    name="tensor parallel groups leave the node",
+    field="tp",
+    holds=lambda case: (case.layout.tp == 1) | (case.cluster.fast_domain.gpus % case.layout.tp == 0),
+    sentence=lambda case: f"its groups leave the {case.cluster.fast_domain.name}",
+    fix=lambda case: f"Use tp={gcd(int(case.layout.tp), case.cluster.fast_domain.gpus)}",
+)
+"""No engine forbids it, and no search looks at it unless tp is given or nothing else fits: what every layer sends would
+take the slow network."""

@@ -24,6 +24,14 @@ def format_bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def format_byte_range(low: float, high: float) -> str:
+    """Two sizes in memory, in the unit of the larger."""
+    size, unit = next(
+        ((size, unit) for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if high >= size), (1, "B")
+    )
+    return f"{low / size:.3g}-{high / size:.3g} {unit}"
+
+
 def format_volume(value: float | None) -> str:
     """Bytes on a link for people: decimal units, "n/a" for unknown."""
     if value is None:

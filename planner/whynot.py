@@ -1,6 +1,7 @@
 """Why a named layout is not the recommended one, in one sentence: a rule, memory, a backend's refusal, or time.
 
-Not here: the search that finds the recommended one (search.py, recommend.py).
+What is not named is as in the best layout; where that cannot be, it is the best that has what is named, by any engine
+that could. Not here: the search that finds either (search.py, recommend.py).
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ from typing import Any
 
 import msgspec
 
+from planner.contradictions import refuse_empty
 from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.estimate import Estimate, estimate, strategy_name
-from planner.question import SHARD_ALL, USUAL_STAGES, Question, case_of
-from planner.recommend import Recommendation, run_seconds
-from planner.rules import check
+from planner.launchable import launch_rules
+from planner.quantities import whole
+from planner.question import ENGINE_SWITCHES, SHARD_ALL, USUAL_STAGES, Pins, Question, case_of, checked_runtime
+from planner.recommend import Constraints, Recommendation, engines_within, run_seconds
+from planner.rules import Rule, check
+from planner.search import rank
 from planner.space import GROUPS
 from planner.spec import Layout
 from planner.units import format_bytes, format_duration
 
 ON, OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 BATCHES = ("micro_batch_size", "grad_accum")
+SAME = 1e-9
+"""Relative difference of two times, or sizes, that is none."""
 
 
 class WhyNot(msgspec.Struct, frozen=True):
-    """`kind` is fixed, rule, memory, backend, deadline, slower, larger or best; `layout` what was looked at, whole."""
+    """`kind` is fixed, rule, memory, backend, deadline, slower, larger, batch, equal or best; `layout` what was looked
+    at, whole."""
 
     layout: Layout
     kind: str
@@ -34,7 +42,8 @@ class WhyNot(msgspec.Struct, frozen=True):
 def why_not(found: Recommendation, text: str) -> WhyNot:
     """What excludes the layout that `text` names ("dp_shard=8,tp=4"); fields it leaves out are as in the best one.
 
-    Data-parallel sizes that are left out fill the GPUs, accumulation the global batch.
+    Data-parallel sizes that are left out fill the GPUs, accumulation the global batch. Where the best one's fields
+    break a rule beside those named, the best layout that has those named is looked at instead.
     """
     question = found.answer.question
     named = _parsed(text)
@@ -43,13 +52,67 @@ def why_not(found: Recommendation, text: str) -> WhyNot:
         if pinned is not None and pinned != value:
             return WhyNot(_base(found), "fixed", f"{name}={pinned} was asked for, not {name}={value}.")
     layout = _layout(question, _base(found), named)
-    case = case_of(question, layout)
-    try:
-        check(case, engine_of(layout.engine).rules)
-    except PlannerError as error:
-        return WhyNot(layout, "rule", error.sentence)
+    broken = _broken(question, layout)
+    if broken is not None and (broken.field not in named or "engine" not in named):
+        layout, broken = _searched(question, found.constraints, named) or (layout, broken)
+    if broken is not None:
+        return WhyNot(layout, "rule", _blamed(question, found.constraints, named, layout, broken))
     kind, sentence = _judged(found, estimate(question, strategy_name(layout), layout))
     return WhyNot(layout, kind, sentence)
+
+
+def _broken(question: Question, layout: Layout) -> Rule | None:
+    """The first rule of its engine that a layout breaks."""
+    case = case_of(question, layout)
+    return next((rule for rule in engine_of(layout.engine).rules if not rule.holds(case)), None)
+
+
+def _searched(question: Question, limits: Constraints, named: dict[str, Any]) -> tuple[Layout, None] | None:
+    """The best layout that has what is named, of what is launched before all else; None where there is none, or where
+    something named is in no space of layouts."""
+    asked = _pinned(question, named)
+    if asked is None:
+        return None
+    owners = tuple(ENGINE_SWITCHES[name] for name in named if name in ENGINE_SWITCHES)
+    able = tuple(engine for engine in ENGINES if all(engine.startswith(owner) for owner in owners))
+    launched = tuple(engine for engine in engines_within(question, limits) if engine in able)
+    for engines, rules in ((launched, None if limits.any_runtime else launch_rules), (able, None)):
+        ranking = rank(asked, 1, engines=engines, more_rules=rules)
+        layout = ranking.best[0].layout if ranking.best else ranking.smallest
+        if layout is not None:
+            return layout, None
+    return None
+
+
+def _pinned(question: Question, named: dict[str, Any]) -> Question | None:
+    """The question with what is named fixed; None for a field that cannot be."""
+    switches = tuple((name, value) for name, value in named.items() if name in ENGINE_SWITCHES)
+    pins: dict[str, Any] = {name: value for name, value in named.items() if name not in ("engine", *ENGINE_SWITCHES)}
+    if not set(pins) <= set(Pins.__struct_fields__):
+        return None
+    pins["switches"] = (*(one for one in question.pins.switches if one[0] not in named), *switches)
+    if "engine" in named:
+        own = question.pins.runtime
+        same = own is not None and own.engine == named["engine"]
+        folders = tuple(map(str, question.folders))
+        pins["runtime"] = own if same else checked_runtime(named["engine"], folders)
+    return msgspec.structs.replace(question, pins=msgspec.structs.replace(question.pins, **pins))
+
+
+def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layout: Layout, broken: Rule) -> str:
+    """Why no layout has what is named: the rule that it breaks in the engine named, or the value that leaves none."""
+    asked = None if "engine" in named and broken.field in named else _pinned(question, named)
+    if asked is not None:
+        try:
+            refuse_empty(asked, ENGINES if limits.any_runtime else engines_within(question, limits))
+        except PlannerError as error:
+            if error.field in named or error.field == "runtime":
+                return error.sentence
+    try:
+        check(case_of(question, layout), (broken,))
+    except PlannerError as error:
+        return error.sentence
+    raise AssertionError("the rule is broken")
 
 
 def _base(found: Recommendation) -> Layout:
@@ -88,9 +151,8 @@ def _value(name: str, text: str) -> Any:
     if isinstance(default, bool):
         raw = True if text.lower() in ON else False if text.lower() in OFF else text
     elif isinstance(default, int):
-        raw = int(text) if text.isdecimal() else text
-        if raw == 0 and name in (*GROUPS, *BATCHES, "ep", "virtual_stages"):
-            raise PlannerError(f"why_not: {name}", text, "must be 1 or more", "Use 1")
+        counts = name in (*GROUPS, *BATCHES, "ep", "virtual_stages")
+        raw = whole(f"why_not: {name}", text, int(counts), 10**12)
     try:
         return getattr(msgspec.convert({"engine": "ddp", name: raw}, Layout), name)
     except msgspec.ValidationError as error:
@@ -143,18 +205,32 @@ def _judged(found: Recommendation, one: Estimate) -> tuple[str, str]:
         return "deadline", f"The run would take {format_duration(run_s)}, the deadline is {format_duration(limit_s)}."
     if one.time.step_s is None or best.time.step_s is None:
         return "slower", f"No time is known for it: {'; '.join(one.reasons)}."
+    return _slower_or_larger(one, best)
+
+
+def _slower_or_larger(one: Estimate, best: Estimate) -> tuple[str, str]:
+    """(kind, sentence) of a layout that fits, launches and has a time."""
     mine, theirs = (float(each.time.step_s or 0.0) / each.case.layout.global_batch_size for each in (one, best))
     ratio = mine / theirs
-    if ratio > 1:
+    if ratio > 1 + SAME:
+        longer = f"{ratio - 1:.2%} longer a sequence than" if ratio < 2 else f"{ratio:.3g} times as long a sequence as"
         return "slower", (
-            f"It fits, but takes {ratio - 1:.2%} longer a sequence than the best: "
+            f"It fits, but takes {longer} the best: "
             f"{one.throughput.tokens_per_s_per_gpu:,.0f} instead of {best.throughput.tokens_per_s_per_gpu:,.0f} "
             "tokens/s a GPU."
         )
-    return "larger", (
-        f"It is as fast as the best, but needs {format_bytes(one.memory.device_bytes)} instead of "
-        f"{format_bytes(best.memory.device_bytes)}."
-    )
+    batch, usual = one.case.layout.global_batch_size, best.case.layout.global_batch_size
+    if ratio < 1 - SAME and batch != usual:
+        return "batch", (
+            f"It is faster, by {1 - ratio:.2%} a sequence, with a global batch of {batch} instead of {usual}: another "
+            f"training, which --global-batch-size {batch} asks for."
+        )
+    needed, there = one.memory.device_bytes, best.memory.device_bytes
+    if needed > there * (1 + SAME):
+        return "larger", (
+            f"It is as fast as the best, but needs {format_bytes(needed)} instead of {format_bytes(there)}."
+        )
+    return "equal", "It is as fast as the best and needs no more memory: either will do."
 
 
 def as_json_object(answer: WhyNot) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Rewrite what is generated in the documentation: whole pages, the output under a console block's commands, and the
-README's table of layouts that were run.
+README's tables of layouts that were run and of how often "fits" was false.
 
     python scripts/docs.py [--check] [FILE...]
 
@@ -19,15 +19,14 @@ import tempfile
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-LAYOUTS = re.compile(r"(?<=^<!-- layouts -->\n).*?(?=^<!-- end -->)", re.MULTILINE | re.DOTALL)
+PART = re.compile(r"^<!-- (layouts|fits) -->\n.*?^<!-- end -->", re.MULTILINE | re.DOTALL)
+ACCURACY = PROJECT / "docs" / "accuracy.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TRUTH = " ".join(shlex.quote(str(path)) for path in sorted((PROJECT / "tests" / "truth").glob("*.jsonl")))
 PARTS = shlex.quote(str(PROJECT / "docs" / "accuracy"))
 WHOLE_PAGES = {
     PROJECT / "docs" / "formulas.md": "planner formulas",
-    PROJECT
-    / "docs"
-    / "accuracy.md": f"planner replay {TRUTH} --page {shlex.quote(str(PROJECT / 'docs' / 'accuracy'))}",
+    ACCURACY: f"planner replay {TRUTH} --page {shlex.quote(str(PROJECT / 'docs' / 'accuracy'))}",
 }
 COLUMNS = "110"
 TIMEOUT_S = 60
@@ -66,12 +65,17 @@ def rewritten(page: Path, text: str) -> str:
     if page in WHOLE_PAGES:
         with tempfile.TemporaryDirectory() as folder:
             return output(WHOLE_PAGES[page], folder)
-    if LAYOUTS.search(text):
-        from planner.truth.layouts import FILE, read_record, summary
-
-        table = summary(read_record(PROJECT / "docs" / "accuracy" / FILE))
-        text = LAYOUTS.sub(lambda _: f"{table}\n", text)
+    text = PART.sub(lambda found: f"<!-- {found[1]} -->\n{table(found[1])}\n<!-- end -->", text)
     return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1])}```", text)
+
+
+def table(name: str) -> str:
+    """A table between two comments of the README."""
+    from planner.truth import fits, layouts
+
+    if name == "fits":
+        return fits.summary(ACCURACY.read_text())
+    return layouts.summary(layouts.read_record(PROJECT / "docs" / "accuracy" / layouts.FILE))
 
 
 def refreshed(block: str) -> str:

@@ -59,6 +59,9 @@ DATA_CENTRE = {
     "rtx-4090-24gb": (24, 160, 16),
     "rtx-5090-32gb": (32, 200, 32),
     "rtx-pro-6000-96gb": (96, 500, 64),
+    "h800-sxm-80gb": (80, 989, 200),
+    "a800-sxm-80gb": (80, 312, 200),
+    "l20-48gb": (48, 119, 32),
 }
 
 
@@ -186,6 +189,17 @@ def test_cluster_figures_are_in_base_units_and_sensible(name: str):
     for link in (cluster.intra_link, cluster.inter_link, *(tier.link for tier in cluster.tiers)):
         assert 1e8 < link.bytes_per_s_per_direction < 2e12
         assert 1e-7 < link.latency_s < 1e-3
+
+
+@pytest.mark.parametrize("name", [*CLUSTERS, *GPUS])
+def test_hosts_of_gpus_say_what_offload_asks_of_them(name: str):
+    cluster = presets.cluster(name)
+    if cluster.gpu.kind == "cpu":
+        return
+
+    assert 5e9 < cluster.host_link.bytes_per_s_per_direction < 5e11
+    assert 1e11 < cluster.host_memory_bytes < 1e13
+    assert 5e10 < cluster.host_memory_bytes_per_s < 3e12
 
 
 def test_dgx_h100_gives_each_gpu_its_own_400_gbit_card():

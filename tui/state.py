@@ -18,9 +18,9 @@ from planner.inputs import resolved
 from planner.inventory import parameters
 from planner.options import Given, question
 from planner.plan import encode_plan, write_whole
-from planner.question import GROUP_AXES, Question
+from planner.question import GROUP_AXES, Question, warnings
 from planner.recommend import Constraints, Recommendation, recommend
-from planner.render import count_text, gib_text, layout_text, percent_text, seconds_text, table, trust_text
+from planner.render import band_text, count_text, gib_text, layout_text, percent_text, seconds_text, table, trust_text
 from planner.spec import Layout, TrainingJob
 from planner.units import format_bytes, format_volume
 from tui import inputs
@@ -31,6 +31,11 @@ TOP = 10
 
 DOES_NOT_FIT = 3
 PLAN_FILE = "plan.json"
+SAID = {
+    "yes": "fits", "likely": "likely fits", "close": "does not fit, but is close", "no": "does not fit",
+    None: "fits as far as is known",
+}  # fmt: skip
+"""A verdict in a sentence."""
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -47,6 +52,8 @@ class Shown(msgspec.Struct, frozen=True):
     tokens_per_s_per_gpu: str
     mfu: str
     fits: bool
+    verdict: str | None
+    band: str
     refusal: str | None
     memory_table: str
     collectives_table: str
@@ -73,6 +80,7 @@ class Screenful(msgspec.Struct, frozen=True):
     considered: int
     rejected: dict[str, int]
     trust: str
+    warnings: tuple[str, ...] = ()
     schema: str = SCHEMA
 
     def shown(self, kind: str, place: int) -> Shown | None:
@@ -125,7 +133,8 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
         recommended=best.answer.recommended,
         considered=best.considered,
         rejected=dict(sorted(best.rejected.items(), key=lambda pair: -pair[1])),
-        trust=trust[0].lower() + trust[1:].rstrip("."),
+        trust=trust[:1].lower() + trust[1:].rstrip("."),
+        warnings=warnings(found.question),
     )
 
 
@@ -164,6 +173,8 @@ def _shown(given: Given, one: Estimate, *, recommended: bool = False) -> Shown:
         tokens_per_s_per_gpu=count_text(one.throughput.tokens_per_s_per_gpu),
         mfu=percent_text(one.throughput.mfu),
         fits=one.fits,
+        verdict=one.verdict,
+        band=band_text(one),
         refusal=one.refusal,
         memory_table=table(("GiB", *(phase.phase for phase in phases)), rows),
         collectives_table=table(("collective", "calls", "payload", "wire/rank", "link"), calls) if calls else "none",
@@ -179,11 +190,10 @@ def reasons(one: Estimate) -> tuple[str, ...]:
     """Why a layout may be used, or may not."""
     peak = one.memory.peak
     fullest = max(peak.terms.items(), key=lambda pair: pair[1])
-    verdict = "fits" if one.fits else "does not fit"
     said = [
-        f"{verdict}: the device shows {format_bytes(one.memory.device_bytes)} of "
-        f"{format_bytes(one.case.cluster.gpu.memory_bytes)}; the peak is in {peak.phase}, "
-        f"most of it {fullest[0]} ({format_bytes(fullest[1])})"
+        f"{SAID[one.verdict]}: the device shows {format_bytes(one.memory.device_bytes)} of "
+        f"{format_bytes(one.case.cluster.gpu.memory_bytes)}, {band_text(one)} in nine measurements of ten; the peak "
+        f"is in {peak.phase}, most of it {fullest[0]} ({format_bytes(fullest[1])})"
     ]
     said += [reason for reason in one.reasons if one.fits]
     said.append(f"runs on {one.backend}" if one.launchable else f"cannot be launched: {one.refusal}")

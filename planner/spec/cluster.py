@@ -90,3 +90,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if domain.gpus >= self.gpus:
                 break
         return tuple(met)
+
+    @property
+    def fast_domain(self) -> Tier:
+        """What is joined as fast as a node's GPUs are: the node, or the NVLink rack around it."""
+        return next(level for level in self.levels if level.gpus >= min(self.gpus_per_node, self.gpus))

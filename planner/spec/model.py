@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+RopeScaling = dict[str, float | int | str | bool | tuple[float, ...]]
+"""As in a config.json; longrope has a factor for each frequency (Ding et al. 2024, LongRoPE)."""
 
 
 class Moe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +84,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_seq_len: int = 4096
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-    rope_scaling: dict[str, float | int | str | bool] | None = None
+    rope_scaling: RopeScaling | None = None
     parameters: int | None = None
 
     block: Literal["sequential", "parallel", "sandwich"] = "sequential"

@@ -14,9 +14,9 @@ from planner.calibration import Calibration
 from planner.case import Case
 from planner.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.plan import PhaseMemory
-from planner.question import usable_bytes
+from planner.question import DEFAULT_HEADROOM, Verdict, usable_bytes, verdict
 from planner.spec import Layout
-from planner.steptime import scalar, step_time, throughput
+from planner.steptime import coefficients, scalar, step_time, throughput
 from planner.truth.cases import CannotPredict, RowCase, memory_kind, row_case
 from planner.truth.collective import bus_bandwidth_gbps
 from planner.truth.rows import Row
@@ -25,7 +25,8 @@ from planner.units import GIB
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind that the row measured (`memory_kind`),
-    `fits` is what `planner estimate` would say, with its usual headroom, and None where the card is unknown."""
+    `fits` and `verdict` are what `planner estimate` would say, with its usual headroom, and None where the card is
+    unknown."""
 
     allocated_gib: float | None = None
     reserved_gib: float | None = None
@@ -35,6 +36,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     fits: bool | None = None
+    verdict: Verdict | None = None
     busbw_gbps: float | None = None
 
 
@@ -110,6 +112,7 @@ def _figures(row: Row, case: Case, calibration: Calibration, walks: Walks) -> Fi
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
+        verdict=verdict(device, coefficients(case, calibration).bands, gpu.memory_bytes, DEFAULT_HEADROOM),
     )
 
 

@@ -73,10 +73,12 @@ class RankScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How a source's runs ended against what was predicted: counts of (outcome, prediction)."""
+    """How a source's runs ended against what was predicted: counts of (outcome, prediction). `verdicts` counts each of
+    question.Verdict, of which `fits` are yes and likely, `does_not_fit` close and no."""
 
     source: str
     outcome: str
+    verdicts: dict[str, int]
     fits: int
     does_not_fit: int
     refused: int
@@ -304,6 +306,7 @@ def _fits(by_source: dict[str, list[Replayed]]) -> Iterator[FitScore]:
             yield FitScore(
                 source=source,
                 outcome=outcome or "",
+                verdicts=dict(Counter(one.predicted.verdict for one in some if one.predicted.verdict is not None)),
                 fits=said["fits"],
                 does_not_fit=said["does not fit"],
                 refused=said[REFUSED],

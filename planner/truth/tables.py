@@ -6,12 +6,16 @@ Not here: any statistic (score.py), or how a table is drawn.
 from __future__ import annotations
 
 from statistics import median
+from typing import get_args
 
 import msgspec
 
+from planner.question import Verdict
 from planner.truth.score import FitScore, RankScore, Summary, WorstRow
 
 NO = "–"
+FITS = "What fits"
+"""The title of the table of which README tells the sums (truth/fits.py)."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -130,16 +134,18 @@ def _speed(found: Summary) -> Table:
 
 def _fit(found: Summary) -> Table:
     rows = [
-        (one.source, one.outcome, str(one.fits), str(one.does_not_fit), str(one.refused), str(one.not_predicted))
+        (
+            one.source, one.outcome, *(str(one.verdicts.get(word, 0)) for word in get_args(Verdict)), str(one.refused),
+            str(one.not_predicted),
+        )
         for one in found.fit
-        if any(other.source == one.source and other.outcome != "ran" for other in found.fit) or one.does_not_fit
-    ]
+    ]  # fmt: skip
     return Table(
-        "What fits",
-        "How runs ended, against what was predicted: device memory against the card's, with the headroom that planner "
-        "estimate keeps. Refused: a rule of the engine forbids the layout. Sources in which nothing failed are listed "
-        "where a run was predicted not to fit.",
-        ("source", "run", "fits", "does not fit", "refused", "not predicted"),
+        FITS,
+        "How runs ended, against what planner estimate says of them, with its usual headroom: yes and likely are "
+        "within the card less the headroom, close and no are not; the memory's band tells the words apart. Refused: a "
+        "rule of the engine forbids the layout.",
+        ("source", "run", *get_args(Verdict), "refused", "not predicted"),
         tuple(rows),
         2,
     )

@@ -29,7 +29,7 @@ def cost_text(found: Cost) -> str:
     parts += [f"not counted: {line}." for line in found.unknown]
     if question.job.global_batch_size is None:
         parts.append(f"The global batch of {batch} is the layout's own choice; --global-batch-size fixes it.")
-    return "\n".join([*parts, trust_text(question.calibration, [found.best])])
+    return "\n".join([*parts, trust_text(question.calibration, [found.best])]).rstrip()
 
 
 def _rows(found: Cost) -> list[tuple[str, str]]:

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from planner.estimate import Answer
 from planner.fit import Fits, Fitted
-from planner.render import NOT_KNOWN, count_text, headline, layout_text, seconds_text, table
+from planner.render import (
+    NOT_KNOWN,
+    band_text,
+    count_text,
+    headline,
+    host_text,
+    layout_text,
+    seconds_text,
+    table,
+    trust_text,
+    verdicts_text,
+)
 from planner.units import format_bytes
 from planner.views import strategy_text
 
@@ -21,10 +32,25 @@ NAMES = {
 
 def fit_text(found: Fits) -> str:
     """The table, then what stops each."""
-    head = ("", "fits", "strategy", "layout", "micro x accum", "memory/GPU", "step", "tokens/s/GPU")
+    head = (
+        "",
+        "what fits",
+        "strategy",
+        "layout",
+        "micro x accum",
+        "memory/GPU",
+        "band",
+        "fits",
+        "step",
+        "tokens/s/GPU",
+    )
     parts = [headline(Answer(found.question, (), {}, None)), "", table(head, [_row(one) for one in found.found], 4), ""]
-    parts += [f"{NAMES[one.quantity]}: {limit_text(one)}" for one in found.found]
+    parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
+    best = [one.best for one in found.found if one.best is not None]
+    parts += verdicts_text(best)
+    if trust := trust_text(found.question.calibration, best):
+        parts.append(trust)
     gpus = found.question.cluster.gpus
     fewest = next((one.value for one in found.found if one.quantity == "gpus" and one.value is not None), None)
     if fewest is not None and fewest > gpus and any(one.value is None for one in found.found):
@@ -34,7 +60,7 @@ def fit_text(found: Fits) -> str:
 
 def _row(one: Fitted) -> tuple[str, ...]:
     if one.best is None:
-        return (NAMES[one.quantity], "nothing", *(NOT_KNOWN,) * 6)
+        return (NAMES[one.quantity], "nothing", *(NOT_KNOWN,) * 8)
     layout = one.best.case.layout
     return (
         NAMES[one.quantity],
@@ -43,9 +69,17 @@ def _row(one: Fitted) -> tuple[str, ...]:
         layout_text(layout),
         f"{layout.micro_batch_size} x {layout.grad_accum}",
         format_bytes(one.best.memory.device_bytes),
+        band_text(one.best),
+        one.best.verdict or NOT_KNOWN,
         seconds_text(one.best.time.step_s),
         count_text(one.best.throughput.tokens_per_s_per_gpu),
     )
+
+
+def _offloaded(one: Fitted) -> str:
+    if not one.offloaded or one.best is None:
+        return ""
+    return f" Nothing fits without offload: states wait in host memory, {host_text(one.best)} of each node."
 
 
 def limit_text(one: Fitted) -> str:

@@ -9,14 +9,17 @@ from planner.estimate import Estimate
 from planner.objectives import Reached
 from planner.recommend import Recommendation, differences
 from planner.render import (
-    HEAD,
     headline,
+    host_text,
     layout_text,
+    layouts_table,
     name_text,
-    row_text,
+    only_offloaded,
     seconds_text,
     table,
     trust_text,
+    verdicts_text,
+    way_out,
     why_text,
 )
 from planner.search import FRONT_SPAN, Candidate
@@ -33,20 +36,14 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
     """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons."""
     found = reached.found
     shown = found.answer.estimates
-    rows = [
-        row_text(
-            one,
-            place == found.answer.recommended,
-            None if place == 0 else differs_text(shown[0].case.layout, one.case.layout),
-        )
-        for place, one in enumerate(shown)
-    ]
     parts = [headline(found.answer), *_objective(reached), ""]
-    if rows:
-        head = HEAD if len(rows) == 1 else (HEAD[0], "layout, then what differs", *HEAD[2:])
-        parts += [table(head, rows, left=2), ""]
+    if shown:
+        first = shown[0].case.layout
+        texts = [layout_text(first), *(differs_text(first, one.case.layout) for one in shown[1:])]
+        head = "layout" if len(shown) == 1 else "layout, then what differs"
+        parts += [layouts_table(shown, found.answer.recommended, texts, head), ""]
     parts += dict.fromkeys(f"{name_text(one)}: {note}." for one in shown for note in _notes(one, found))
-    parts += [_verdict(reached), counts_text(found)]
+    parts += [*verdicts_text(shown), _verdict(reached), counts_text(found)]
     if found.front:
         parts += ["", *_front(found)]
     if why_not is not None:
@@ -91,14 +88,15 @@ def _verdict(reached: Reached) -> str:
     trust = trust_text(found.answer.question.calibration, found.answer.estimates[:1])
     told = trouble(reached)
     if told is not None:
-        too_large = any(not one.fits for one in found.answer.estimates[:1])
-        more = " Use more GPUs, a smaller model, shorter sequences, or LoRA." if too_large else ""
-        return f"{told[0].upper()}{told[1:]}{more} {trust}"
+        too_large = not found.unlaunched and any(not one.fits for one in found.answer.estimates[:1])
+        more = f" Use {way_out(found.answer)}." if too_large else ""
+        return f"{told[0].upper()}{told[1:]}{more} {trust}".rstrip()
     one = found.answer.estimates[0]
     later = "" if one.launchable else " (for later: nothing launches it from here)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
-    return f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}{later}.{run} {trust}"
+    told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
+    return f"{told} {trust}".rstrip()
 
 
 def trouble(reached: Reached) -> str | None:
@@ -113,12 +111,19 @@ def trouble(reached: Reached) -> str | None:
         allowed, taken = format_duration(found.constraints.deadline_s), format_duration(found.run_s)
         return f"the deadline of {allowed} is missed: the fastest takes {taken} ({nearest})."
     if not shown:
-        return "nothing fits and launches."
-    if shown[0].fits and not shown[0].launchable:
+        return "no layout is left to look at."
+    if found.unlaunched or (shown[0].fits and not shown[0].launchable):
         return f"nothing launches it: {shown[0].refusal} ({nearest}); --any-runtime plans without a launch."
+    if found.stray:
+        layout, domain = shown[0].case.layout, shown[0].case.cluster.fast_domain.name
+        return f"nothing fits whose tensor parallel groups stay inside a {domain}; --tp {layout.tp} plans {nearest}."
     if shown[0].fits:
         return f"nothing is left within the constraints; the nearest is {nearest}."
-    return f"nothing fits; nearest to it is {nearest} with {format_bytes(shown[0].memory.device_bytes)} a GPU."
+    even = ", not even with states in host memory" if found.answer.offload_tried else ""
+    needs = f"{format_bytes(shown[0].memory.device_bytes)} a GPU"
+    if shown[0].memory.host_node_bytes:
+        needs += f" and {host_text(shown[0])} of a node's host memory"
+    return f"nothing fits{even}; nearest to it is {nearest} with {needs}."
 
 
 def counts_text(found: Recommendation) -> str:

@@ -5,10 +5,14 @@ Not here: any figure (planner.sweep), or how a plot is drawn (plot.py).
 
 from __future__ import annotations
 
+from planner.question import warnings
 from planner.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, table, trust_text
 from planner.sweep import Point, Sweep
 from planner.views import strategy_text
 from planner.views.plot import log_plot
+
+ABOVE = 1.0005
+"""An efficiency from which it is printed as more than 100 %."""
 
 
 def sweep_text(found: Sweep) -> str:
@@ -30,6 +34,7 @@ def sweep_text(found: Sweep) -> str:
     parts = [
         f"{question.model.name}, {job.precision}, {job.optimizer.name}, {job.seq_len} tokens, "
         f"on {question.cluster.gpu.name} ({question.cluster.name})",
+        *(f"warning: {told}." for told in warnings(question)),
         scaling_sentence(found),
         "",
         table(head, [_row(point) for point in found.points], left=3),
@@ -42,10 +47,11 @@ def sweep_text(found: Sweep) -> str:
         parts += ["", "speed-up over GPUs (* planned, . in proportion)", *log_plot(curve, ideal)]
     parts += [
         "",
+        *above_proportion(found),
         verdict(found),
         trust_text(question.calibration, [point.best for point in found.points if point.best]),
     ]
-    return "\n".join(parts)
+    return "\n".join(parts).rstrip()
 
 
 def scaling_sentence(found: Sweep) -> str:
@@ -58,6 +64,26 @@ def scaling_sentence(found: Sweep) -> str:
         f"Weak scaling: sequences a GPU and step stay {found.sequences_per_gpu:g}, as in the smallest size "
         "with a layout, so the global batch grows with the GPUs; --global-batch-size fixes it."
     )
+
+
+def above_proportion(found: Sweep) -> list[str]:
+    """Why a GPU of a larger cluster brings more than one of the smallest: what the memory it adds allows."""
+    measured = [point for point in found.points if point.best is not None and point.efficiency is not None]
+    over = next((point for point in measured if (point.efficiency or 0) > ABOVE), None)
+    if over is None or over.best is None or measured[0].best is None:
+        return []
+    first, there = measured[0].best.case.layout, over.best.case.layout
+    causes = []
+    if there.micro_batch_size > first.micro_batch_size:
+        causes.append(f"micro-batches of {there.micro_batch_size} sequences instead of {first.micro_batch_size}")
+    if (first.recompute, there.recompute) != ("none", "none") and first.recompute != there.recompute:
+        causes.append(f"recompute={there.recompute} instead of {first.recompute}")
+    updates = [float(point.best.time.optimizer_s or 0.0) for point in (measured[0], over) if point.best is not None]
+    if updates[1] < updates[0]:
+        causes.append(f"an optimizer's step of {seconds_text(updates[1])} instead of {seconds_text(updates[0])}")
+    if not causes:
+        return [f"Above 100 %: the layout at {over.gpus} GPUs is another one than at {measured[0].gpus}."]
+    return [f"Above 100 %: at {over.gpus} GPUs each holds a smaller share, which allows {' and '.join(causes)}."]
 
 
 def verdict(found: Sweep) -> str:

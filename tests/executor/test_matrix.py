@@ -111,7 +111,7 @@ def test_a_fake_world_fills_nodes_with_tensor_groups_and_shards_over_the_rest():
 
 
 def test_what_the_planner_refuses_is_a_cell_with_its_reason(tmp_path: Path):
-    text = HEAD + 'model = "tiny-llama"\nlayout = "ddp"\nseq_len = 100000\n'
+    text = HEAD + 'model = "gpt2"\nlayout = "ddp"\nseq_len = 100000\n'
     (found,) = cells(matrix(tmp_path, text), this_machine("cpu"))
     assert found.estimate is None and "seq_len=100000" in found.refusal
 

@@ -31,6 +31,11 @@ BAD = [
     ),
     ([*MOE, "--ep", "16"], "ep=16: it does not divide the 8 experts", "Use ep=8"),
     ([*MOE, "--ep", "8", "--pp", "16"], "ep=8: it does not divide dp_shard x cp x tp = 4", "Use ep=4"),
+    (
+        [*MOE, "--ep", "8", "--dp-replicate", "64"],
+        "ep=8: it does not divide",
+        "Use ep=1, or dp_shard=64 in the place of dp_rep",
+    ),
     ([*SIXTY_FOUR, "--cp", "8", "--seq-len", "2047"], "cp=8: a sequence of 2047 tokens does not divide", "Use cp=1"),
     ([*SIXTY_FOUR, "--ep", "4"], "ep=4: llama-2-7b is dense", "Use ep=1"),
     ([*SIXTY_FOUR, "--lora-targets", "q_prj"], "lora_targets=q_prj: is not a linear module", "Did you mean q_proj"),

@@ -178,7 +178,7 @@ def test_nothing_that_fits_is_exit_code_3_and_writes_no_plan(tmp_path: Path, cap
 
     assert run("recommend", "--model", "405b", "--gpus", "8", "-o", str(plan)) == 3
     out, err = capsys.readouterr()
-    assert "needed of" in out
+    assert "of host memory needed on each node of 2048.00 GiB" in out
     assert err.count("\n") == 1
     assert not plan.exists()
 
@@ -202,7 +202,7 @@ def test_nothing_that_fits_is_exit_code_3_and_writes_no_plan(tmp_path: Path, cap
         (["--layers", "3"], ["hidden", "is missing", "--hidden"]),
         ([*SEVEN_B, "--cluster", "dgx-h100", "--gpu", "h100"], ["gpu=h100", "--cluster dgx-h100"]),
         ([*SEVEN_B, "--presets", "/nowhere"], ["presets=/nowhere", "is not a folder"]),
-        ([*SEVEN_B, "--seq-len", "100000"], ["seq_len=100000", "4096"]),
+        (["--model", "gpt2", "--gpus", "8", "--seq-len", "100000"], ["seq_len=100000", "1024"]),
     ],
 )  # fmt: skip
 def test_unknown_and_contradicting_options_name_the_nearest_fix(
@@ -235,6 +235,48 @@ def test_sizes_that_do_not_divide_name_the_nearest_that_do(
     line = refused(capsys, "estimate", *SEVEN_B, *options)
     for part in parts:
         assert part in line
+
+
+@pytest.mark.parametrize("name", ["dpo", "grpo", "orpo", "ppo"])
+def test_training_that_is_not_modelled_is_told_so(name: str, capsys: pytest.CaptureFixture[str]):
+    """A22: "'dpo' is not one of full, lora, qlora", and "Did you mean 'groups'?" for grpo."""
+    for arguments in ((name,), ("estimate", "--model", "7b", "--method", name)):
+        line = refused(capsys, *arguments)
+        assert "is not modelled" in line
+        assert "full, lora and qlora plan the supervised training" in line
+
+
+@pytest.mark.parametrize("device", ["tpu-v5p", "m3-max", "gaudi2", "mig-1g.10gb"])
+def test_a_device_that_is_not_known_is_told_in_a_short_line_without_another_makers(
+    device: str, capsys: pytest.CaptureFixture[str]
+):
+    """A25: a list of 1,400 characters for a TPU, mi355x for m3-max."""
+    line = refused(capsys, "estimate", "--model", "7b", "--gpu", device)
+
+    assert f"gpu={device}: is neither a cluster nor a GPU known here" in line
+    assert "Did you mean" not in line
+    assert len(line) < 250
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("rtx4090", "rtx-4090"), ("h100s", "h100"), ("a100-80", "a100-80gb")])
+def test_a_slip_in_a_device_s_name_is_told_what_was_meant(typed: str, meant: str, capsys: pytest.CaptureFixture[str]):
+    assert f"Did you mean {meant}" in refused(capsys, "estimate", "--model", "7b", "--gpu", typed)
+
+
+def test_a_card_without_bf16_is_told_of_fp16(capsys: pytest.CaptureFixture[str]):
+    """A24: a star with a time of n/a, and no word about fp16."""
+    assert run("estimate", "--model", "1b", "--gpu", "t4", "--method", "lora") == 0
+    assert "t4-16gb has no known bf16 rate (it multiplies fp16: --precision fp16): no time" in capsys.readouterr().out
+
+
+def test_counts_lengths_and_shares_are_understood_as_people_type_them(capsys: pytest.CaptureFixture[str]):
+    options = ["--seq-len", "16k", "--gpus", "1k", "--headroom", "5%", "--model", "llama-3.1-8b", "--method", "full"]
+    assert command.exit_code(planner, ["estimate", *options, "--json"], name="planner") == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["job"]["seq_len"] == 16_384
+    assert found["cluster"]["nodes"] * found["cluster"]["gpus_per_node"] == 1000
+    assert found["headroom"] == 0.05
 
 
 MODEL_SIZES = {"--layers": "2", "--hidden": "64", "--heads": "4", "--kv-heads": "4", "--ffn": "128", "--vocab": "500"}

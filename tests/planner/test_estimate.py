@@ -14,6 +14,7 @@ from planner.options import question
 from planner.plan import decode_plan, encode_plan
 from planner.question import Pins, Question, case_of
 from planner.recommend import recommend
+from planner.render import count_text
 from planner.spec import Layout, TrainingJob
 from planner.states import states_table
 
@@ -215,3 +216,10 @@ def test_a_case_keeps_the_layout_it_was_asked_for():
     layout = Layout(engine="ddp", dp_replicate=2)
 
     assert case_of(asked_, layout).layout is layout
+
+
+def test_a_rate_below_one_is_not_printed_as_nothing():
+    """D19: tokens/s/GPU 0 of 405B on small cards."""
+    assert [count_text(rate) for rate in (None, 0.0, 0.31, 2.46, 12.6, 12345.6)] == [
+        "n/a", "0", "0.31", "2.5", "13", "12,346",
+    ]  # fmt: skip

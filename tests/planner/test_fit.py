@@ -16,28 +16,30 @@ from planner.errors import PlannerError
 from planner.estimate import answer
 from planner.fit import Fitted, boundary, fit, gpu_sizes
 from planner.question import Question
-from planner.recommend import recommend
+from planner.recommend import Constraints, recommend
 from planner.reply import Resize
+from planner.views.fit import fit_text
 
 
 def run(*arguments: str) -> int:
     return command.exit_code(planner, arguments, name="planner")
 
 
-def asked(**given: str) -> tuple[Question, Resize]:
+def asked(**given: Any) -> tuple[Question, Resize]:
     def resize(gpus: int | None) -> Question:
         return options.question({**given, "gpus": None if gpus is None else str(gpus)})
 
     return options.question(given), resize
 
 
-def fitted(what: str, **given: str) -> tuple[Question, Fitted]:
+def fitted(what: str, **given: Any) -> tuple[Question, Fitted]:
     question, resize = asked(**given)
     return question, fit(question, resize, [what], max_gpus=128).found[0]
 
 
 def recommended(question: Question) -> bool:
-    return recommend(question, 1).answer.recommended is not None
+    """Whether a layout fits and launches, with everything on the devices."""
+    return recommend(question, 1, Constraints(offload=False)).answer.recommended is not None
 
 
 def with_job(question: Question, **job: Any) -> Question:
@@ -160,7 +162,7 @@ def test_the_largest_batch_in_one_pass_does_not_accumulate():
 
 
 def test_when_nothing_fits_the_reason_is_told():
-    _, found = fitted("seq-len", model="70b", gpus="2")
+    _, found = fitted("seq-len", model="70b", gpus="2", offload_optimizer=False)
 
     assert (found.value, found.best) == (None, None)
     assert "needed of" in found.limit
@@ -205,16 +207,17 @@ def test_text_says_what_stops_each(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_cluster_that_is_too_small_is_told_the_size_that_is_not(capsys: pytest.CaptureFixture[str]):
-    assert run("fit", "--model", "70b", "--gpus", "8", "--what", "gpus,seq-len") == 3
+    assert run("fit", "--model", "70b", "--gpus", "8", "--what", "gpus,seq-len", "--no-offload-optimizer") == 3
     out = capsys.readouterr().out
     size = out.partition("--gpus ")[2].split()[0]
     assert run("fit", "--model", "70b", "--gpus", size, "--what", "seq-len") == 0
 
 
 def test_exit_code_3_when_something_asked_does_not_fit(capsys: pytest.CaptureFixture[str]):
-    assert run("fit", "--model", "70b", "--gpus", "2", "--what", "seq-len") == 3
+    on_devices = ("--model", "70b", "--no-offload-optimizer")
+    assert run("fit", *on_devices, "--gpus", "2", "--what", "seq-len") == 3
     assert capsys.readouterr().err == "error: nothing fits for seq-len.\n"
-    assert run("fit", "--model", "70b", "--what", "gpus", "--max-gpus", "4") == 3
+    assert run("fit", *on_devices, "--what", "gpus", "--max-gpus", "4") == 3
     assert "--max-gpus" in capsys.readouterr().out
 
 
@@ -224,7 +227,7 @@ def test_exit_code_3_when_something_asked_does_not_fit(capsys: pytest.CaptureFix
         (["--what", "gpu"], "what=gpu: is not a quantity that can be fitted. Did you mean gpus?"),
         (["--max-gpus", "0"], "max_gpus"),
         (["--seq-step", "x"], "seq_step"),
-        (["--seq-len", "99999"], "seq_len"),
+        (["--model", "gpt2", "--seq-len", "99999"], "seq_len"),
         (["--gpus", "9"], "gpus"),
     ],
 )
@@ -233,3 +236,47 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: li
     err = capsys.readouterr().err
     assert err.startswith(f"error: {field}")
     assert err.count("\n") == 1
+
+
+# -- what is not memory's fault, and the way out through the hosts ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "at_least"),
+    [("pythia-1b", "8", 400), ("opt-125m", "2", 100), ("bloom-560m", "3", 30), ("phi-2", "4", 150)],
+)
+def test_families_that_only_data_parallelism_launches_have_a_largest_batch(model: str, gpus: str, at_least: int):
+    """W7: "nothing", where 400 sequences of pythia-1b fit: a batch of 1 has only layouts that nothing launches."""
+    question, found = fitted("global-batch", model=model, gpus=gpus, method="full")
+
+    assert found.value is not None and found.value >= at_least
+    assert recommended(with_pins(with_job(question, global_batch_size=found.value), grad_accum=1))
+    assert found.beyond is not None
+    assert not recommended(with_pins(with_job(question, global_batch_size=found.beyond), grad_accum=1))
+
+
+def test_a_given_micro_batch_leaves_one_largest_batch():
+    _, found = fitted("global-batch", model="8b", gpus="8", micro_batch_size="1")
+
+    assert (found.value, found.limit) == (8, "the micro-batch is given: 1")
+
+
+def test_a_model_that_nothing_launches_is_no_question_of_memory(capsys: pytest.CaptureFixture[str]):
+    assert run("fit", "--model", "deepseek-v2-lite", "--gpus", "8", "--what", "gpus,seq-len") == 3
+    out, err = capsys.readouterr()
+
+    assert out.count("cannot be launched") == 2
+    assert err == "error: there is no layout to look at for gpus, seq-len.\n"
+
+
+def test_states_wait_in_host_memory_for_what_has_no_value_without():
+    """W5: 8b on four cards of 24 GB."""
+    question, resize = asked(model="llama-3-8b", cluster="pcie-4x4090", seq_len="4096", method="full")
+    found = fit(question, resize, ["gpus", "micro-batch"], max_gpus=8)
+    gpus, micro = found.found
+
+    assert (gpus.value, gpus.offloaded) == (8, False)
+    assert micro.offloaded and micro.best is not None and micro.best.case.layout.offload_params
+    assert "Nothing fits without offload: states wait in host memory, 149.58 GiB of 256 GiB of each node." in (
+        fit_text(found)
+    )

@@ -43,6 +43,9 @@ LLAMA3_SCALING = {
     "rope_type": "llama3",
 }
 
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0 + place for place in range(16)]}
+"""For a head of 32 elements that turns whole: 16 frequencies."""
+
 
 def write(folder: Path, config: object) -> Path:
     folder.mkdir(exist_ok=True)
@@ -149,9 +152,15 @@ def test_config_is_read_back_as_it_was_written(folder: Path, name: str):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "lama"}, "model_type=lama: is not supported. Did you mean llama"),
-        ({"model_type": "mamba"}, "model_type=mamba: is not supported"),
-        ({"model_type": ["llama"]}, "model_type=.*is not supported"),
+        ({"model_type": "lama"}, "model_type=lama: is not a family planned here. Did you mean llama"),
+        (
+            {"model_type": "mamba"},
+            "model_type=mamba: is not a family planned here. A decoder like Llama's can be given",
+        ),
+        ({"model_type": "smollm3"}, "model_type=smollm3: .*--layers, --hidden, --heads, --kv-heads, --ffn, --vocab"),
+        ({"model_type": ["llama"]}, "model_type=.*is not a family planned here"),
+        ({"hidden_act": []}, "hidden_act=.*must be one of silu"),
+        ({"model_type": "gpt2", "activation_function": {}}, "activation_function=.*must be one of silu"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True: must be false"),
         ({"model_type": "falcon", "alibi": True}, "alibi=True: must be false: no other falcon"),
         ({"model_type": "gemma2", "layer_types": ["full_attention"] * 2}, "layer_types=.*must repeat"),
@@ -174,7 +183,13 @@ def test_config_is_read_back_as_it_was_written(folder: Path, name: str):
         ({"rms_norm_eps": 0}, "norm_eps=0.0: must be between 0 and 1"),
         ({"rope_theta": -1.0}, "rope_theta=-1.0: must be above 0"),
         ({"rope_scaling": [1]}, "rope_scaling=.*must be one table"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type=longrope: is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "original_max_position_embeddings: must be a num"),
+        ({"model_type": "phi3", "rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, "long_factor: must be 16 numbers"),
+        ({"model_type": "phi3", "rope_scaling": {**LONGROPE, "short_factor": 1.0}}, "short_factor: must be 16 numbers"),
+        ({"model_type": "phi3", "rope_scaling": {**LONGROPE, "long_factor": ["1"] * 16}}, "must be one table"),
+        ({"rope_scaling": {**LLAMA3_SCALING, "factor": [8.0]}}, "factor=.*: must be a number above 0"),
+        ({"rope_scaling": {**LLAMA3_SCALING, "more": [8.0]}}, "more: must be one number or name"),
+        ({"rope_scaling": {"rope_type": ["linear"], "factor": 2.0}}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor.*must be a number above 0"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters=.*must be one table"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5: must be 1"),
@@ -189,6 +204,75 @@ def test_what_no_model_here_can_be_is_refused_in_one_line(folder: Path, change: 
     assert str(folder) in refusal.value.sentence
     assert "\n" not in refusal.value.sentence
     assert refusal.value.exit_code == 2
+
+
+def phi(**change: Any) -> dict[str, Any]:
+    """As Phi-3-mini-128k's file: lists of factors beside two lengths."""
+    return {
+        **OLD_LLAMA, "model_type": "phi3", "tie_word_embeddings": False, "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096, "rope_scaling": LONGROPE, **change,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 12, "long_factor": [2.0] * 12},
+        },
+        {"original_max_position_embeddings": 8192},
+    ],
+    ids=["phi-3-128k", "phi-4-mini", "another length"],
+)
+def test_longrope_lists_of_phi_are_read_and_written_as_transformers_reads_them(folder: Path, change: dict[str, Any]):
+    """A26: refused, though they change no byte. The frequencies are those of the file, short and long."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    config = phi(**change)
+    model = read_config(write(folder, config))
+    theirs = transformers.Phi3Config.from_pretrained(folder)
+    ours = transformers.AutoConfig.for_model(**config_dict(model))
+
+    assert model.rope_scaling is not None and model.rope_scaling["rope_type"] == "longrope"
+    theirs.rope_parameters.pop("type")
+    assert ours.rope_parameters == theirs.rope_parameters
+    assert ours.original_max_position_embeddings == theirs.original_max_position_embeddings
+    one, other = (Phi3RotaryEmbedding(each) for each in (theirs, ours))
+    assert one.inv_freq.tolist() == other.inv_freq.tolist()
+    assert sizes(read_config(write(folder, config_dict(model)))) == sizes(model)
+    assert msgspec.json.decode(msgspec.json.encode(model), type=ModelSpec) == model
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_older_names_of_longrope_are_read_too(tmp_path: Path, name: str):
+    """As Phi-3's first files had it; transformers 5.23 asks of "su" what only "longrope" brings along."""
+    old = read_config(write(tmp_path / "old", phi(rope_scaling={**LONGROPE, "type": name})))
+
+    assert sizes(old) == sizes(read_config(write(tmp_path / "new", phi())))
+
+
+@pytest.mark.parametrize(
+    ("config", "way"),
+    [
+        ({"model_type": "gemma3", "text_config": {**OLD_LLAMA, "model_type": "gemma3_text"}}, "its text_config"),
+        ({"model_type": "llava", "text_config": OLD_LLAMA}, "its text_config"),
+        ({**OLD_LLAMA, "model_type": "qwen2_5_vl"}, "--layers, --hidden"),
+        (OLD_LLAMA, "--layers, --hidden"),
+    ],
+    ids=["gemma-3", "llava", "qwen2.5-vl", "a text family with a tower"],
+)
+def test_a_model_that_sees_is_refused_with_a_way_to_plan_its_text_alone(folder: Path, config: dict[str, Any], way: str):
+    """A21: gemma-3's vision tower was dropped in silence; llava was asked whether it meant llama."""
+    write(folder, {**config, "vision_config": {"hidden_size": 1152}})
+
+    with pytest.raises(PlannerError) as refusal:
+        read_config(folder)
+    assert "has more than a text model (vision_config)" in refusal.value.sentence
+    assert f"To plan the text model alone, give {way}" in refusal.value.sentence.replace("its sizes: ", "")
+    assert len(refusal.value.sentence) - len(str(folder)) < 300
 
 
 @pytest.mark.parametrize(

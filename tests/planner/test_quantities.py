@@ -1,4 +1,4 @@
-"""Counts, durations and sizes as people type them."""
+"""Counts, lengths, shares, durations and sizes as people type them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import PlannerError
-from planner.quantities import duration_s, gpu_counts, large_count
+from planner.quantities import duration_s, gpu_counts, large_count, length, share, whole
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,40 @@ def test_what_is_no_count_is_refused_in_one_line(text: str):
         large_count("tokens", text)
     assert refusal.value.exit_code == 2
     assert "\n" not in refusal.value.sentence
+
+
+@pytest.mark.parametrize(("text", "count"), [("8", 8), ("1k", 1000), ("0.5k", 500), ("1_024", 1024), (" 2 K ", 2000)])
+def test_any_count_may_have_a_unit(text: str, count: int):
+    assert whole("gpus", text) == count
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("16k", 16_384), ("128K", 131_072), ("1M", 2**20), ("4096", 4096)])
+def test_a_context_s_k_is_1024_tokens(text: str, tokens: int):
+    assert length("seq_len", text) == tokens
+
+
+@pytest.mark.parametrize(("text", "part"), [("10%", 0.1), ("0.1", 0.1), ("12.5 %", 0.125), ("0", 0.0), ("90%", 0.9)])
+def test_a_share_may_be_a_percentage(text: str, part: float):
+    assert share("headroom", text, 0.0, 0.9) == pytest.approx(part)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "fix"),
+    [
+        (whole, "8Q", "Try 1, 1k or 2M."),
+        (whole, "1.5", "Try 2."),
+        (whole, "9M", "Try 1000000."),
+        (length, "many", "Try 4096 or 16k."),
+        (length, "16kb", "Try 4096 or 16k."),
+        (lambda field, text: share(field, text, 0.0, 0.9), "10", "Try 10%."),
+        (lambda field, text: share(field, text, 0.0, 0.9), "95%", "Try 0.9."),
+        (lambda field, text: share(field, text, 0.0, 0.9), "much", "Try 0."),
+    ],
+)
+def test_a_refusal_names_a_way_of_writing_it(parse, text: str, fix: str):
+    with pytest.raises(PlannerError) as refusal:
+        parse("field", text)
+    assert refusal.value.sentence.endswith(fix)
 
 
 @given(st.integers(1, 10**15), st.sampled_from(["", "k"]))

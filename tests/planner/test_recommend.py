@@ -13,11 +13,13 @@ from planner import command, options
 from planner.capabilities import capabilities
 from planner.cli import planner
 from planner.errors import PlannerError
-from planner.objectives import OBJECTIVES, QUANTITIES, reach
+from planner.objectives import OBJECTIVES, QUANTITIES, Reached, reach
 from planner.question import Question
+from planner.reasons import reasons_of
 from planner.recommend import FREE, Constraints, differences, recommend, thinned
 from planner.search import Candidate
 from planner.spec import Layout
+from planner.views.ranking import trouble
 from planner.whynot import why_not
 
 SIXTY_FOUR = ("recommend", "--model", "7b", "--gpus", "64")
@@ -137,7 +139,7 @@ def test_a_missed_deadline_ends_with_3_and_the_best_possible(capsys: pytest.Capt
 
 
 def test_nothing_fits_ends_with_3_and_the_nearest(capsys: pytest.CaptureFixture[str]):
-    assert run("recommend", "--model", "70b", "--gpus", "2") == 3
+    assert run("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer") == 3
     err = capsys.readouterr().err
     assert "nothing fits; nearest to it is fsdp, dp_shard=2, recompute=full with" in err
 
@@ -233,12 +235,64 @@ def test_every_objective_is_an_option(capsys: pytest.CaptureFixture[str]):
     assert "fewest GPUs: nothing fits" in capsys.readouterr().out
 
 
+# -- groups over nodes, and what no engine does ----------------------------------------------------------------------
+
+ONE_A_NODE = {"gpus_per_node": "1", "offload_optimizer": False, "method": "full"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "70b", "gpus": "64", "cluster": "aws-g5"},
+        {"model": "8b", "gpus": "16", "gpu": "rtx-4090-24gb", **ONE_A_NODE},
+        {"model": "mixtral-8x7b", "gpus": "128", "global_batch_size": "1024"},
+    ],
+)
+def test_nothing_is_recommended_that_its_own_reasons_call_wrong(given: dict[str, Any]):
+    """W8: tp=128 over nodes of 8 was starred, and "Use tp=8 or less" said below it."""
+    found = recommend(options.question(given), 3, ANY)
+    told = {reason.reason: reason.text for reason in reasons_of(found.answer)}
+
+    assert found.answer.recommended is None or "leaves the" not in told.get("tensor_parallel_inside_the_node", "")
+    assert found.rejected["tensor parallel groups leave the node"] > 0
+
+
+def test_tensor_parallel_groups_over_nodes_are_planned_when_they_are_asked_for():
+    given = {"model": "8b", "gpus": "2", "runtime": "transformers-tp", "optimizer": "sgd", **ONE_A_NODE}
+    stray, wanted = recommend(options.question(given)), recommend(options.question(given | {"tp": "2"}))
+
+    assert (stray.stray, stray.answer.recommended) == (True, None)
+    assert trouble(Reached("fastest", stray)) == (
+        "nothing fits whose tensor parallel groups stay inside a node; --tp 2 plans transformers-tp, tp=2."
+    )
+    assert (wanted.stray, wanted.answer.recommended) == (False, 0)
+    assert wanted.answer.estimates[0].case.layout.tp == 2
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_no_engine_does_8_bit_experts_and_it_is_said_in_one_line(model: str, capsys: pytest.CaptureFixture[str]):
+    """W8: 2,530,448 layouts were "precision not supported", and the rest was ranked."""
+    for name in ("estimate", "recommend"):
+        extra = ["--any-runtime"] if name == "recommend" else []
+        assert run(name, "--model", model, "--gpus", "64", "--precision", "fp8", *extra) == 2
+        err = capsys.readouterr().err
+        assert "no engine here multiplies the experts of a" in err and err.count("\n") == 1
+
+
 # -- why not -------------------------------------------------------------------------------------------------------
 
 WHY = [
     ("dp_shard=64", "best", "It is the recommended layout."),
-    ("tp=4", "rule", "tp=4: "),
-    ("tp=3", "rule", "tp"),
+    ("tp=4", "slower", "longer a sequence than the best"),
+    ("pp=4", "slower", "longer a sequence than the best"),
+    ("cp=2", "slower", "longer a sequence than the best"),
+    ("ep=2", "rule", "ep=2: llama-2-7b is dense: it has no experts to split."),
+    ("tp=3", "rule", "tp=3: it does not divide the 32 attention heads of llama-2-7b."),
+    ("dp_shard=3", "rule", "dp_shard=3: no layout of 64 GPUs has it. Use dp_shard=2."),
+    ("engine=fsdp2,tp=2", "rule", "tp=2: the fsdp2 engine does not split tp."),
+    ("engine=deepspeed-ulysses,cp=2", "slower", "longer a sequence than the best"),
+    ("engine=megatron,tp=2", "backend", "runtime megatron-core names no backend"),
+    ("ddp_bucket_bytes=1M", "memory", "needed of 79.11 GiB"),
     ("engine=ddp", "memory", "needed of 79.11 GiB, largest is"),
     ("micro_batch_size=16", "memory", "largest is activations"),
     ("recompute=full", "slower", "% longer a sequence than the best"),
@@ -253,6 +307,45 @@ def test_a_named_layout_is_told_what_excludes_it(text: str, kind: str, words: st
 
     assert (answer.kind, words in answer.sentence) == (kind, True), answer.sentence
     assert answer.layout.world_size == 64 or kind == "rule"
+
+
+@pytest.mark.parametrize("text", ["tp=8", "pp=4", "cp=2", "engine=deepspeed-ulysses,cp=2", "engine=megatron,tp=2"])
+def test_only_what_was_typed_is_blamed(text: str):
+    """C3: "the deepspeed engine does not split tp", or cp_method=ring and reshard_after_forward=False: not typed."""
+    found = recommend(asked(), 1, ANY)
+    answer = why_not(found, text)
+    typed = dict(part.split("=") for part in text.split(","))
+
+    assert answer.kind != "rule"
+    assert all(str(getattr(answer.layout, name)) == value for name, value in typed.items())
+
+
+def test_two_layouts_of_one_time_and_size_are_told_apart_by_neither():
+    """C3: "as fast as the best, but needs 42.99 GiB instead of 42.99 GiB"."""
+    found = recommend(asked(method="full", global_batch_size="64", micro_batch_size="1"), 1)
+    layout = found.answer.estimates[0].case.layout
+    twin = why_not(found, f"sync_each_micro_batch={not layout.sync_each_micro_batch}".lower())
+
+    assert (twin.kind, twin.sentence) == (
+        "equal",
+        "It is as fast as the best and needs no more memory: either will do.",
+    )
+
+
+def test_a_layout_faster_by_another_batch_is_another_training():
+    found = recommend(asked(model="1b", gpus="8", micro_batch_size="1"), 1)
+    answer = why_not(found, "grad_accum=64")
+
+    assert answer.kind == "batch"
+    assert f"with a global batch of {answer.layout.global_batch_size} instead of 8" in answer.sentence
+
+
+def test_a_layout_twice_as_slow_is_told_in_times():
+    """C3: "4365.08% longer"."""
+    answer = why_not(recommend(asked(gpus="64", gpus_per_node="1"), 1), "tp=16")
+
+    assert " times as long a sequence than" not in answer.sentence
+    assert "times as long a sequence as the best" in answer.sentence
 
 
 def test_a_backend_and_a_deadline_exclude_too():
@@ -273,8 +366,8 @@ def test_what_was_fixed_excludes_first():
     [
         ("foo=3", "not a field of a layout"),
         ("tp", "not name=value"),
-        ("tp=x", "expected `int`"),
-        ("tp=0", "must be 1 or more"),
+        ("tp=x", "tp=x: must be a whole number from 1"),
+        ("tp=0", "tp=0: must be a whole number from 1"),
         ("tp=2,tp=4", "named twice"),
         ("engine=megatrn", "Did you mean megatron"),
     ],
@@ -365,7 +458,7 @@ def test_what_leaves_no_layout_is_told_with_the_nearest_legal_value(
         (["--objective", "largest-context", "--seq-len", "512"], "is what --objective largest-context looks for"),
         (["--objective", "largest-micro-batch", "--micro-batch-size", "2"], "Leave it out"),
         (["--objective", "smallest"], "Invalid value"),
-        (["--seq-len", "9000"], "at most 4096 tokens"),
+        (["--model", "gpt2", "--seq-len", "9000"], "gpt2 has learned 1024 positions"),
     ],
 )
 def test_constraints_that_contradict_or_change_nothing_are_refused(

@@ -203,7 +203,11 @@ def test_every_published_row_is_a_case_or_has_a_reason():
         ({"model__name": "blorp"}, "model blorp is unknown here"),
         ({"hardware__gpus": None}, "number of GPUs not stated"),
         ({"method": "adapter"}, "method adapter is not modelled"),
-        ({"layout__optimizer": "adamw8bit"}, "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors"),
+        (
+            {"layout__optimizer": "adamw8bit"},
+            "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors (torchao's does, and is not "
+            "modelled)",
+        ),
         ({"layout__switches": {"no_such": 1}}, "layout.switches: Object contains unknown field `no_such`"),
     ],
 )

@@ -14,6 +14,7 @@ from planner.question import Question
 from planner.recommend import recommend
 from planner.sweep import Point, marginal_return, scaling_efficiency, speed_up, sweep, where_it_stops
 from planner.views.plot import log_plot
+from planner.views.sweep import sweep_text
 
 
 def run(*arguments: str) -> int:
@@ -177,7 +178,7 @@ def test_adapters_are_named(capsys: pytest.CaptureFixture[str]):
         (["--gpus", "8..20:4"], "gpus=12"),
         (["--gpus", "8..64", "--nodes", "4"], "nodes"),
         (["--gpus", "8..64", "--worth", "2"], "worth"),
-        (["--gpus", "8..64", "--seq-len", "999999"], "seq_len"),
+        (["--model", "gpt2", "--gpus", "8..64", "--seq-len", "999999"], "seq_len"),
         (["--gpus", "8..64", "--tp", "1", "--pp", "1", "--cp", "1", "--global-batch-size", "7"], "global_batch_size"),
     ],
 )
@@ -186,3 +187,20 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: li
     err = capsys.readouterr().err
     assert err.startswith(f"error: {field}")
     assert err.count("\n") == 1
+
+
+def test_more_than_proportion_is_explained_by_what_the_added_memory_allows():
+    """C2: 104.2% in README's own example, with no word about it."""
+    found = sweep(resizing(model="8b", global_batch_size="1024"), [8, 32])
+    first, over = (point.best.case.layout.micro_batch_size for point in found.points)
+    text = sweep_text(found)
+
+    assert found.points[1].efficiency > 1.0005 and over > first
+    assert f"Above 100 %: at 32 GPUs each holds a smaller share, which allows micro-batches of {over} sequences" in text
+
+
+def test_in_proportion_nothing_is_explained():
+    found = sweep(resizing(model="1b", global_batch_size="64", micro_batch_size="1", cluster="pcie-8x4090"), [8, 16])
+
+    assert all(point.efficiency <= 1 for point in found.points)
+    assert "Above 100 %" not in sweep_text(found)

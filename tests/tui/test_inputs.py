@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import PlannerError
+from planner.options import question
 from tui import inputs
 
 
@@ -32,6 +33,13 @@ def test_fields_read_back_as_the_options_that_filled_them():
     read = inputs.given(inputs.typed(given))
 
     assert {name: value for name, value in read.items() if value not in (None, ())} == given
+
+
+def test_counts_and_lengths_are_typed_as_on_the_command_line():
+    fields = texts(model="llama-3.1-8b", gpus="1k", seq_len="16k", more="--headroom 5%")
+    asked = question(inputs.given(fields))
+
+    assert (asked.cluster.gpus, asked.job.seq_len, asked.headroom) == (1000, 16_384, 0.05)
 
 
 def test_an_empty_field_gives_no_option():

@@ -54,7 +54,7 @@ def on_a_terminal(code: str, *keys: tuple[bytes, bytes]) -> tuple[int, bytes]:
 def test_it_paints_answers_and_quits_on_a_real_terminal_without_torch(tmp_path):
     loaded = tmp_path / "modules"
 
-    code, seen = on_a_terminal(f"{AT_EXIT.format(path=str(loaded))}\n{ENTER}", ("✓".encode(), b"q"))
+    code, seen = on_a_terminal(f"{AT_EXIT.format(path=str(loaded))}\n{ENTER}", (b"yes", b"q"))
 
     modules = set(loaded.read_text().split())
     assert code == 0, seen[-2000:]

@@ -31,7 +31,11 @@ class Details(ScrollableContainer, can_focus=True):
         """Everything that is known of one layout."""
         counts = "; ".join(f"{name}: {count}" for name, count in screen.rejected.items())
         self.query_one("#reasons", Static).update(
-            Content.assemble((f"{one.name}  {one.layout}", HEADING), *(f"\n{reason}." for reason in one.reasons))
+            Content.assemble(
+                (f"{one.name}  {one.layout}", HEADING),
+                *(f"\nwarning: {told}." for told in screen.warnings),
+                *(f"\n{reason}." for reason in one.reasons),
+            )
         )
         self.query_one("#tables", Static).update(
             Content.assemble(
@@ -44,7 +48,7 @@ class Details(ScrollableContainer, can_focus=True):
         self.query_one("#times", Static).update(
             Content.assemble(
                 ("\nTIME\n", HEADING),
-                f"{one.time_line}\n{screen.trust}.",
+                "\n".join([one.time_line, *([f"{screen.trust}."] if screen.trust else [])]),
                 ("\n\nRANKING\n", HEADING),
                 f"{screen.considered:,} layouts considered. Rejected: {counts or 'none'}.",
             )

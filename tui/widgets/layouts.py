@@ -19,8 +19,9 @@ from tui.messages import Entered, Picked
 if TYPE_CHECKING:  # as in messages.py
     from tui.state import Screenful, Shown
 
-NOT_LAUNCHABLE, NOT_FITTING = "~", "!"
-TICKS = {True: ("✓", "$text-success"), False: ("✗", "$text-error")}
+NOT_LAUNCHABLE, NOT_FITTING, LIKELY = "~", "!", "?"
+WORDS = {"yes": "$text-success", "likely": "$text-success", "close": "$text-warning", "no": "$text-error"}
+"""Whether a layout fits, and the word's colour."""
 
 
 class Layouts(OptionList):
@@ -76,7 +77,7 @@ class Strategies(Layouts):
         full = bars.scale_bytes((one.device_bytes for one in shown.strategies), capacity)
         names = max(map(len, [*map(_name, shown.strategies), *shown.unavailable]), default=0)
         sizes = max((len(one.memory) for one in shown.strategies), default=0)
-        room = max(8, width - names - sizes - 4)
+        room = max(8, width - names - sizes - 3 - max(map(len, WORDS)))
         found = [Option(_bar(one, names, sizes, capacity, full, room)) for one in shown.strategies]
         for name, reason in shown.unavailable.items():
             lines = wrap(f"not available: {reason}", max(20, width - names - 1))
@@ -91,7 +92,7 @@ def _bar(one: Shown, names: int, sizes: int, capacity: float | None, full: float
         f"{_name(one).ljust(names)} ",
         *(bars.paint(run, one.legend) for run in runs),
         f" {one.memory.rjust(sizes)} ",
-        TICKS[one.fits],
+        (one.verdict or "", WORDS.get(one.verdict or "", "")),
     )
 
 
@@ -110,7 +111,7 @@ class Ranking(Layouts):
             (
                 f"{place + 1}{'*' if place == shown.recommended else ' '}",
                 _name(one),
-                f"{one.memory_gib}{' ' if one.fits else NOT_FITTING}",
+                f"{one.memory_gib}{_mark(one)}",
                 one.step,
                 one.tokens_per_s_per_gpu,
                 one.mfu,
@@ -138,11 +139,18 @@ def _name(one: Shown) -> str:
     return one.name if one.refusal is None else f"{one.name}{NOT_LAUNCHABLE}"
 
 
+def _mark(one: Shown) -> str:
+    return NOT_FITTING if not one.fits else LIKELY if one.verdict == "likely" else " "
+
+
 def _notes(shown: Screenful) -> list[str]:
     """What the marks mean that are there."""
     every = (*shown.strategies, *shown.ranked)
     marks = {
         f"{NOT_LAUNCHABLE} nothing that is installed launches it": any(one.refusal is not None for one in every),
+        f"{LIKELY} likely fits: the upper end of its memory's band does not": any(
+            _mark(one) == LIKELY for one in shown.ranked
+        ),
         f"{NOT_FITTING} does not fit": not all(one.fits for one in shown.ranked),
     }
     return [note for note, there in marks.items() if there]

@@ -1,0 +1,109 @@
+"""Whether a layout fits, in four words: from the memory's band, the card and the headroom, wherever it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from planner import command
+from planner.calibration import Bands
+from planner.cli import planner
+from planner.estimate import answer
+from planner.options import question
+from planner.question import verdict
+from planner.truth import fits
+from planner.units import format_byte_range
+from tui import state
+
+PROJECT = Path(__file__).resolve().parents[2]
+BANDS = Bands(memory_low=0.9, memory_high=1.4, time_low=0.8, time_high=1.5)
+FOUR = {"model": "8b", "gpus": "4"}
+
+
+@pytest.mark.parametrize(
+    ("needed", "word"),
+    [(71, "yes"), (72, "likely"), (90, "likely"), (91, "close"), (111, "close"), (112, "no"), (1000, "no")],
+)
+def test_the_band_tells_the_words_apart_on_a_card_of_100_with_10_percent_kept_free(needed: float, word: str):
+    assert verdict(needed, BANDS, 100, 0.1) == word
+
+
+@given(needed=st.floats(0.1, 1000), headroom=st.floats(0, 0.5), low=st.floats(0.3, 1), high=st.floats(1, 30))
+def test_yes_and_likely_are_what_fits_and_yes_is_certain_of_the_whole_band(needed, headroom, low, high):
+    word = verdict(needed, replace(BANDS, memory_low=low, memory_high=high), 100, headroom)
+
+    assert (word in ("yes", "likely")) == (needed <= 100 * (1 - headroom))
+    assert word != "yes" or needed * high <= 100
+    assert word != "no" or needed * low > 100
+
+
+def test_a_card_of_unknown_memory_gets_no_word():
+    known = question({"model": "1b", "gpus": "8"})
+    gpu = replace(known.cluster.gpu, memory_bytes=None)
+    found = answer(replace(known, cluster=replace(known.cluster, gpu=gpu)))
+
+    assert {one.verdict for one in found.estimates} == {None}
+    assert all(one.fits for one in found.estimates)
+
+
+def test_every_estimate_of_an_answer_has_the_word_of_its_own_band():
+    """8b on 4 GPUs printed "yes" for 66.54 GiB of 79.11 whose band ends at 93."""
+    found = answer(question(FOUR))
+    words = {one.strategy: one.verdict for one in found.estimates}
+
+    assert {"likely", "no"} <= set(words.values())
+    for one in found.estimates:
+        bands = found.question.coefficients(one.case.runtime).bands
+        assert one.low_bytes == one.memory.device_bytes * bands.memory_low
+        assert one.high_bytes == one.memory.device_bytes * bands.memory_high
+        assert one.verdict == verdict(one.memory.device_bytes, bands, one.case.cluster.gpu.memory_bytes, 0.1)
+
+
+@pytest.mark.parametrize("name", ["estimate", "recommend", "fit"])
+def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.CaptureFixture[str]):
+    options = [word for pair in FOUR.items() for word in (f"--{pair[0]}", pair[1])]
+    options += ["--what", "gpus"] if name == "fit" else []
+    assert command.exit_code(planner, [name, *options, "--json"], name="planner") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert command.exit_code(planner, [name, *options], name="planner") == 0
+    text = capsys.readouterr().out
+
+    shown = [one["best"] for one in found["answers"]] if name == "fit" else found["estimates"]
+    for one in shown:
+        memory = one if name == "fit" else one["memory"]
+        band = format_byte_range(memory["device_low_bytes"], memory["device_high_bytes"])
+        assert re.search(rf"{re.escape(band)} +{one['verdict']} ", text)
+        assert memory["device_low_bytes"] < memory["device_bytes"] < memory["device_high_bytes"]
+    assert "Nine measurements of ten lie in the memory's band. Likely: its upper end is beyond the card" in text
+
+
+def test_the_explorer_says_the_same_words():
+    found, planned = answer(question(FOUR)), state.plan({"model": "8b", "gpus": "4"})
+
+    assert [one.verdict for one in planned.shown.strategies] == [one.verdict for one in found.estimates]
+    likely = next(one for one in planned.shown.strategies if one.verdict == "likely")
+    assert likely.reasons[0].startswith("likely fits: the device shows ")
+    assert f"{likely.band} in nine measurements of ten" in likely.reasons[0]
+
+
+def test_the_rates_in_the_readme_are_sums_of_the_accuracy_page():
+    page = (
+        "## What fits\n\nabout\n\n"
+        "| source | run | yes | likely | close | no | refused | not predicted |\n"
+        "|---|---|---:|---:|---:|---:|---:|---:|\n"
+        "| large | ran | 90 | 5 | 5 | 0 | 1 | 0 |\n| small | ran | 1 | 2 | 3 | 4 | 5 | 6 |\n"
+        "| small | out of memory | 1 | 0 | 0 | 3 | 0 | 0 |\n| own_cpu | ran | 7 | 0 | 0 | 0 | 0 | 0 |\n\n## Next\n"
+    )  # fmt: skip
+    told = fits.summary(page)
+
+    assert "| that ran, the largest source left out | 1 | 2 | 3 | 4 | 5 |" in told
+    assert "| that ended out of memory | 1 | 0 | 0 | 3 | 0 |" in told
+    assert "`no` was said of 4 of 10 runs that ran (40%); `close` was said of 3 of 10" in told
+    assert "`yes` was said of 1 of 4 runs that ended out of memory (25%)" in told
+    assert fits.summary((PROJECT / "docs" / "accuracy.md").read_text()) in (PROJECT / "README.md").read_text()
