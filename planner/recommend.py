@@ -19,6 +19,7 @@ from planner.estimate import Answer, Estimate, answer_dict, check_job, check_str
 from planner.launchable import launch_refusal, launch_rules, launchable_engines
 from planner.offloading import ENGINES as OFFLOADING
 from planner.offloading import ways_out
+from planner.progress import Cancelled
 from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
 from planner.search import Candidate, Ranking, rank, together
@@ -63,6 +64,7 @@ class Recommendation(msgspec.Struct, frozen=True):
     by one and `pruned` could not win by their bounds. `run_s` is what the run would take at the first layout, where a
     deadline is set. `unlaunched`: no layout of the space is launched from here, and what is shown is the best of those
     that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
+    `interrupted`: whoever watched ended the search (progress.py), with `unseen` layouts not looked at to the end.
     """
 
     answer: Answer
@@ -75,6 +77,8 @@ class Recommendation(msgspec.Struct, frozen=True):
     run_s: float | None = None
     unlaunched: bool = False
     stray: bool = False
+    unseen: int = 0
+    interrupted: bool = False
 
     @property
     def missed(self) -> bool:
@@ -87,7 +91,8 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
     """The fastest layouts that fit and launch; when there is none, the nearest to it, not recommended.
 
     The nearest is the fastest when all miss the deadline, else the one with the least memory. `front` layouts of the
-    Pareto front are found too.
+    Pareto front are found too. Where a watcher ends the search (progress.py), the fastest found until then; Cancelled
+    is raised where none was.
     """
     if question.pins.exact and _whole(question):
         return _of_one(question, constraints, front)
@@ -104,17 +109,24 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         launched: bool = not constraints.any_runtime,
         stray: bool = question.pins.tp is not None,
     ) -> Ranking:
-        return rank(
+        ranking = rank(
             asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0,
             more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,),
         )  # fmt: skip
+        if ranking.interrupted and not ranking.best:
+            raise Cancelled(f"no layout that fits was found in {seen_of(ranking.considered, ranking.unseen)}")
+        return ranking
 
     ranking = ranked(slowest)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
     tried = False
     if not nearest.best and constraints.offload:
         able = tuple(engine for engine in engines if engine in OFFLOADING)
-        offloaded = [ranked(slowest, way, able) for way in ways_out(question)]
+        offloaded = []
+        for way in ways_out(question):
+            offloaded.append(ranked(slowest, way, able))
+            if offloaded[-1].interrupted:
+                break
         tried = any(one.best or one.smallest for one in offloaded)
         if tried:
             ranking = nearest = together([nearest, *offloaded], top, question)
@@ -143,7 +155,14 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         run_s=run_seconds(question, constraints, shown),
         unlaunched=unlaunched,
         stray=stray,
+        unseen=nearest.unseen,
+        interrupted=nearest.interrupted,
     )
+
+
+def seen_of(considered: int, unseen: int) -> str:
+    """How much of a space was looked at."""
+    return f"{considered - unseen:,} of {considered:,} layouts"
 
 
 def _whole(question: Question) -> bool:
@@ -263,6 +282,8 @@ def as_json_object(found: Recommendation) -> dict[str, Any]:
         "pruned": found.pruned,
         "rejected": found.rejected,
         "constraints": {"backend": limits.backend, "any_runtime": limits.any_runtime},
+        "unseen": found.unseen,
+        "interrupted": found.interrupted,
         "unlaunched": found.unlaunched,
         "stray": found.stray,
         "deadline": None

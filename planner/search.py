@@ -28,6 +28,7 @@ from planner.memory import (
     peak_bytes,
 )
 from planner.parallelism.schedules import in_flight as in_flight_of
+from planner.progress import Cancelled, Progress
 from planner.question import Question, case_of, limit_bytes
 from planner.rules import Rule, offloads
 from planner.space import Block, blocks_of
@@ -70,7 +71,8 @@ class Ranking(NamedTuple):
 
     `smallest` is the legal layout that needs least memory, when none fits. `considered` layouts were in the space:
     `rejected` counts those that a rule or memory turned away, by reason; `pruned` those whose bound could not win;
-    `evaluated` those walked one by one.
+    `evaluated` those walked one by one. `interrupted`: whoever watched ended the search (progress.py), `unseen` layouts
+    were not looked at to the end, and what is best is the best of the others.
     """
 
     best: tuple[Candidate, ...]
@@ -80,6 +82,8 @@ class Ranking(NamedTuple):
     evaluated: int
     pruned: int
     rejected: dict[str, int]
+    unseen: int = 0
+    interrupted: bool = False
 
 
 class _Bounded(NamedTuple):
@@ -106,49 +110,64 @@ def rank(
     backend) and `own_rules` too.
     """
     rejected: Counter[str] = Counter()
-    smallest = _Smallest(question)
-    walker = _Walker(question, k, slowest, front, smallest)
+    progress = Progress()
+    smallest = _Smallest(question, progress)
+    walker = _Walker(question, k, slowest, front, smallest, progress)
     bounded: list[_Bounded] = []
-    considered = pruned = 0
-    for floor, blocks in _by_floor(question, blocks_of(question, engines)):
-        rows = sum(block.size for block in blocks)
-        considered += rows
-        if slowest is not None and floor > slowest:
-            rejected[TOO_SLOW] += rows
-            continue
-        if not walker.open_to(floor):
-            pruned += rows
-            continue
-        for block in blocks:
-            legal = _legal(question, block, rejected, more_rules, own_rules)
-            if legal.size:
-                bounded.append(_bounds(question, legal, rejected, smallest))
-        order = _best_first(bounded)
-        finished = walker.run(order, bounded)
-        if finished:
-            pruned += len(order) - walker.seen
-            bounded = []
-    if bounded:  # walked in part: what was found later may prune the rest
-        order = _best_first(bounded)
-        walker.run(order, bounded)
-        pruned += len(order) - walker.seen
+    considered = pruned = waiting = 0
+    interrupted, nearest = False, None
+    try:
+        groups = _by_floor(question, blocks_of(question, engines), progress)
+        progress.total = sum(block.size for _, blocks in groups for block in blocks)
+        for floor, blocks in groups:
+            rows = sum(block.size for block in blocks)
+            if slowest is not None and floor > slowest:
+                considered += rows
+                rejected[TOO_SLOW] += rows
+                continue
+            if not walker.open_to(floor):
+                considered += rows
+                pruned += rows
+                continue
+            for block in blocks:
+                progress.at(considered - waiting)
+                legal = _legal(question, block, rejected, more_rules, own_rules)
+                if legal.size:
+                    bounded.append(_bounds(question, legal, rejected, smallest))
+                    waiting += len(bounded[-1].seconds)
+                considered += block.size
+            order = _best_first(bounded)
+            if walker.run(order, bounded, considered - waiting):
+                pruned += waiting - walker.seen
+                bounded, waiting, walker.seen = [], 0, 0
+        if bounded:  # walked in part: what was found later may prune the rest
+            walker.run(_best_first(bounded), bounded, considered - waiting)
+            pruned += waiting - walker.seen
+            waiting = 0
+        nearest = None if walker.best else smallest.found()
+    except Cancelled:
+        interrupted = True
     rejected.update(walker.rejected)
+    unseen = progress.total - considered + max(waiting - walker.seen, 0)
     return Ranking(
         best=tuple(walker.best),
         front=tuple(walker.within_span()[:front]),
-        smallest=None if walker.best else smallest.found(),
-        considered=considered,
+        smallest=nearest,
+        considered=progress.total,
         evaluated=walker.evaluated,
         pruned=pruned,
         rejected=dict(+rejected),
+        unseen=unseen,
+        interrupted=interrupted,
     )
 
 
-def _by_floor(question: Question, blocks: Iterable[Block]) -> list[tuple[float, list[Block]]]:
+def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -> list[tuple[float, list[Block]]]:
     """Blocks with equal work to do, least first, each with the seconds a sequence takes when every GPU does its share
     of that work and nothing else."""
     floors: dict[float, list[Block]] = {}
     for block in blocks:
+        progress.at(0)
         floors.setdefault(_floor_seconds(question, block.template), []).append(block)
     return sorted(floors.items())
 
@@ -181,6 +200,8 @@ def together(rankings: Sequence[Ranking], k: int, question: Question) -> Ranking
         sum(one.evaluated for one in rankings),
         sum(one.pruned for one in rankings),
         dict(rejected),
+        sum(one.unseen for one in rankings),
+        any(one.interrupted for one in rankings),
     )
 
 
@@ -220,8 +241,8 @@ class _Smallest:
     """The legal layout that needs least memory, for when none fits: each block's few of the least bound are walked,
     least bound first, until no bound is left that could be less."""
 
-    def __init__(self, question: Question) -> None:
-        self._question = question
+    def __init__(self, question: Question, progress: Progress) -> None:
+        self._question, self._progress = question, progress
         self._bounds: list[tuple[float, Layout]] = []
         self._least: tuple[float, Layout | None] = (float("inf"), None)
 
@@ -245,6 +266,7 @@ class _Smallest:
         for bound, layout in sorted(self._bounds, key=lambda pair: pair[0]):
             if bound >= self._least[0]:
                 break
+            self._progress.at(0)
             self.walked(layout, _exact_bytes(self._question, layout))
         return self._least[1]
 
@@ -350,8 +372,16 @@ def _best_first(bounded: list[_Bounded]) -> Any:
 class _Walker:
     """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next."""
 
-    def __init__(self, question: Question, k: int, slowest: float | None, front: int, smallest: _Smallest) -> None:
-        self._smallest = smallest
+    def __init__(
+        self,
+        question: Question,
+        k: int,
+        slowest: float | None,
+        front: int,
+        smallest: _Smallest,
+        progress: Progress,
+    ) -> None:
+        self._smallest, self._progress = smallest, progress
         self._question, self._k, self._slowest, self._points = question, k, slowest, front
         self._limit = limit_bytes(question)
         self._known: dict[Layout, Candidate | None] = {}
@@ -361,8 +391,9 @@ class _Walker:
         self.front: list[Candidate] = []
         self.seen = self.evaluated = 0
 
-    def run(self, order: Any, bounded: list[_Bounded]) -> bool:
-        """Look at these rows, ascending in time's bound; False when it gives up with nothing found and more to see."""
+    def run(self, order: Any, bounded: list[_Bounded], done: int) -> bool:
+        """Look at these rows, ascending in time's bound, after `done` layouts that are settled; False when it gives up
+        with nothing found and more to see."""
         self.seen, before = 0, self.evaluated
         for place, (bound, block, row) in enumerate(order):
             if not self.best and self.evaluated - before >= MOST_WALKED:
@@ -377,6 +408,7 @@ class _Walker:
             memory = float(some.memory[int(row)])
             if not self._open_to_both(bound, memory):
                 continue
+            self._progress.at(done + place)
             self.seen += 1
             self._offer(self._exact(some.block.layout(int(row)), memory))
         return True
