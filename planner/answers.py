@@ -50,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
     """Estimates in the order of the strategies; `recommended` is the index of the fastest that fits and launches.
 
     `unavailable` says of every strategy that is not among them why. `offload_tried`: nothing fits without offload, so
-    layouts with states in host memory were looked at too.
+    layouts with states in host memory were looked at too. `interrupted`: a watcher ended the search (progress.py).
     """
 
     question: Question
@@ -58,3 +58,4 @@ class Answer(msgspec.Struct, frozen=True):
     unavailable: dict[str, str]
     recommended: int | None
     offload_tried: bool = False
+    interrupted: bool = False

@@ -17,6 +17,7 @@ import click
 
 from planner import __version__, command
 from planner.errors import PlannerError
+from planner.waiting import searching
 
 NOTHING_FITS = 3
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16", "fp8")
@@ -204,9 +205,11 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     may_write(output, force)
     if from_file is not None:
         return _estimate_from(from_file, given, output, as_json)
-    found = estimates.answer(options.question(given))
+    question = options.question(given)
+    with searching() as waiting:
+        found = estimates.answer(question)
     click.echo(estimates.as_json(found) if as_json else render.answer_text(found))
-    return finish(found, output)
+    return waiting.code(finish(found, output))
 
 
 def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json: bool) -> int:
@@ -220,11 +223,13 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     accepts = {str(one.name): tuple(one.type.choices) if isinstance(one.type, click.Choice) else None
                for one in question_params()}  # fmt: skip
     read = merge.merged(fromfile.read(path), given, accepts)
-    found = estimates.answer(options.question(read.given))
+    question = options.question(read.given)
+    with searching() as waiting:
+        found = estimates.answer(question)
     click.echo(merge.as_text(read), err=True)
     whole = estimates.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
     click.echo(msgspec.json.encode(whole) if as_json else render.answer_text(found))
-    return finish(found, output)
+    return waiting.code(finish(found, output))
 
 
 @planner.command(cls=Asking)
@@ -237,15 +242,18 @@ def explain(as_json: bool, **given: Any) -> int:
     from planner import explain as explanations
     from planner import options, render
 
-    found = estimates.answer(options.question(given))
+    question = options.question(given)
+    with searching() as waiting:
+        found = estimates.answer(question)
     tell(found.question.notes)
     place = found.recommended if found.recommended is not None else 0
     one = found.estimates[place]
     trees = explanations.derivation(one.case, found.question.calibration)
     if as_json:
         figures = estimates.estimate_dict(one, found.question.calibration)
-        click.echo(msgspec.json.encode(explanations.as_json_object(one.case, trees) | {"estimate": figures}))
-        return 0
+        whole = explanations.as_json_object(one.case, trees)
+        click.echo(msgspec.json.encode(whole | {"estimate": figures, "interrupted": found.interrupted}))
+        return waiting.code(0)
     parts = [
         render.headline(found),
         f"{one.strategy}: {render.layout_text(one.case.layout)}",
@@ -256,7 +264,7 @@ def explain(as_json: bool, **given: Any) -> int:
         explanations.origins_text(one.case),
     ]
     click.echo("\n".join([*parts, *(f"\n{explanations.tree_text(tree)}" for tree in trees.values())]))
-    return 0
+    return waiting.code(0)
 
 
 @planner.command(cls=Asking)

@@ -6,6 +6,7 @@ Loaded when it is called. Parses, asks objectives.py and whynot.py, prints. Not 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -25,11 +26,13 @@ from planner.cli import (
 from planner.errors import PlannerError
 from planner.fit import DEFAULT_MAX_GPUS
 from planner.objectives import OBJECTIVES
+from planner.progress import Cancelled
 from planner.quantities import duration_s, large_count, whole
 from planner.question import Question
 from planner.recommend import Constraints
 from planner.recommend import as_json_object as recommend_json
 from planner.views.ranking import ranking_text, trouble
+from planner.waiting import searching
 
 MOST_SHOWN = 100
 LARGEST_CONTEXT, LARGEST_MICRO_BATCH = "largest-context", "largest-micro-batch"
@@ -63,16 +66,21 @@ def recommend(
     if conflict is not None and given.get(conflict) is not None:
         raise PlannerError(conflict, given[conflict], f"is what --objective {objective} looks for", "Leave it out")
     question = options.question(given)
-    reached = objectives.reach(
-        objective,
-        question,
-        options.resizable(given),
-        top=whole("top", top, 1, MOST_SHOWN) or 3,
-        constraints=constraints,
-        front=whole("pareto", pareto, 1, MOST_SHOWN) or 0,
-        max_gpus=_most_gpus(question, given),
-    )
-    answer = None if why_not is None else whynot.why_not(reached.found, why_not)
+    most, front = whole("top", top, 1, MOST_SHOWN) or 3, whole("pareto", pareto, 1, MOST_SHOWN) or 0
+    answer = None
+    with searching() as waiting:
+        reached = objectives.reach(
+            objective,
+            question,
+            options.resizable(given),
+            top=most,
+            constraints=constraints,
+            front=front,
+            max_gpus=_most_gpus(question, given),
+        )
+        if why_not is not None and not waiting.interrupted:
+            with suppress(Cancelled):
+                answer = whynot.why_not(reached.found, why_not)
     if as_json:
         whole_answer = recommend_json(reached.found) | {
             "objective": objectives.as_json_object(reached),
@@ -85,8 +93,8 @@ def recommend(
     if told is not None:
         unwritten = "" if output is None else f" {output} is not written."
         click.echo(f"error: {told}{unwritten}", err=True)
-        return NOTHING_FITS
-    return finish(reached.found.answer, output)
+        return waiting.code(NOTHING_FITS)
+    return waiting.code(finish(reached.found.answer, output))
 
 
 def _constraints(

@@ -14,6 +14,7 @@ from planner.cli import JSON_OPTION, NOTHING_FITS, Asking
 from planner.fit import DEFAULT_MAX_GPUS, DEFAULT_SEQ_STEP, QUANTITIES
 from planner.quantities import length, real, share, whole
 from planner.sweep import DEFAULT_WORTH
+from planner.waiting import searching
 
 MOST_GPUS = 10**6
 
@@ -30,22 +31,20 @@ def fit(what: str | None, max_gpus: str | None, seq_step: str | None, as_json: b
     from planner.views.fit import fit_text
 
     wanted = _quantities(what)
-    found = fits.fit(
-        options.question(given),
-        options.resizable(given),
-        wanted,
-        max_gpus=whole("max_gpus", max_gpus, 1, MOST_GPUS) or DEFAULT_MAX_GPUS,
-        seq_step=length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP,
-    )
+    question, resize = options.question(given), options.resizable(given)
+    most = whole("max_gpus", max_gpus, 1, MOST_GPUS) or DEFAULT_MAX_GPUS
+    step = length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP
+    with searching() as waiting:
+        found = fits.fit(question, resize, wanted, max_gpus=most, seq_step=step)
     click.echo(fits.as_json(found) if as_json else fit_text(found))
-    missing = [one for one in found.found if one.value is None]
+    missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
         ("there is no layout to look at", [one.quantity for one in missing if one.refused]),
     ):
         if some:
             click.echo(f"error: {told} for {', '.join(some)}.", err=True)
-    return NOTHING_FITS if missing else 0
+    return waiting.code(NOTHING_FITS if missing else 0)
 
 
 def _quantities(what: str | None) -> tuple[str, ...]:
@@ -89,12 +88,14 @@ def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
         raise PlannerError("gpus", None, "is missing", "Give --gpus 8..1024, a list 8,16,64, or steps 8..64:8")
     least = share("worth", worth, 0.0, 1.0)
     sizes = gpu_counts("gpus", given["gpus"])
-    found = sweeps.sweep(options.resizable(given), sizes, DEFAULT_WORTH if least is None else least)
+    resize = options.resizable(given)
+    with searching() as waiting:
+        found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least)
     click.echo(sweeps.as_json(found) if as_json else sweep_text(found))
     if all(point.best is None for point in found.points):
         click.echo("error: nothing fits and launches at any of these sizes.", err=True)
         return NOTHING_FITS
-    return 0
+    return waiting.code(0)
 
 
 @click.command(cls=Asking)
@@ -143,9 +144,11 @@ def cost(as_json: bool, **given: Any) -> int:
         failures_per_node_hour=real("failures_per_node_hour", own["failures_per_node_hour"], 0.0, 1e3, above=True),
     )
     costs.check_inputs(length, rates)
-    found = costs.cost(options.question(given), length, rates)
+    question = options.question(given)
+    with searching() as waiting:
+        found = costs.cost(question, length, rates)
     click.echo(costs.as_json(found) if as_json else cost_text(found))
-    return 0
+    return waiting.code(0)
 
 
 COST_OPTIONS = (

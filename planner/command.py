@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
+from planner.progress import Cancelled
 
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 INTERNAL, USAGE, INTERRUPTED = 1, 2, 130
@@ -82,6 +83,9 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
     except click.ClickException as error:
         _say(error.format_message(), context=error.ctx if isinstance(error, click.UsageError) else None)
         return USAGE
+    except Cancelled as ended:
+        _say(f"interrupted: {ended}.")
+        return INTERRUPTED
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted.")
         return INTERRUPTED

@@ -165,6 +165,7 @@ class Cost(msgspec.Struct, frozen=True):
     money: float | None
     energy_kwh: float | None
     unknown: tuple[str, ...]
+    interrupted: bool = False
 
 
 def cost(question: Question, length: Length, rates: Rates) -> Cost:
@@ -201,6 +202,7 @@ def cost(question: Question, length: Length, rates: Rates) -> Cost:
         money=None if hours is None or price is None else hours * price,
         energy_kwh=_energy(question, rates, ends),
         unknown=_unknown(question, rates, training_s, run_s),
+        interrupted=reply.interrupted,
     )
 
 
@@ -358,5 +360,6 @@ def as_json(found: Cost) -> bytes:
         "money": found.money,
         "energy_kwh": found.energy_kwh,
         "unknown": found.unknown,
+        "interrupted": found.interrupted,
     }
     return msgspec.json.encode(answer)

@@ -23,6 +23,7 @@ from planner.memory import MemoryBreakdown, memory_breakdown, stage_phases
 from planner.nearest import changes_text, nearest_launchable
 from planner.offloading import ways_out
 from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
+from planner.progress import Cancelled
 from planner.question import (
     Question,
     Strategy,
@@ -108,15 +109,17 @@ def _of_runtime(question: Question) -> Answer:
     from planner.search import rank as rank_space  # NumPy, and only for these
 
     ranking = rank_space(question, own_rules=() if question.pins.tp is not None else (STRAY,))
-    if not ranking.best and question.pins.tp is None:
+    if not ranking.best and question.pins.tp is None and not ranking.interrupted:
         ranking = rank_space(question)
+    if ranking.interrupted and not ranking.best:
+        raise Cancelled
     layout = ranking.best[0].layout if ranking.best else ranking.smallest
     if layout is None:
         why = max(ranking.rejected.items(), key=lambda pair: pair[1], default=("the options given leave none", 0))[0]
         name = question.pins.runtime.name if question.pins.runtime else None
         raise PlannerError("runtime", name, f"no layout is legal: {why}", "Change the number of GPUs or the options")
     one = estimate(question, strategy_name(layout), layout, considered=ranking.considered)
-    return Answer(question, (one,), {}, _recommended([one]))
+    return Answer(question, (one,), {}, _recommended([one]), interrupted=ranking.interrupted)
 
 
 def strategies_of(question: Question) -> list[Strategy]:
@@ -392,6 +395,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
         "recommended": found.recommended,
         "offload_tried": found.offload_tried,
+        "interrupted": found.interrupted,
         "warnings": warnings(question),
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],

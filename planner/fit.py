@@ -6,7 +6,7 @@ recommendation. Not here: what fits (search.py, memory.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.offloading import ways_out
+from planner.progress import Cancelled
 from planner.question import LARGEST_BATCH, Question, warnings
 from planner.recommend import FREE, Constraints, recommend
 from planner.reply import Reply, Resize, ask, reply_of, summary
@@ -31,6 +32,8 @@ REFUSALS_IN_A_ROW = 64
 
 MOST_VALUES = LARGEST_BATCH
 
+INTERRUPTED = "the search was interrupted, and nothing beyond was looked at"
+
 Asked = Callable[[Question], Reply]
 """A question's best layout, within the constraints."""
 
@@ -38,7 +41,8 @@ Asked = Callable[[Question], Reply]
 class Fitted(msgspec.Struct, frozen=True):
     """`value` is the edge and `best` its layout (None: not even the easiest value has one). `limit` says what stops the
     next value, `beyond`, or why there is none to try. `refused`: no value has a layout to look at, so memory is not the
-    cause. `offloaded`: nothing fits without states in host memory."""
+    cause. `offloaded`: nothing fits without states in host memory. `interrupted`: a watcher ended the search
+    (progress.py), and `value` is the furthest that was found to fit."""
 
     quantity: str
     value: int | None
@@ -47,6 +51,7 @@ class Fitted(msgspec.Struct, frozen=True):
     limit: str
     refused: bool = False
     offloaded: bool = False
+    interrupted: bool = False
 
 
 class Fits(msgspec.Struct, frozen=True):
@@ -55,6 +60,11 @@ class Fits(msgspec.Struct, frozen=True):
     question: Question
     found: tuple[Fitted, ...]
     fixed: dict[str, str]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a watcher ended the search."""
+        return any(one.interrupted for one in self.found)
 
 
 def fit(
@@ -69,7 +79,8 @@ def fit(
 ) -> Fits:
     """Every quantity of `wanted`; the number of GPUs through `resize`, the others on the question's own cluster.
 
-    States wait in host memory only for a quantity that has no value without.
+    States wait in host memory only for a quantity that has no value without. Where a watcher ends the search
+    (progress.py), each is as far as it was; Cancelled is raised where nothing was found to fit.
     """
     if question.cluster.gpu.memory_bytes is None:
         rule = "has no known memory, so nothing can be said to fit"
@@ -95,12 +106,32 @@ def fit(
         if reason:
             fixed[quantity] = reason
             continue
-        one = edge(quantity, partial(ask, constraints=without))
-        if one.value is None and not one.refused and constraints.offload and any(ways_out(question)):
-            offloaded = edge(quantity, partial(ask, constraints=constraints))
-            one = one if offloaded.value is None else msgspec.structs.replace(offloaded, offloaded=True)
-        found.append(one)
+        try:
+            one = edge(quantity, partial(ask, constraints=without))
+            if one.value is None and not one.refused and constraints.offload and any(ways_out(question)):
+                offloaded = edge(quantity, partial(ask, constraints=constraints))
+                one = one if offloaded.value is None else msgspec.structs.replace(offloaded, offloaded=True)
+        except Cancelled:
+            one = Fitted(quantity, None, None, None, INTERRUPTED, interrupted=True)
+        found.append(_as_asked(one, told) if one.interrupted and told is not None else one)
+    if found and all(one.value is None for one in found) and any(one.interrupted for one in found):
+        raise Cancelled
     return Fits(question, tuple(found), fixed)
+
+
+def _as_asked(one: Fitted, told: Reply) -> Fitted:
+    """The value of the question itself, where it fits and an interrupted search had not come further."""
+    if told.best is None:
+        return one
+    case = told.best.case
+    value = {
+        "gpus": case.cluster.gpus,
+        "seq-len": case.job.seq_len,
+        "micro-batch": case.layout.micro_batch_size,
+        "global-batch": case.layout.global_batch_size,
+    }[one.quantity]
+    further = one.value is not None and (one.value < value if one.quantity == "gpus" else one.value > value)
+    return one if further else msgspec.structs.replace(one, value=value, best=told.best)
 
 
 def _fixed(question: Question, quantity: str) -> str:
@@ -204,7 +235,17 @@ class _Replies:
     def __call__(self, place: int) -> Reply:
         if place not in self.seen:
             self.seen[place] = self.at(self.values[place])
+            if self.seen[place].interrupted:
+                raise Cancelled
         return self.seen[place]
+
+    def so_far(self, quantity: str, furthest: Callable[[Iterable[int]], int]) -> Fitted:
+        """The furthest value that was found to fit until a watcher ended the search; Cancelled where none was."""
+        places = [place for place, reply in self.seen.items() if reply.best is not None]
+        if not places:
+            raise Cancelled
+        place = furthest(places)
+        return Fitted(quantity, self.values[place], self.seen[place].best, None, INTERRUPTED, interrupted=True)
 
     def legal(self, place: int, direction: int) -> int | None:
         """The first place from here, up (1) or down (-1), at which there is a layout to look at."""
@@ -224,7 +265,10 @@ def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], 
         legal = replies.legal(place, 1)
         return legal is None or replies(legal).best is None
 
-    edge = boundary(len(values), too_small)
+    try:
+        edge = boundary(len(values), too_small)
+    except Cancelled:
+        return replies.so_far(quantity, min)
     answer = replies.legal(edge, 1) if edge < len(values) else None
     if answer is None:
         last = replies.legal(len(values) - 1, -1)
@@ -248,11 +292,14 @@ def _largest(
         legal = replies.legal(place, -1)
         return legal is None or replies(legal).best is not None
 
-    if every:
-        edge = next((place + 1 for place in reversed(range(len(values))) if fits(place)), 0)
-    else:
-        edge = boundary(len(values), fits)
-    beyond = replies.legal(edge, 1) if edge < len(values) else None
+    try:
+        if every:
+            edge = next((place + 1 for place in reversed(range(len(values))) if fits(place)), 0)
+        else:
+            edge = boundary(len(values), fits)
+        beyond = replies.legal(edge, 1) if edge < len(values) else None
+    except Cancelled:
+        return replies.so_far(quantity, max)
     answer = replies.legal(edge - 1, -1)
     if answer is None:
         first = replies(0 if beyond is None else beyond)
@@ -275,6 +322,7 @@ def as_json(found: Fits) -> bytes:
             "beyond": one.beyond,
             "limit": one.limit,
             "offloaded": one.offloaded,
+            "interrupted": one.interrupted,
             "best": None if one.best is None else summary(one.best),
         }
         for one in found.found
@@ -288,6 +336,7 @@ def as_json(found: Fits) -> bytes:
             "warnings": warnings(question),
             "headroom": question.headroom,
             "answers": answers,
+            "interrupted": found.interrupted,
             "fixed": found.fixed,
         }
     )

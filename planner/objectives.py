@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from planner.errors import PlannerError
+from planner.estimate import Answer
 from planner.fit import Fitted, fit
 from planner.question import Question
 from planner.recommend import FREE, Constraints, Recommendation, recommend
@@ -47,6 +48,11 @@ def reach(
         name = quantity.replace("-", "_") + ("_size" if quantity == "micro-batch" else "")
         raise PlannerError(name, None, f"is what {objective} looks for, but {fits.fixed[quantity]}", "Leave it out")
     fitted = fits.found[0]
+    if fitted.interrupted and fitted.best is not None:
+        adapted = _adapted(question, resize, fitted, max_gpus)
+        return Reached(
+            objective, Recommendation(Answer(adapted, (fitted.best,), {}, 0), 0, {}, interrupted=True), fitted
+        )
     adapted = _adapted(question, resize, fitted, max_gpus)
     return Reached(objective, recommend(adapted, top, constraints, front=front), fitted)
 

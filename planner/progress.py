@@ -18,8 +18,11 @@ other exception goes through and leaves no answer."""
 
 
 class Cancelled(Exception):
-    """A watcher ended the search. It leaves a question's answer only where no layout that fits had been found; the
-    text then is a sentence for the person."""
+    """A watcher ended the search. It comes out of a question only where no layout that fits had been found; the text
+    then is a sentence for the person, without its full stop."""
+
+    def __init__(self, told: str = "no layout that fits had been found") -> None:
+        super().__init__(told)
 
 
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)

@@ -23,16 +23,18 @@ Resize = Callable[[int | None], Question]
 
 class Reply(msgspec.Struct, frozen=True):
     """`best` fits and launches; without one `reason` says why. `refused`: there was no layout to look at, or none that
-    is launched from here (`unlaunched`), so memory is not what stands in the way."""
+    is launched from here (`unlaunched`), so memory is not what stands in the way. `interrupted`: the best so far."""
 
     best: Estimate | None
     reason: str = ""
     refused: bool = False
     unlaunched: bool = False
+    interrupted: bool = False
 
 
 def ask(question: Question, constraints: Constraints = FREE) -> Reply:
-    """The recommended layout of a question; a refusal is an answer too."""
+    """The recommended layout of a question; a refusal is an answer too. Raises Cancelled where a watcher ended the
+    search before a layout was found (progress.py)."""
     try:
         return reply_of(recommend(question, 1, constraints))
     except PlannerError as error:
@@ -43,7 +45,7 @@ def reply_of(found: Recommendation) -> Reply:
     """The first layout, or why it is none."""
     shown, place = found.answer.estimates, found.answer.recommended
     if place is not None:
-        return Reply(shown[place])
+        return Reply(shown[place], interrupted=found.interrupted)
     if shown:
         nearest = shown[0]
         if found.unlaunched:

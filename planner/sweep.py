@@ -16,6 +16,7 @@ from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.formula import formula
+from planner.progress import Cancelled
 from planner.question import LARGEST_BATCH, Question, warnings
 from planner.recommend import Constraints, recommend
 from planner.reply import Reply, Resize, ask, summary
@@ -66,7 +67,8 @@ class Point(msgspec.Struct, frozen=True):
 
 class Sweep(msgspec.Struct, frozen=True):
     """`scaling` is "strong" (one global batch for all sizes) or "weak" (it grows with the GPUs, `sequences_per_gpu`
-    each). More GPUs pay up to `pays_until`; `stops_at` is the first size whose step brings less than `worth`."""
+    each). More GPUs pay up to `pays_until`; `stops_at` is the first size whose step brings less than `worth`.
+    `interrupted`: a watcher ended the search (progress.py), and the sizes not looked at have no layout."""
 
     question: Question
     scaling: str
@@ -76,6 +78,7 @@ class Sweep(msgspec.Struct, frozen=True):
     worth: float
     pays_until: int | None
     stops_at: int | None
+    interrupted: bool = False
 
 
 def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) -> Sweep:
@@ -88,12 +91,19 @@ def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) ->
     replies: dict[int, Reply] = {}
     share: Fraction | None = None
     for gpus, question in questions.items():
-        if batch is None and share is not None:
-            replies[gpus] = _ask_in_proportion(question, share)
+        try:
+            if batch is None and share is not None:
+                replies[gpus] = _ask_in_proportion(question, share)
+                continue
+            reply = replies[gpus] = ask(question, ON_DEVICES)
+        except Cancelled:
+            replies[gpus] = Reply(None, "the search was interrupted before it", interrupted=True)
             continue
-        reply = replies[gpus] = ask(question, ON_DEVICES)
         if batch is None and reply.best is not None:
             share = Fraction(reply.best.case.layout.global_batch_size, gpus)
+    interrupted = any(reply.interrupted for reply in replies.values())
+    if interrupted and all(reply.best is None for reply in replies.values()):
+        raise Cancelled
     if all(reply.refused for reply in replies.values()):
         recommend(first, 1, ON_DEVICES)  # no size can be asked about: the first refusal, in its own words
     points = _points(replies)
@@ -107,6 +117,7 @@ def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) ->
         worth=worth,
         pays_until=pays_until,
         stops_at=stops_at,
+        interrupted=interrupted,
     )
 
 
@@ -189,5 +200,6 @@ def as_json(found: Sweep) -> bytes:
             "pays_until": found.pays_until,
             "stops_at": found.stops_at,
             "points": points,
+            "interrupted": found.interrupted,
         }
     )

@@ -15,6 +15,7 @@ from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.estimate import Estimate, estimate, strategy_name
 from planner.launchable import launch_rules
+from planner.progress import Cancelled
 from planner.quantities import whole
 from planner.question import ENGINE_SWITCHES, SHARD_ALL, USUAL_STAGES, Pins, Question, case_of, checked_runtime
 from planner.recommend import Constraints, Recommendation, engines_within, run_seconds
@@ -81,6 +82,8 @@ def _searched(question: Question, limits: Constraints, named: dict[str, Any]) ->
         layout = ranking.best[0].layout if ranking.best else ranking.smallest
         if layout is not None:
             return layout, None
+        if ranking.interrupted:
+            raise Cancelled
     return None
 
 

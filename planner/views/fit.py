@@ -53,14 +53,14 @@ def fit_text(found: Fits) -> str:
         parts.append(trust)
     gpus = found.question.cluster.gpus
     fewest = next((one.value for one in found.found if one.quantity == "gpus" and one.value is not None), None)
-    if fewest is not None and fewest > gpus and any(one.value is None for one in found.found):
+    if fewest is not None and fewest > gpus and any(one.value is None and not one.interrupted for one in found.found):
         parts.append(f"{gpus} GPUs are too few: --gpus {fewest} is the smallest cluster that holds this job.")
     return "\n".join(parts)
 
 
 def _row(one: Fitted) -> tuple[str, ...]:
     if one.best is None:
-        return (NAMES[one.quantity], "nothing", *(NOT_KNOWN,) * 8)
+        return (NAMES[one.quantity], NOT_KNOWN if one.interrupted else "nothing", *(NOT_KNOWN,) * 8)
     layout = one.best.case.layout
     return (
         NAMES[one.quantity],

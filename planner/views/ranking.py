@@ -130,9 +130,12 @@ def counts_text(found: Recommendation) -> str:
     """How many layouts were looked at in which way, and why not."""
     told = sorted(found.rejected.items(), key=lambda pair: -pair[1])
     reasons = "; ".join(f"{name}: {count:,}" for name, count in told)
+    if found.interrupted and not found.considered:
+        return "The search was interrupted."
+    unseen = f"The search was interrupted, {found.unseen:,} not looked at. " if found.interrupted else ""
     return (
-        f"{found.considered:,} layouts considered, {found.evaluated:,} evaluated one by one, {found.pruned:,} pruned "
-        f"by their bounds. Rejected: {reasons or 'none'}."
+        f"{unseen}{found.considered:,} layouts considered, {found.evaluated:,} evaluated one by one, "
+        f"{found.pruned:,} pruned by their bounds. Rejected: {reasons or 'none'}."
     )
 
 

@@ -1,0 +1,128 @@
+"""A person at a terminal during a search: a line that moves, and Ctrl-C, which keeps the best so far."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner import command, waiting
+from planner.cli import planner
+
+MOE = ("--model", "qwen3-30b-a3b", "--cluster", "aws-g5")
+LONG = ("recommend", *MOE, "--gpus", "32", "--any-runtime", "--objective", "largest-context")
+ONE_B = ("--model", "llama-3.2-1b", "--gpu", "h100")
+ASKED = {
+    "recommend": ("recommend", *ONE_B, "--gpus", "4", "--any-runtime"),
+    "largest micro-batch": ("recommend", *ONE_B, "--gpus", "2", "--objective", "largest-micro-batch"),
+    "fit": ("fit", *ONE_B, "--gpus", "2", "--max-gpus", "4", "--what", "gpus,global-batch"),
+    "sweep": ("sweep", *ONE_B, "--gpus", "1,2,4"),
+    "cost": ("cost", "--model", "llama-3-70b", "--gpus", "64", "--tokens", "1B"),
+    "estimate of an engine": ("estimate", *ONE_B, "--gpus", "4", "--runtime", "transformers-tp"),
+    "explain": ("explain", *ONE_B, "--gpus", "4", "--runtime", "transformers-tp"),
+}
+
+
+def run(*arguments: str) -> int:
+    return command.exit_code(planner, arguments, name="planner")
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, interrupt_at: int | None = None) -> list[tuple[int, int]]:
+    """What searches tell the command line from here on; Ctrl-C at one of the calls."""
+    calls: list[tuple[int, int]] = []
+    watched = waiting.Waiting.__call__
+
+    def look(self: waiting.Waiting, done: int, total: int) -> None:
+        calls.append((done, total))
+        if len(calls) == interrupt_at:
+            signal.raise_signal(signal.SIGINT)
+        watched(self, done, total)
+
+    monkeypatch.setattr(waiting.Waiting, "__call__", look)
+    return calls
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_ctrl_c_keeps_the_best_so_far(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    calls = looks(monkeypatch)
+    assert run(*ASKED[name], "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["interrupted"] is False
+
+    looks(monkeypatch, interrupt_at=len(calls) - 1)
+    assert run(*ASKED[name], "--json") == command.INTERRUPTED
+    out, err = capsys.readouterr()
+    part = json.loads(out)
+    assert part["interrupted"] is True and part.keys() == whole.keys()
+    assert re.search(r"note: interrupted: the best so far is shown \(.*looked at [\d,]+ of [\d,]+ layouts\)", err)
+    assert "error" not in err
+
+
+def test_ctrl_c_before_anything_fits_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    for asked in ASKED.values():
+        looks(monkeypatch, interrupt_at=2)
+        assert run(*asked) == command.INTERRUPTED
+        out, err = capsys.readouterr()
+        assert out == "" and re.fullmatch(r"error: interrupted: no layout that fits (had been|was) found.*\n", err)
+
+
+def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    calls = looks(monkeypatch)
+    plan = tmp_path / "plan.json"
+    assert run(*ASKED["recommend"]) == 0
+    looks(monkeypatch, interrupt_at=len(calls) - 1)
+    assert run(*ASKED["recommend"], "-o", str(plan)) == command.INTERRUPTED
+    assert run("show", str(plan)) == 0
+
+
+def test_the_second_ctrl_c_ends_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def look(self: waiting.Waiting, done: int, total: int) -> None:
+        self._looked = True
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(waiting.Waiting, "__call__", look)
+    assert run(*ASKED["recommend"]) == command.INTERRUPTED
+    assert capsys.readouterr().err.strip() == "error: interrupted."
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_long_search_shows_on_a_terminal_that_it_moves_and_ctrl_c_ends_it():
+    shown, code = on_a_terminal(LONG, until="search 2")
+
+    assert code == command.INTERRUPTED
+    lines = shown.split(waiting.ERASE)
+    moving = [line for line in lines if line.startswith("looked at")]
+    assert len(set(moving)) > 3 and all(len(line) < 80 for line in moving)
+    answer = lines[-1]  # the last line was erased before anything else was printed
+    assert "looked at" in answer.splitlines()[-1] and "longest sequence: " in answer and "* recommended" in answer
+
+
+def on_a_terminal(arguments: tuple[str, ...], until: str) -> tuple[str, int]:
+    """What a terminal of 80 columns shows, and the exit code; Ctrl-C is typed when `until` appears."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "planner", *arguments])
+    shown, typed = "", False
+    while True:
+        ready, _, _ = select.select([terminal], [], [], 120)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        try:
+            some = os.read(terminal, 65536)
+        except OSError:  # closed by the child's end
+            break
+        shown += some.decode()
+        if not typed and until in shown:
+            typed = True
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    return shown, os.waitstatus_to_exitcode(status)
