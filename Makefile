@@ -3,10 +3,12 @@
 #   make demo      plan for 32 GPUs, then plan, train and compare a tiny model on this machine
 #   make test      the quick tests, and the launcher and one layout of each engine for real
 #   make test-cluster  the other layouts and runs of several processes
+#   make long      the slower variants, every combination of method, precision and recomputation, and 60 draws (SEED=9)
 #   make check     lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
 #   make bench     timings, for information           make accuracy  predictions against published measurements
 #   make layouts   the layouts of make test-cluster again, and the table of docs/accuracy.md made of them
+#   make combinations  every combination of make long again, and the tables of docs/accuracy.md made of them
 #   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
 #   make install   only the installation
 
@@ -23,7 +25,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster check format demo bench docs accuracy layouts calibration measure-gpu trace
+.PHONY: help install test test-cluster long combinations check format demo bench docs accuracy layouts calibration measure-gpu trace
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -50,6 +52,13 @@ test-cluster: install
 	@scripts/cluster-packages.sh
 	$(BIN)/python -m pytest -q -m 'not smoke and not long' tests/cluster
 
+# What CI only samples, an hour: also every combination that is launched (tests/cluster/combinations.py) and 60 draws of
+# more than that. Another SEED draws others.
+SEED ?= 9
+long: install
+	@scripts/cluster-packages.sh
+	SEED=$(SEED) $(BIN)/python -m pytest -q -m long
+
 check: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -73,6 +82,13 @@ docs: install
 layouts: install
 	$(BIN)/python -m pytest -q tests/cluster/test_equivalence.py tests/cluster/test_prediction.py --layouts docs/accuracy/layouts.json
 	$(BIN)/python scripts/docs.py docs/accuracy.md README.md
+
+# Every combination traced or run, and the tables of docs/accuracy.md; peaks that are too far off stand there, and in the
+# exit code.
+combinations: install
+	@code=0; \
+	$(BIN)/python -m pytest -q -m long tests/cluster/test_combinations.py --combinations docs/accuracy/combinations.json || code=$$?; \
+	$(BIN)/python scripts/docs.py docs/accuracy.md && exit $$code
 
 accuracy: install
 	$(BIN)/planner replay tests/truth/*.jsonl

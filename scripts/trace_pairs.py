@@ -19,12 +19,12 @@ from planner.case import Case
 from planner.comm import comm_volume
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction
-from planner.spec import Layout, Lora, TrainingJob
+from planner.question import ENGINE_RUNTIMES
+from planner.spec import Layout, Lora, ModelSpec, TrainingJob
 from planner.spec.job import Precision
 
 PEAK_PERCENT, TERM_PERCENT, LARGE = 2.0, 5.0, 0.02
 """How far apart the peak, and each term of at least that share of it, may be."""
-RUNTIMES = {"ddp": "accelerate-ddp", "fsdp2": "accelerate-fsdp2", "transformers-tp": "transformers-tp"}
 
 
 class Pair(NamedTuple):
@@ -80,19 +80,24 @@ PAIRS: dict[str, Pair] = {
 
 def plan_of(pair: Pair) -> Plan:
     """The pair as a plan for H100 nodes, with the planner's memory and collectives."""
-    world = pair.layout.world_size
-    nodes = max(1, world // 8)
-    cluster = replace(presets.cluster("dgx-h100"), nodes=nodes, gpus_per_node=world // nodes)
     job = TrainingJob(
         method="lora" if pair.lora else "full",
         lora=Lora() if pair.lora else None,
         precision=pair.precision,
         seq_len=pair.seq_len,
     )
-    case = Case(presets.model(pair.model), job, pair.layout, cluster, presets.runtime(RUNTIMES[pair.layout.engine]))
+    return planned(presets.model(pair.model), job, pair.layout)
+
+
+def planned(model: ModelSpec, job: TrainingJob, layout: Layout) -> Plan:
+    """A plan for H100 nodes in the engine's usual runtime, with the planner's memory and collectives."""
+    world = layout.world_size
+    nodes = max(1, world // 8)
+    cluster = replace(presets.cluster("dgx-h100"), nodes=nodes, gpus_per_node=world // nodes)
+    case = Case(model, job, layout, cluster, presets.runtime(ENGINE_RUNTIMES[layout.engine]))
     prediction = Prediction(memory=memory_breakdown(case).phases, collectives=comm_volume(case).engine)
     return Plan(
-        model=case.model, cluster=cluster, job=job, layout=pair.layout, runtime=case.runtime, prediction=prediction
+        model=model, cluster=cluster, job=job, layout=layout, runtime=case.runtime, prediction=prediction
     ).sealed()
 
 

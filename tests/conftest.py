@@ -20,8 +20,10 @@ os.environ.pop("MESHWRIGHT_PRESETS", None)  # the packaged presets are what is t
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--layouts docs/accuracy/layouts.json`: tests/cluster keeps the figures of its cases there (make layouts)."""
+    """`--layouts docs/accuracy/layouts.json`: tests/cluster keeps the figures of its cases there (make layouts), and
+    `--combinations docs/accuracy/combinations.json` those of combinations (make combinations)."""
     parser.addoption("--layouts", type=Path, metavar="FILE", help="keep the figures of the cases that are run in FILE")
+    parser.addoption("--combinations", type=Path, metavar="FILE", help="keep the peaks of combinations in FILE")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

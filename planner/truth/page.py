@@ -1,6 +1,7 @@
-"""docs/accuracy.md: layouts that were run, a replay of the published rows in tests/truth, and what was written by hand.
+"""docs/accuracy.md: layouts and combinations that were run, a replay of the published rows in tests/truth, and what was
+written by hand.
 
-The record of the runs and the hand-written parts stand in docs/accuracy/. Not here: any figure.
+The records of the runs and the hand-written parts stand in docs/accuracy/. Not here: any figure.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner.errors import PlannerError
-from planner.truth.layouts import FILE, read_record, section
+from planner.truth import combinations, layouts
 from planner.truth.score import Summary
 from planner.truth.tables import Table, tables
 
@@ -31,8 +32,10 @@ def page(found: Summary, calibration: str, parts: str) -> str:
     """The whole page; `parts` is the folder of what is not replayed, of which a file may be missing."""
     rows, predicted = (sum(counts[place] for counts in found.rows.values()) for place in (0, 1))
     written = [HEAD.format(rows=rows, predicted=predicted, calibration=calibration)]
-    if (record := Path(parts) / FILE).is_file():
-        written.append(section(read_record(record)))
+    if (record := Path(parts) / layouts.FILE).is_file():
+        written.append(layouts.section(layouts.read_record(record)))
+    if (record := Path(parts) / combinations.FILE).is_file():
+        written.append(combinations.section(combinations.read_combinations(record)))
     own = _written(Path(parts))
     for table in tables(found):
         written.append(_markdown(table))

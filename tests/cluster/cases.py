@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, Finished
 from chats import chat_file
 from msgspec.structs import replace
 
+from executor.report import MemoryReport
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
 from planner.spec.job import Method
 
@@ -52,6 +54,8 @@ Reference = Callable[[Case], Finished]
 """The training of a case by one process, whatever its layout."""
 Figures = Callable[..., None]
 """(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
+KeepCombination = Callable[[str, Any, MemoryReport], None]
+"""("trace" or "run", a Combination, plan beside measurement) -> kept for the tables of docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from agents import NURSERY, Finished, make_plan, run_warm
-from cases import CASES, SEQUENCES, Case, Figures, Reference, SplitRun
+from cases import CASES, SEQUENCES, Case, Figures, KeepCombination, Reference, SplitRun
+from combinations import MODEL, REFUSED, RUN, RUN_BATCH, TRACE_BATCH, TRACED, Combination
+from stages import largest_difference
 
 from executor.backends import common
+from executor.report import MemoryReport
 from executor.worker.progress import versions
 from planner.render import layout_text
 from planner.spec import Layout
+from planner.truth.combinations import CombinationRow, encode_combinations, read_combinations
 from planner.truth.layouts import LayoutRow, encode_record, read_record
 
 
@@ -88,10 +94,58 @@ def _row(name: str, found: dict[str, object]) -> LayoutRow:
         model=case.model.name,
         processes=layout.world_size,
         steps=case.job.recipe.steps,
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        versions={library: version for library, version in versions().items() if library != "python"},
+        **_made(),
         **found,
     )
+
+
+@pytest.fixture(scope="session")
+def keep_combination(pytestconfig: pytest.Config) -> Iterator[KeepCombination]:
+    """Take a combination's peak. With --combinations, the rows of these are written; others stay."""
+    found: dict[tuple[str, str], CombinationRow] = {}
+
+    def take(by: str, one: Combination, report: MemoryReport) -> None:
+        found[by, one.name] = _combination_row(by, one, report)
+
+    yield take
+    path = pytestconfig.getoption("--combinations")
+    if path is not None:
+        old = read_combinations(path).rows if path.exists() else ()
+        rows = {(row.by, row.name): row for row in old} | found
+        order = [*(("trace", name) for name in TRACED), *(("run", name) for name in RUN)]
+        refused = dict(Counter(REFUSED.values()).most_common())
+        path.write_bytes(encode_combinations(refused, [rows[key] for key in order if key in rows]))
+
+
+def _combination_row(by: str, one: Combination, report: MemoryReport) -> CombinationRow:
+    micro, accum, seq_len = TRACE_BATCH if by == "trace" else RUN_BATCH
+    term = largest_difference(report)
+    return CombinationRow(
+        by=by,
+        name=one.name,
+        kind=one.kind,
+        precision=one.precision,
+        recompute=one.recompute,
+        model=MODEL,
+        processes=one.layout.world_size,
+        batch=f"{micro} x {seq_len} tokens, {accum} a step",
+        predicted_bytes=report.peak.predicted,
+        measured_bytes=report.peak.measured,
+        predicted_phase=report.predicted_phase,
+        measured_phase=report.measured_phase,
+        term=term.name,
+        term_predicted_bytes=term.predicted,
+        term_measured_bytes=term.measured,
+        **_made(),
+    )
+
+
+def _made() -> dict[str, Any]:
+    """The day, and what the figures were made with."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": {library: version for library, version in versions().items() if library != "python"},
+    }
 
 
 def _folder(factory: pytest.TempPathFactory, name: str) -> Path:

@@ -5,23 +5,19 @@ Not here: that the runs train the right thing (test_equivalence.py) or time (rep
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 import msgspec
 import pytest
 from agents import Finished
 from cases import EACH, Figures, SplitRun
+from stages import size_of_error, stages_of
 
-from executor.report import Line, MemoryReport, TrafficReport, join_memory, join_traffic, prediction_of
+from executor.report import TrafficReport, join_memory, join_traffic
 from executor.rundir import read_measured, read_run_plan
-from planner.groups import coordinates
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
 
 LARGEST_MEMORY_ERROR_PERCENT = 5.0
 LEAST_ACTIVATION_SHARE = 0.3
-SMALL_SHARE = 0.02
 
 
 def facts(run: Finished) -> tuple[Plan, tuple[Measured, ...]]:
@@ -53,13 +49,13 @@ def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(
 ) -> None:
     plan, measured = facts(split_run(name))
 
-    stages = [_stage(plan, measured, stage) for stage in range(plan.layout.pp)]
-    worst = max((line for stage in stages for line in stage.terms), key=_size_of_error)
+    stages = stages_of(plan, measured)
+    worst = max((line for stage in stages for line in stage.terms), key=size_of_error)
     figures(
         name,
         activation_share=min(stage.activation_share for stage in stages),
         peak_bytes=max(stage.phase.total for stage in stages),
-        peak_error_percent=max((stage.report.peak for stage in stages), key=_size_of_error).error_percent,
+        peak_error_percent=max((stage.report.peak for stage in stages), key=size_of_error).error_percent,
         worst_term=worst.name,
         worst_term_error_percent=worst.error_percent,
     )
@@ -67,33 +63,7 @@ def test_memory_peak_and_every_term_of_2_percent_are_within_5_percent(
         assert stage.activation_share >= LEAST_ACTIVATION_SHARE, "the case says nothing of activations"
         assert stage.report.predicted_phase == stage.report.measured_phase
         for line in (stage.report.peak, *stage.terms):
-            assert _size_of_error(line) <= LARGEST_MEMORY_ERROR_PERCENT, f"stage {place}: {line}"
-
-
-class Stage(NamedTuple):
-    """A pipeline stage's heaviest rank at its fullest moment; `terms` are those of 2 % or more."""
-
-    report: MemoryReport
-    phase: PhaseMemory
-    terms: list[Line]
-
-    @property
-    def activation_share(self) -> float:
-        return (self.phase.terms["activations"] + self.phase.terms["logits"]) / self.phase.total
-
-
-def _stage(plan: Plan, measured: tuple[Measured, ...], stage: int) -> Stage:
-    ranks = tuple(one for one in measured if coordinates(plan.layout, one.rank)["pp"] == stage)
-    report = join_memory(prediction_of(plan, ranks[0]).memory, ranks)
-    heaviest = next(one for one in ranks if one.rank == report.rank)
-    phase = next(one for one in heaviest.memory if one.phase == report.measured_phase)
-    terms = [line for line in report.lines if line.name.startswith(f"{report.measured_phase}/")]
-    large = [line for line in terms if max(line.predicted or 0, line.measured or 0) >= SMALL_SHARE * phase.total]
-    return Stage(report, phase, large)
-
-
-def _size_of_error(line: Line) -> float:
-    return math.inf if line.error_percent is None else abs(line.error_percent)
+            assert size_of_error(line) <= LARGEST_MEMORY_ERROR_PERCENT, f"stage {place}: {line}"
 
 
 def test_a_doubled_term_and_a_missing_collective_are_seen(split_run: SplitRun) -> None:

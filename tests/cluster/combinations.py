@@ -1,0 +1,150 @@
+"""Every combination of engine, method, precision and recomputation, from the planner's own lists, and what measures it.
+
+A rule refuses it, or a trace on fake tensors starts it, or two real ranks run it. Not here: measuring, or any claim
+(test_combinations.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import product
+from typing import NamedTuple, get_args
+
+from agents import backend_of, make_plan
+from cases import job
+from msgspec.structs import replace
+
+from executor import trace
+from planner import presets
+from planner.case import Case
+from planner.engines import engine_of
+from planner.plan import Plan
+from planner.question import ENGINE_RUNTIMES
+from planner.space import GROUPS, SPACE
+from planner.spec import Layout, TrainingJob
+from planner.spec.job import Method, Precision
+from planner.spec.layout import RECOMPUTE
+from scripts.trace_pairs import planned
+
+MODEL = "tiny-llama"
+STEPS = 5
+"""The meter looks at memory in the fourth step and at collectives in the fifth."""
+RUN_BATCH, TRACE_BATCH = (2, 2, 128), (4, 2, 256)
+"""Sequences a micro-batch, micro-batches a step, tokens a sequence: enough that activations are a large part of the
+peak. A trace updates weights in lists, as GPUs do, whose temporaries more tokens outweigh."""
+SAMPLE_SEED, SAMPLE = 9, 8
+"""What CI looks at: so many, drawn by this seed."""
+
+
+class Combination(NamedTuple):
+    """What is trained and how, over two ranks, or one where the engine splits nothing."""
+
+    engine: str
+    zero_stage: int
+    method: Method
+    precision: Precision
+    recompute: str
+
+    @property
+    def kind(self) -> str:
+        """Engine and method, with the stage where the engine has several."""
+        stages = next(varies.zero_stages for varies in SPACE if varies.engine == self.engine)
+        engine = f"{self.engine}-zero{self.zero_stage}" if len(stages) > 1 else self.engine
+        return engine if self.method == "full" else f"{engine}-{self.method}"
+
+    @property
+    def name(self) -> str:
+        """The kind, the precision and what is recomputed."""
+        return f"{self.kind}-{self.precision}-{self.recompute}"
+
+    @property
+    def job(self) -> TrainingJob:
+        """The job of the runs, in the combination's precision."""
+        usual = job(self.method)
+        return replace(usual, precision=self.precision, seq_len=RUN_BATCH[2], recipe=replace(usual.recipe, steps=STEPS))
+
+    @property
+    def layout(self) -> Layout:
+        """The combination over as many ranks as its engine wants."""
+        micro, accum, _ = RUN_BATCH
+        return replace(
+            split_of(self.engine, self.zero_stage), recompute=self.recompute, micro_batch_size=micro, grad_accum=accum
+        )
+
+    @property
+    def run_plan(self) -> Plan:
+        """The plan of a real run by CPU processes."""
+        layout = self.layout
+        return make_plan(layout, self.job, nodes=1, per_node=layout.world_size, model=presets.model(MODEL))
+
+    @property
+    def unpredicted(self) -> Plan:
+        """The combination on GPUs, of which nothing is predicted."""
+        case = on_gpus(MODEL, self.job, self.layout)
+        return Plan(model=case.model, cluster=case.cluster, job=self.job, layout=self.layout, runtime=case.runtime)
+
+    @property
+    def trace_plan(self) -> Plan:
+        """The plan of a trace, for GPUs."""
+        micro, accum, seq_len = TRACE_BATCH
+        layout = replace(self.layout, micro_batch_size=micro, grad_accum=accum)
+        return planned(presets.model(MODEL), replace(self.job, seq_len=seq_len), layout)
+
+
+def on_gpus(model: str, job: TrainingJob, layout: Layout) -> Case:
+    """The case on one node of as many GPUs as it has ranks, in the engine's usual runtime."""
+    cluster = replace(presets.cluster("dgx-h100"), nodes=1, gpus_per_node=layout.world_size)
+    return Case(presets.model(model), job, layout, cluster, presets.runtime(ENGINE_RUNTIMES[layout.engine]))
+
+
+def refusal(case: Case) -> str | None:
+    """The first rule of the engine, then of its backend, that the case breaks, as a sentence; None: it is launched."""
+    rules = (*engine_of(case.layout.engine).rules, *backend_of(case.layout).rules)
+    broken = next((rule for rule in rules if not rule.holds(case)), None)
+    return None if broken is None else f"{broken.field}: {broken.sentence(case)}"
+
+
+@cache
+def split_of(engine: str, zero_stage: int) -> Layout:
+    """The engine's layout of two ranks: on the first axis that its rules let it have. Of one rank, where none does."""
+    varies = next(one for one in SPACE if one.engine == engine)
+    plain = Layout(engine=engine, zero_stage=zero_stage, cp_method=varies.cp_methods[0])  # type: ignore[arg-type]
+    rules = engine_of(engine).rules
+    tried = (on_gpus(MODEL, job("full"), replace(plain, **{axis: 2})) for axis in GROUPS)
+    return next((case.layout for case in tried if all(rule.holds(case) for rule in rules)), plain)
+
+
+def launched_engines() -> Iterator[tuple[str, int]]:
+    """(engine, ZeRO stage) of everything whose runtime names a backend."""
+    for varies in SPACE:
+        if presets.runtime(ENGINE_RUNTIMES[varies.engine]).backend is not None:
+            yield from ((varies.engine, stage) for stage in varies.zero_stages)
+
+
+ALL = tuple(
+    Combination(*engine, method, precision, recompute)
+    for engine, method, precision, recompute in product(
+        launched_engines(), get_args(Method), get_args(Precision), RECOMPUTE
+    )
+)
+REFUSED = {one: reason for one in ALL if (reason := refusal(on_gpus(MODEL, one.job, one.layout))) is not None}
+"""What nothing launches, each by the first rule that it breaks."""
+UNTRACED = {one: reason for one in ALL if one not in REFUSED and (reason := trace.refusal(one.unpredicted)) is not None}
+"""What is launched and no trace starts, each by the reason."""
+TRACED = {one.name: one for one in ALL if one not in REFUSED and one not in UNTRACED}
+"""What a trace starts, by name."""
+OFTEN = ("bf16", "pure-bf16"), ("none", "full")
+"""Precisions and recomputations in which every kind is run, whatever a trace says of it."""
+RUN = {
+    one.name: one
+    for one in ALL
+    if one not in REFUSED and (one in UNTRACED or (one.precision in OFTEN[0] and one.recompute in OFTEN[1]))
+}
+"""What real ranks run, by name."""
+
+
+def sample(names: Iterable[str]) -> list[str]:
+    """Those that CI looks at."""
+    return random.Random(SAMPLE_SEED).sample(list(names), SAMPLE)

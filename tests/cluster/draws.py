@@ -1,0 +1,93 @@
+"""Draws by seed over everything that is launched: engine, method, precision, recomputation, batch, optimizer, offload,
+the engine's switches, and the small models.
+
+Not here: the runs, or what is claimed of them (test_draws.py).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple, get_args
+
+from agents import make_plan
+from cases import ZERO3
+from combinations import RUN, TRACED, Combination, on_gpus, refusal
+from msgspec.structs import asdict, replace
+
+from planner import presets
+from planner.plan import Plan
+from planner.space import SPACE
+from planner.spec import Layout, Optimizer, TrainingJob
+from planner.spec.job import OptimizerName
+
+MODELS = ("tiny-llama", "mini-llama", "tiny-llama-tied")
+MICRO_BATCHES, ACCUMULATIONS, LENGTHS, MOMENTA = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (64, 128, 256), (0.0, 0.9)
+OFFLOADS = ({}, {"offload_optimizer": True}, {"offload_optimizer": True, "offload_params": True})
+NO_LOOK_AHEAD = {field: value for field, value in asdict(ZERO3).items() if field.startswith("zero3_")}
+"""ZeRO-3 as its paper has it; DeepSpeed's own limits are the layout's defaults."""
+
+
+class Draw(NamedTuple):
+    """One draw, which rules let through."""
+
+    model: str
+    job: TrainingJob
+    layout: Layout
+
+    @property
+    def plan(self) -> Plan:
+        """Its plan for CPU processes."""
+        return make_plan(
+            self.layout, self.job, nodes=1, per_node=self.layout.world_size, model=presets.model(self.model)
+        )
+
+    @property
+    def text(self) -> str:
+        """In words, for a person who runs it again."""
+        job, layout, plain = self.job, self.layout, Layout(engine=self.layout.engine)
+        fields = {field: value for field, value in asdict(layout).items() if value != getattr(plain, field)}
+        momentum = f" momentum {job.optimizer.momentum}" if job.optimizer.name == "sgd" else ""
+        return (
+            f"{self.model}, {job.method}, {job.precision}, {job.optimizer.name}{momentum}, {job.seq_len} tokens, "
+            f"{layout.engine} {' '.join(f'{field}={value}' for field, value in fields.items())}"
+        )
+
+
+def draws(seed: int, count: int) -> dict[str, Draw]:
+    """By name, which says the seed and the place: as many draws as asked, the same for the same seed.
+
+    Engines are drawn alike, and of each its combinations.
+    """
+    dice = random.Random(seed)
+    launched = tuple(dict.fromkeys((*TRACED.values(), *RUN.values())))
+    engines = tuple(dict.fromkeys(one.engine for one in launched))
+    by_engine = {engine: [one for one in launched if one.engine == engine] for engine in engines}
+    found = [_launched(dice, dice.choice(by_engine[dice.choice(engines)])) for _ in range(count)]
+    return {f"seed{seed}-{place:02}": drawn for place, drawn in enumerate(found)}
+
+
+def _launched(dice: random.Random, one: Combination) -> Draw:
+    """The first draw of the combination's batch, optimizer, offload, switches and model that no rule refuses."""
+    while True:
+        drawn = _any(dice, one)
+        if refusal(on_gpus(*drawn)) is None:
+            return drawn
+
+
+def _any(dice: random.Random, one: Combination) -> Draw:
+    varies = next(varies for varies in SPACE if varies.engine == one.engine)
+    optimizer: OptimizerName = dice.choice(get_args(OptimizerName))
+    momentum = dice.choice(MOMENTA) if optimizer == "sgd" else 0.0
+    switches: dict[str, Any] = {
+        "micro_batch_size": dice.choice(MICRO_BATCHES),
+        "grad_accum": dice.choice(ACCUMULATIONS),
+        "reshard_after_forward": dice.choice(varies.reshard),
+        "sync_each_micro_batch": dice.choice(varies.sync),
+        **dice.choice(OFFLOADS),
+        **(dice.choice(({}, NO_LOOK_AHEAD)) if one.zero_stage == 3 and one.engine.startswith("deepspeed") else {}),
+    }
+    lr = one.job.optimizer.lr / 10
+    trained = replace(
+        one.job, seq_len=dice.choice(LENGTHS), optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum)
+    )
+    return Draw(dice.choice(MODELS), trained, replace(one.layout, **switches))
