@@ -65,6 +65,7 @@ PAIRS: dict[str, Pair] = {
     "qwen3-4b-fsdp-bf16-accum": Pair("qwen3-4b", "bf16", 4096, _fsdp(8, accum=4)),
     "llama-2-7b-fsdp-pure": Pair("llama-2-7b", "pure-bf16", 4096, _fsdp(8)),
     "llama-2-7b-ddp-pure-full": Pair("llama-2-7b", "pure-bf16", 2048, _ddp(8, batch=2, recompute="full")),
+    "llama-2-7b-ddp-bf16-full": Pair("llama-2-7b", "bf16", 4096, _ddp(8, batch=8, recompute="full")),
     "llama-2-7b-fsdp-lora": Pair("llama-2-7b", "bf16", 4096, _fsdp(4), lora=True),
     "qwen2.5-7b-fsdp-bf16-full": Pair("qwen2.5-7b", "bf16", 16384, _fsdp(8, recompute="full")),
     "llama-3-8b-hsdp-fp32": Pair("llama-3-8b", "fp32", 2048, _fsdp(8, replicas=2)),

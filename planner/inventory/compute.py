@@ -165,6 +165,7 @@ class Compute(msgspec.Struct, frozen=True):
             self.local(self.trained(weight)),
             element_bytes=self.element_bytes,
             copies_weight=copied,
+            caches_copy=copied,
             keeps_input=self.linear_keeps_input,
             keeps_codes=self._keeps_codes(weight),
             term=term,

@@ -65,6 +65,7 @@ def adapted_linear(
         weight,
         element_bytes=element_bytes,
         copies_weight=base_copied,
+        caches_copy=base_copied,
         keeps_input=keeps_input,
         keeps_codes=keeps_codes,
         bias=bias,
@@ -77,8 +78,8 @@ def adapted_linear(
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
     product_bytes = element_bytes if autocast else adapter_bytes
     copied = product_bytes < adapter_bytes
-    down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied)
-    up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied)
+    down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
+    up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     tape.drop(wide, down)
     scaled = tape.new(up.size, needs_grad=True)
 

@@ -28,6 +28,7 @@ def linear(
     *,
     element_bytes: float,
     copies_weight: bool = False,
+    caches_copy: bool = False,
     keeps_input: bool = False,
     keeps_codes: bool = False,
     term: str = TEMPORARIES,
@@ -40,9 +41,10 @@ def linear(
     A 4-bit weight is unpacked for every product, its scales before it, and let go (bitsandbytes' MatMul4Bit); for an
     8-bit product weight, input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8,
     dynamic scaling).
-    An input of another format is cast anew for every call; under autocast the 16-bit copy of a weight that is held
-    in fp32 (`copies_weight`) lives with the graph, and so do gathered 4-bit codes where nobody frees their storage
-    (`keeps_codes`). x has `share` of the tokens.
+    An input of another format is cast anew for every call. A weight may be copied in the product's format
+    (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at least until the forward
+    is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`). x has `share`
+    of the tokens.
     """
     out_features, in_features = weight.features
     more = bias.elements if bias is not None else 0
@@ -50,6 +52,8 @@ def linear(
     inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
     if copies_weight:
         copies = (tape.new(Size(fixed=(weight.elements + more) * element_bytes), term=GATHERED),)
+        if caches_copy and weight.trainable:
+            tape.cache(copies[0])
     tape.weight = in_use = fetched_elements(weight, element_bytes)
     forms = _forms(tape, weight, inner.size, element_bytes)
     output = tape.new(

@@ -88,6 +88,7 @@ class Tape:
         self.phase, self.unit, self.layer = "forward", "", -1
         self.unit_grads = self.in_flight = self.weight = 0
         self._given: list[tuple[Tensor, Storage]] = []
+        self._cached: list[Storage] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""
@@ -121,6 +122,24 @@ class Tape:
             self.release(tensor.storage)
             if tensor.source is not None:
                 self.release(tensor.source.storage)
+
+    def cache(self, tensor: Tensor) -> Tensor:
+        """Autocast's own hold on its 16-bit copy of a trained fp32 weight, whether the graph keeps the copy or not, until
+        the outermost autocast region ends (torch, aten/src/ATen/autocast_mode.cpp, cached_cast). A forward that runs
+        again in backward has a region of its own, which is over before its copies' own backward."""
+        if self.phase == "forward":
+            tensor.storage.holders += 1
+            self._cached.append(tensor.storage)
+        return tensor
+
+    def held_by_autocast(self) -> Size:
+        """Bytes of copies that nothing but autocast's cache holds."""
+        return sum((storage.size for storage in self._cached if storage.holders == 1), NOTHING)
+
+    def end_autocast(self) -> None:
+        """The outermost autocast region ends with the model's forward, loss included."""
+        cached, self._cached = self._cached, []
+        self.release(*cached)
 
     def _mark(self, *, entering: bool = False) -> None:
         live = tuple(self.live.values())

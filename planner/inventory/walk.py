@@ -6,13 +6,14 @@ Three layers of a kind stand for all of that kind: the first, the middle ones, t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from planner.inventory.block import walk_layer
 from planner.inventory.compute import Compute
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
-from planner.inventory.tape import ACTIVATIONS, TEMPORARIES, TERMS, Moment, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size
 from planner.inventory.units import LAYERS, unit_weights
 from planner.spec import ModelSpec
@@ -49,10 +50,12 @@ def whole_model(model: ModelSpec) -> Stage:
 
 
 class _Sampled(NamedTuple):
-    """Moments of a sample, the bytes a layer of each kind keeps, and what is kept when forward ends."""
+    """Moments of a sample, the bytes a layer of each kind keeps to its backward and those that wait for the end of the
+    forward alone (in autocast's cache), and what is kept when forward ends."""
 
     moments: tuple[Moment, ...]
     layer: tuple[Live, Live]
+    cached: tuple[Live, Live]
     kept: Live
 
 
@@ -64,9 +67,12 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
     layer's moment is given for the first and the last of them that backward reaches.
     """
     sampled = _sampled(model, compute, stage.first, stage.last, min(stage.dense, SAMPLE), min(stage.layers, SAMPLE))
-    places = _places(stage, sampled.layer)
-    moments = tuple(moment for raw in sampled.moments for moment in _unfolded(raw, places))
-    return Walk(moments, _plus(sampled.kept, places.all_extra), sampled.layer)
+    places = {
+        "forward": _places(stage, _each(_plus, sampled.layer, sampled.cached)),
+        "backward": _places(stage, sampled.layer),
+    }
+    moments = tuple(moment for raw in sampled.moments for moment in _unfolded(raw, places[raw.phase]))
+    return Walk(moments, _plus(sampled.kept, places["backward"].all_extra), sampled.layer)
 
 
 @lru_cache(maxsize=1024)
@@ -89,7 +95,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         if compute.receives_into_buffer:
             tape.allocate(residual(model, compute), ACTIVATIONS)
         table = rotary_tables(tape, model, compute)
-    held = [tuple(tape.live.values())]
+    held, cached = [tuple(tape.live.values())], [tape.held_by_autocast()]
     for index in range(dense + layers):
         kind = LAYERS[0] if index < dense else LAYERS[1]
         tape.enter(kind, index)
@@ -101,10 +107,12 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         tape.drop(x)
         x = output
         held.append(tuple(tape.live.values()))
+        cached.append(tape.held_by_autocast())
     if last:
         tape.enter("tail")
         tape.drop(*table)
         loss = walk_loss(tape, x, model, compute)
+        tape.end_autocast()
         kept = tuple(tape.live.values())
         tape.backward(loss)
         tape.drop(loss)
@@ -116,15 +124,28 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
             tape.drop(sent)
         if not compute.receives_into_buffer:
             tape.drop(x)
+        tape.end_autocast()
         kept = tuple(tape.live.values())
         tape.live[TEMPORARIES] = tape.live[TEMPORARIES] - buffer  # it is the gradient now, and stays
         tape.backward(x, x.size, stays=compute.receives_into_buffer)
-    each = tuple(
-        _minus(held[at + min(count, 2)], held[at + min(count, 2) - 1]) if count else (NOTHING,) * len(kept)
-        for at, count in ((0, dense), (dense, layers))
-    )
+    waits = [tuple(size if term == GATHERED else NOTHING for term in TERMS) for size in cached]
+    for_now = _by_kind(waits, dense, layers)
+    each = _each(_minus, _by_kind(held, dense, layers), for_now)
     once = tuple(buffer if term == TEMPORARIES else NOTHING for term in TERMS)  # not of every micro-batch
-    return _Sampled(tuple(_highest(tape.moments)), (each[0], each[1]), _minus(kept, once))
+    return _Sampled(tuple(_highest(tape.moments)), each, for_now, _minus(kept, once))
+
+
+def _by_kind(held: Sequence[Live], dense: int, layers: int) -> tuple[Live, Live]:
+    """What one layer of each kind adds, from what is held before the first layer and after each."""
+    more = [
+        _minus(held[at + min(count, 2)], held[at + min(count, 2) - 1]) if count else (NOTHING,) * len(TERMS)
+        for at, count in ((0, dense), (dense, layers))
+    ]
+    return more[0], more[1]
+
+
+def _each(combined: Callable[[Live, Live], Live], one: tuple[Live, Live], two: tuple[Live, Live]) -> tuple[Live, Live]:
+    return combined(one[0], two[0]), combined(one[1], two[1])
 
 
 @lru_cache(maxsize=1024)
@@ -140,6 +161,7 @@ def kept_by_layer(model: ModelSpec, compute: Compute, kind: str) -> Size:
         output = run(tape, x, model, compute, table, kind)
         tape.drop(x)
         x = output
+        tape.end_autocast()
         totals.append(sum(tape.live.values(), NOTHING))
     return totals[1] - totals[0]
 

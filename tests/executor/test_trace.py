@@ -67,8 +67,10 @@ def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
         {"engine": "ddp", "dp_replicate": 4, "grad_accum": 2},
         {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
         {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
+        # Autocast's copies of the weights wait for the end of the forward, not for their layer's backward.
+        {"engine": "ddp", "dp_replicate": 4, "recompute": "full", "micro_batch_size": 8},
     ],
-    ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept"],
+    ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept", "ddp-recomputing"],
 )
 def test_two_and_four_layers_tell_what_seven_hold_and_send(layout: dict[str, object]) -> None:
     from executor.worker.trace import trace
