@@ -1,6 +1,7 @@
 """A config.json from the Hugging Face hub, when it can be reached.
 
-Not here: what it says (huggingface.py). Nothing is kept: a plan holds the sizes by value.
+An answer is kept as long as the process lives, and nowhere else: a plan holds the sizes by value. Not here: what it
+says (huggingface.py).
 """
 
 from __future__ import annotations
@@ -17,23 +18,43 @@ TIMEOUT_S = 5.0
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
+_kept: dict[tuple[str, str], ModelSpec] = {}
+"""Models by the hub and their id there: a sweep, a fit and a screen ask for the same one many times."""
+
+
+def is_kept(name: str) -> bool:
+    """Whether the hub was asked for this model before, and is not asked again."""
+    return (_endpoint(), name) in _kept
+
+
 def is_model_id(name: str) -> bool:
     """Whether a name reads as the hub's `owner/model`, and is no path that exists here."""
     return MODEL_ID.fullmatch(name) is not None and not name.endswith(".json") and not Path(name).exists()
 
 
 def fetch_model(name: str) -> ModelSpec:
-    """The model `owner/name` of the hub. HF_ENDPOINT and HF_TOKEN are used as the hub's own tools use them."""
+    """The model `owner/name` of the hub, asked for once; HF_ENDPOINT and HF_TOKEN mean what the hub's tools take them
+    for."""
+    key = _endpoint(), name
+    if key not in _kept:
+        _kept[key] = _fetched(name)
+    return _kept[key]
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def _fetched(name: str) -> ModelSpec:
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen  # the network stack takes tens of milliseconds to load
 
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     token = os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     offline = "Give a preset (planner presets models), or the model's config.json as a file"
     try:
-        request = Request(f"{endpoint.rstrip('/')}/{name}/resolve/main/config.json", headers=headers)
+        request = Request(f"{_endpoint()}/{name}/resolve/main/config.json", headers=headers)
         with urlopen(request, timeout=TIMEOUT_S) as answer:
             raw = answer.read()
     except HTTPError as error:
