@@ -35,7 +35,8 @@ NUMBER_AND_UNIT = re.compile(r"\s*([-+]?[0-9._]+(?:e[-+]?[0-9]+)?)\s*([a-z%]*)\s
 
 def whole(field: str, value: Any, low: int = 1, high: int = 10**6) -> int | None:
     """A whole number in a range, such as 8, 1k or 1.5M; None stays None."""
-    example = f"{low}, 1k or 2M" if high >= 10**6 else str(low)
+    examples = [text for text, number in (("8", 8), ("1k", 1000)) if low <= number <= high]
+    example = " or ".join(examples) or str(low)
     return _whole(field, value, low, high, f"must be a whole number from {low} to {high}", COUNT_UNITS, example)
 
 
@@ -58,7 +59,7 @@ def _whole(
         return None
     exact = _exact(str(value), units)
     if exact is None:
-        raise PlannerError(field, value, rule, f"Try {example}")
+        raise PlannerError(field, value, rule, f"Give a number such as {example}")
     if not low <= exact <= high:
         raise PlannerError(field, value, rule, f"Try {low if exact < low else high}")
     if exact != int(exact):
