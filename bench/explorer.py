@@ -88,7 +88,7 @@ def replanned(model: str, gpus: int, turn: int) -> tuple[float, float]:
 
     texts = inputs.typed({"model": model, "gpus": gpus, "seq_len": 2048 + 16 * turn})
     before = time.process_time()
-    return state.plan(texts).seconds, time.process_time() - before
+    return state.plan(state.ask(texts)).seconds, time.process_time() - before
 
 
 async def typed(watching: bool) -> float:

@@ -1,35 +1,46 @@
-"""The application: one screen, its styles, and the garbage collector's hours.
+"""The application: one screen, its styles, one queue for what is typed, and the garbage collector's hours.
 
 Not here: the screen (screens/main.py), or how the command is entered (entry.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import ClassVar
 
+from textual import events
 from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.message_pump import MessagePump
 
 from tui import inputs
+from tui.asking import Search
 from tui.screens.main import MainScreen
 
-if TYPE_CHECKING:  # as in messages.py
-    from tui.state import Planned
+AT_ONCE = ("ctrl+c", "ctrl+q")
+"""Keys that overtake everything typed before them."""
+TURNS = 3
+"""Passes from the focused widget up to the application after which a key has had its effect: the key and its binding;
+what these posted (focus, a changed text); what the widgets above made of that (the list, the screen's texts)."""
+PATIENCE_S = 1.0
+"""A widget that is removed answers no more: the next key does not wait for it longer than this."""
 
 
 class ExplorerApp(App[None]):
-    """`planner` is the function that answers; tests of the drawing give one that reads a recorded answer."""
+    """`search` is the function that answers; tests of the drawing give one that reads a recorded answer."""
 
     CSS_PATH = "app.tcss"
     TITLE = "meshwright"
     ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", "Quit", show=False, priority=True)]
 
-    def __init__(
-        self, texts: Mapping[str, str] | None = None, planner: Callable[[inputs.Typed], Planned] | None = None
-    ) -> None:
+    def __init__(self, texts: Mapping[str, str] | None = None, search: Search | None = None) -> None:
         super().__init__()
-        self.main = MainScreen(inputs.typed({}) if texts is None else texts, planner)
+        self.main = MainScreen(inputs.typed({}) if texts is None else texts, search)
+        self._typed: asyncio.Queue[events.Event] = asyncio.Queue()
 
     def get_default_screen(self) -> MainScreen:
         """The one screen is the first one."""
@@ -41,4 +52,34 @@ class ExplorerApp(App[None]):
         # imported lives as long as the process, so only what comes later is looked through.
         gc.freeze()
         gc.enable()
+        self.run_worker(self._type())
         self.main.start()
+
+    # -- one queue for what is typed -------------------------------------------------------------------------------
+
+    # Textual hands a key to the widget that has the focus when the key arrives. The focus moves later, when the binding
+    # of an earlier key has run, so a burst of keys (typed ahead, or pasted by a terminal without bracketed paste) would
+    # land where its first key was. Here a key is handed on when all before it have had their effect.
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys and pasted text wait for their turn, in the order in which they came."""
+        waits = isinstance(event, (events.Key, events.Paste)) and not event.is_forwarded
+        if waits and not (isinstance(event, events.Key) and event.key in AT_ONCE):
+            self._typed.put_nowait(event)
+        else:
+            await super().on_event(event)
+
+    async def _type(self) -> None:
+        """Hand on what was typed, one by one."""
+        while True:
+            await super().on_event(await self._typed.get())
+            for _ in range(TURNS):
+                for node in (self.focused or self.screen).ancestors_with_self:
+                    await self._reached(node)
+
+    async def _reached(self, node: MessagePump) -> None:
+        """Until a widget has handled all messages that it has by now."""
+        done = asyncio.Event()
+        if node.call_later(done.set):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), PATIENCE_S)

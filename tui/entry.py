@@ -21,7 +21,7 @@ def explore(given: Mapping[str, Any], as_json: bool) -> int:
     if as_json:
         from tui import state
 
-        sys.stdout.buffer.write(state.as_json(state.plan(typed).shown) + b"\n")
+        sys.stdout.buffer.write(state.as_json(state.plan(state.ask(typed)).shown) + b"\n")
         return 0
     if find_spec("textual") is None:
         raise not_installed("textual")

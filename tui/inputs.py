@@ -7,7 +7,7 @@ Not here: the answer (state.py), or any widget.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -214,9 +214,14 @@ def _values(name: str) -> dict[str, str]:
 
 
 def matches(known: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
-    """Names that contain what was typed: at their start, at the start of a part, anywhere, as scattered letters."""
-    ranked = [(_distance(name, wanted.lower()), name) for name in known]
+    """Names that contain what was typed: at their start, at the start of a part, anywhere, as scattered letters. Words
+    are those of a name with its hyphens, or else looked for one by one."""
+    ranked = [(_nearest(name, wanted.lower().split()), name) for name in known]
     return [(name, known[name]) for distance, name in sorted(ranked, key=lambda pair: pair[0]) if distance < 4]
+
+
+def _nearest(name: str, wanted: Sequence[str]) -> int:
+    return min(_distance(name, "-".join(wanted)), max((_distance(name, word) for word in wanted), default=0))
 
 
 def _distance(name: str, wanted: str) -> int:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-if TYPE_CHECKING:  # the planner's cost models are imported after the first paint
-    from planner.errors import PlannerError
-    from tui.state import Planned
+if TYPE_CHECKING:
+    from tui.asking import Checked, Searched
 
 
 class Changed(Message):
@@ -31,9 +30,13 @@ class Entered(Message):
     """Enter on a layout: its details are wanted."""
 
 
-class Replanned(Message):
-    """The planner is done with the question number `asked`: an answer, or a refusal."""
+class Submitted(Message):
+    """Enter in a field: its text is meant as it is."""
 
-    def __init__(self, asked: int, outcome: Planned | PlannerError) -> None:
+
+class Told(Message):
+    """A thread of asking.py is done."""
+
+    def __init__(self, found: Checked | Searched) -> None:
         super().__init__()
-        self.asked, self.outcome = asked, outcome
+        self.found = found

@@ -8,21 +8,37 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from planner import hub
 from planner.errors import PlannerError
-from planner.estimate import Answer, Estimate, answer, breakdown, plan_of
-from planner.inputs import resolved
+from planner.estimate import BUFFERS, Answer, Estimate, answer, breakdown, plan_of
+from planner.inputs import resolved, unknown
 from planner.inventory import parameters
+from planner.objectives import Reached
 from planner.options import Given, question
-from planner.plan import encode_plan, write_whole
+from planner.plan import PhaseMemory, encode_plan, write_whole
+from planner.progress import Watch, watching
 from planner.question import GROUP_AXES, Question, warnings
-from planner.recommend import Constraints, Recommendation, recommend
-from planner.render import band_text, count_text, gib_text, layout_text, percent_text, seconds_text, table, trust_text
+from planner.recommend import Constraints, Recommendation, recommend, seen_of
+from planner.render import (
+    band_text,
+    count_text,
+    gib_text,
+    layout_text,
+    only_offloaded,
+    percent_text,
+    seconds_text,
+    table,
+    trust_text,
+)
 from planner.spec import Layout, TrainingJob
-from planner.units import format_bytes, format_volume
+from planner.units import GIB, MIB, format_bytes, format_volume
+from planner.views.ranking import failure_text
 from tui import inputs
 
 SCHEMA = "explore/1"
@@ -57,7 +73,9 @@ class Shown(msgspec.Struct, frozen=True):
     refusal: str | None
     memory_table: str
     collectives_table: str
+    sum_line: str
     time_line: str
+    trust: str
     reasons: tuple[str, ...]
     command: str
 
@@ -68,7 +86,8 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Screenful(msgspec.Struct, frozen=True):
-    """All that one question put on the screen."""
+    """All that one question put on the screen. `trouble`: why nothing is recommended, or not without offload, and the
+    ways out. `unseen`: layouts that were not looked at, since the search was ended."""
 
     headline: str
     capacity_bytes: float | None
@@ -79,9 +98,22 @@ class Screenful(msgspec.Struct, frozen=True):
     recommended: int | None
     considered: int
     rejected: dict[str, int]
-    trust: str
+    trouble: str | None = None
+    unseen: int = 0
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     schema: str = SCHEMA
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Sentences that a reader of the figures has to know."""
+        ended = [f"the search was ended: these are the best of {seen_of(self.considered, self.unseen)}"]
+        return (
+            *([self.trouble] if self.trouble else []),
+            *(ended if self.unseen else []),
+            *(f"warning: {one}" for one in self.warnings),
+            *(f"note: {one}" for one in self.notes),
+        )
 
     def shown(self, kind: str, place: int) -> Shown | None:
         """A layout by the list it stands in ("strategies" or "ranked") and its place there."""
@@ -103,38 +135,54 @@ class Planned(msgspec.Struct, frozen=True):
         return found[place]
 
 
-Planner = Callable[[inputs.Typed], Planned]
+class Asked(msgspec.Struct, frozen=True):
+    """The fields' texts as options, and as a checked question."""
+
+    given: dict[str, Any]
+    question: Question
 
 
-def plan(texts: inputs.Typed) -> Planned:
-    """Ask the planner (PlannerError for what a person should change)."""
-    start = time.perf_counter()
+def ask(texts: inputs.Typed, *, fetch: bool = True) -> Asked:
+    """Read the fields (PlannerError for what a person should change). Without `fetch` no hub is asked for a model that
+    it was not asked for before: half a name is no reason to send anything, and a token with it."""
     given = inputs.given(texts)
-    asked = question({name: value for name, value in given.items() if name != inputs.ANY_RUNTIME})
-    found, best = answer(asked), recommend(asked, TOP, Constraints(any_runtime=bool(given.get(inputs.ANY_RUNTIME))))
-    shown = screenful(given, found, best)
+    model = given.get("model")
+    if not fetch and model and "/" in model and hub.is_model_id(model) and not hub.is_kept(model):
+        raise PlannerError("model", model, "is no path here, and the hub is asked on enter", "Press enter")
+    return Asked(given, question({name: value for name, value in given.items() if name != inputs.ANY_RUNTIME}))
+
+
+def plan(asked: Asked, watch: Watch = lambda done, total: None) -> Planned:
+    """Ask the planner (PlannerError for what a person should change). `watch` follows the search and may end it."""
+    start = time.perf_counter()
+    limits = Constraints(any_runtime=bool(asked.given.get(inputs.ANY_RUNTIME)))
+    with watching(watch):
+        found, best = answer(asked.question), recommend(asked.question, TOP, limits)
+    shown = screenful(asked.given, found, best)
     return Planned(shown, found.estimates, best.answer.estimates, time.perf_counter() - start)
 
 
 def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
     """Two answers to one question as one screen."""
-    trust = trust_text(found.question.calibration, found.estimates)
+    trouble = failure_text(Reached("fastest", best)) or only_offloaded(best.answer).strip()
     capacity = found.question.cluster.gpu.memory_bytes
     return Screenful(
         headline=_headline(found.question),
         capacity_bytes=capacity,
         capacity="unknown" if capacity is None else format_bytes(capacity),
-        strategies=tuple(_shown(given, one) for one in found.estimates),
+        strategies=tuple(_shown(given, one, found.question) for one in found.estimates),
         unavailable=found.unavailable,
         ranked=tuple(
-            _shown(given, one, recommended=place == best.answer.recommended)
+            _shown(given, one, found.question, recommended=place == best.answer.recommended)
             for place, one in enumerate(best.answer.estimates)
         ),
         recommended=best.answer.recommended,
         considered=best.considered,
         rejected=dict(sorted(best.rejected.items(), key=lambda pair: -pair[1])),
-        trust=trust[:1].lower() + trust[1:].rstrip("."),
+        trouble=trouble.rstrip(".") or None,
+        unseen=best.unseen if best.interrupted else 0,
         warnings=warnings(found.question),
+        notes=found.question.notes,
     )
 
 
@@ -150,12 +198,8 @@ def _headline(asked: Question) -> str:
     return f"{asked.model.name} ({size}) on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
 
 
-def _shown(given: Given, one: Estimate, *, recommended: bool = False) -> Shown:
+def _shown(given: Given, one: Estimate, asked: Question, *, recommended: bool = False) -> Shown:
     layout, memory, spent = one.case.layout, one.memory, one.time
-    phases = memory.phases
-    terms = [term for term in phases[0].terms if any(phase.terms[term] for phase in phases)]
-    rows = [(term, *(gib_text(phase.terms[term]) for phase in phases)) for term in terms]
-    rows.append(("in all", *(gib_text(phase.total) for phase in phases)))
     calls = [
         (call.key, count_text(call.count), format_volume(call.payload_bytes), format_volume(call.wire_bytes_per_rank),
          call.link)
@@ -176,13 +220,39 @@ def _shown(given: Given, one: Estimate, *, recommended: bool = False) -> Shown:
         verdict=one.verdict,
         band=band_text(one),
         refusal=one.refusal,
-        memory_table=table(("GiB", *(phase.phase for phase in phases)), rows),
+        memory_table=_memory_table(memory.phases),
         collectives_table=table(("collective", "calls", "payload", "wire/rank", "link"), calls) if calls else "none",
+        sum_line=_sum_line(one),
         time_line=f"step {seconds_text(spent.step_s)} = compute {seconds_text(spent.compute_s)} "
         f"+ exposed communication {seconds_text(spent.exposed_comm_s)} + bubble {seconds_text(spent.bubble_s)} "
         f"+ optimizer {seconds_text(spent.optimizer_s)}",
+        trust=trust_text(asked.calibration, [one]),
         reasons=reasons(one),
         command=shlex.join(_command(given, one, recommended)),
+    )
+
+
+def _memory_table(phases: Sequence[PhaseMemory]) -> str:
+    """Live bytes by phase, under the names that the bar has; what the bar sums up as buffers stands apart below."""
+
+    def row(name: str, terms: Sequence[str], indent: str = "") -> tuple[str, ...]:
+        return (f"{indent}{name}", *(gib_text(sum(phase.terms[term] for term in terms)) for phase in phases))
+
+    found = [term for term in phases[0].terms if any(phase.terms[term] for phase in phases)]
+    parts = [term for term in found if term in BUFFERS]
+    rows = [row(term, [term]) for term in found if term not in BUFFERS]
+    rows += [row("buffers", parts), *(row(term, [term], "  ") for term in parts)] if parts else []
+    return table(("GiB", *(phase.phase for phase in phases)), [*rows, row("live", found)])
+
+
+def _sum_line(one: Estimate) -> str:
+    """The device's memory as a sum whose printed figures add up."""
+    peak, device = one.memory.peak, one.memory.device_bytes
+    size, unit = (GIB, "GiB") if device >= GIB else (MIB, "MiB")
+    whole, live = round(device / size, 2), round(peak.total / size, 2)
+    return (
+        f"{whole:.2f} {unit} on the device = {live:.2f} live in {peak.phase} + {whole - live:.2f} overhead, "
+        "which allocator and device add"
     )
 
 
@@ -242,16 +312,34 @@ def _layout_words(layout: Layout, given: Given) -> dict[str, list[str]]:
     return found
 
 
-def save(one: Estimate, path: str, *, overwrite: bool = False) -> None:
-    """Write plan.json of one layout, as `planner estimate -o` would (PlannerError)."""
+def save(one: Estimate, path: str, *, overwrite: bool = False) -> tuple[str, ...]:
+    """Write plan.json of one layout, as `planner estimate -o` would (PlannerError): the path written to, and sentences
+    that a reader of the plan has to know."""
     if not one.fits:
         raise PlannerError("output", path, f"is not written: {reasons(one)[0]}", "Choose a layout that fits",
                            exit_code=DOES_NOT_FIT)  # fmt: skip
     if one.refusal is not None:
         raise PlannerError("output", path, f"is not written: {one.refusal}", "Choose a layout that can be launched",
                            exit_code=DOES_NOT_FIT)  # fmt: skip
+    target = _target(path, overwrite)
+    made = resolved(plan_of(one))
+    write_whole(target, encode_plan(made))
+    return str(target), *unknown(made)
+
+
+def _target(path: str, overwrite: bool) -> Path:
+    """The file that is meant, whose folder is there (PlannerError)."""
     if not path.strip():
         raise PlannerError("output", None, "is missing", f"Try {PLAN_FILE}")
-    if not overwrite and os.path.lexists(path):
+    try:
+        target = Path(path.strip()).expanduser()
+    except RuntimeError:  # ~nobody
+        raise PlannerError("output", path, "names no home folder that there is", f"Try ~/{PLAN_FILE}") from None
+    if target.is_dir():
+        raise PlannerError("output", path, "is a folder", f"Try {os.path.join(path, PLAN_FILE)}")
+    if not target.parent.is_dir():
+        rule = f"{target.parent} is no folder that there is"
+        raise PlannerError("output", path, rule, "Make it first, or name another")
+    if not overwrite and os.path.lexists(target):
         raise PlannerError("output", path, "exists already", "Name another file, or press ctrl+o to overwrite it")
-    write_whole(path, encode_plan(resolved(plan_of(one))))
+    return target

@@ -38,14 +38,9 @@ def enable(model: Any, plan: Plan) -> None:
     if how == "attention":
         _recompute_attention(model, options)
     elif how != "none":
-        model.gradient_checkpointing_enable(options | selection(how))
-
-
-def selection(how: str) -> dict[str, Any]:
-    """What tells torch's checkpoint which results to save, where some are."""
-    return (
-        {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keeps)} if how == "sac:matmul" else {}
-    )
+        if how == "sac:matmul":
+            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keeps)
+        model.gradient_checkpointing_enable(options)
 
 
 def _keeps(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:

@@ -46,7 +46,6 @@ def adapted_linear(
     *,
     element_bytes: float,
     adapter_bytes: float,
-    product_bytes: float,
     base_copied: bool,
     keeps_input: bool,
     keeps_codes: bool,
@@ -77,6 +76,7 @@ def adapted_linear(
         tape.drop(result)
     casts = not (packed and autocast)
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
+    product_bytes = element_bytes if autocast else adapter_bytes
     copied = product_bytes < adapter_bytes
     down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.inventory.block import layer_parts, walk_layer
+from planner.inventory.block import walk_layer
 from planner.inventory.compute import Compute
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
-from planner.inventory.forms import NF4
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Storage, Tape, Tensor
-from planner.inventory.tensors import NOTHING, Size, Weight
+from planner.inventory.tensors import NOTHING, Size
 from planner.inventory.units import LAYERS, unit_weights
 from planner.spec import ModelSpec
 
@@ -301,33 +300,17 @@ def _checkpointed(
 
 
 def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> Size:
-    """The last product's result under `sac:matmul`, the MLP's own or its adapter's: nothing needs it that comes after
-    it, but for a norm after the branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks
-    for it."""
+    """The MLP's own result under `sac:matmul`: nothing needs it that comes after its product, but for a norm after the
+    branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks for it."""
     experts = model.moe is not None and kind == "layer"
     asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts
-    if asked:
-        return NOTHING
-    return (_products(compute, layer_parts(model, kind)["mlp"]["down"]) or [NOTHING])[-1]
+    return NOTHING if asked else residual(model, compute)
 
 
 def saved_results(model: ModelSpec, compute: Compute, kind: str) -> Size:
     """What `sac:matmul` keeps of a layer: the results of its matrix products and of attention (PyTorch's selective
     activation checkpointing with a policy that saves aten.mm and scaled_dot_product_attention)."""
-    weights = [weight for weight in unit_weights(model)[kind] if len(weight.shape) == 2]
-    products = sum((size for weight in weights for size in _products(compute, weight)), NOTHING)
+    weights = [compute.local(weight) for weight in unit_weights(model)[kind] if len(weight.shape) == 2]
+    products = sum(weight.shape[0] * (compute.residual_share if weight.split == 1 else 1) for weight in weights)
     heads = compute.heads(model.heads)
-    return products + Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)
-
-
-def _products(compute: Compute, weight: Weight) -> list[Size]:
-    """Results of a linear module's products that `sac:matmul` saves: its own and both of its adapter. That of a 4-bit
-    weight is bitsandbytes' (gemm_4bit), which no policy of ours names, and is made again."""
-    local = compute.local(compute.trained(weight))
-    share = compute.residual_share if weight.split == 1 else 1
-    out = local.features[0] * share
-    found = [] if local.form in NF4 else [Size(per_token=out * compute.element_bytes)]
-    lora = compute.adapter_of(weight)
-    if lora is not None:
-        found += [Size(per_token=width * compute.adapter_product_bytes) for width in (lora.rank * share, out)]
-    return found
+    return Size(per_token=(products + heads * model.head_dim) * compute.element_bytes + 4.0 * heads)

@@ -86,17 +86,24 @@ def _notes(one: Estimate, found: Recommendation) -> list[str]:
 def _verdict(reached: Reached) -> str:
     found = reached.found
     trust = trust_text(found.answer.question.calibration, found.answer.estimates[:1])
-    told = trouble(reached)
+    told = failure_text(reached)
     if told is not None:
-        too_large = not found.unlaunched and any(not one.fits for one in found.answer.estimates[:1])
-        more = f" Use {way_out(found.answer)}." if too_large else ""
-        return f"{told[0].upper()}{told[1:]}{more} {trust}".rstrip()
+        return f"{told[0].upper()}{told[1:]} {trust}".rstrip()
     one = found.answer.estimates[0]
     later = "" if one.launchable else " (for later: nothing launches it from here)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
     told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
     return f"{told} {trust}".rstrip()
+
+
+def failure_text(reached: Reached) -> str | None:
+    """Why nothing is recommended, and the ways out where memory is the cause; None when something is."""
+    found, told = reached.found, trouble(reached)
+    if told is None:
+        return None
+    too_large = not found.unlaunched and any(not one.fits for one in found.answer.estimates[:1])
+    return f"{told} Use {way_out(found.answer)}." if too_large else told
 
 
 def trouble(reached: Reached) -> str | None:

@@ -75,7 +75,7 @@ def text_of(app: ExplorerApp) -> str:
     return "".join(f"{strip.text.rstrip()}\n" for strip in strips)
 
 
-def from_record(texts: inputs.Typed) -> state.Planned:
+def from_record(asked: state.Asked, watch: object) -> state.Planned:
     """The recorded answer, whatever is asked now."""
     record = msgspec.json.decode(RECORDED.read_bytes(), type=Record)
     return state.Planned(record.shown, seconds=record.seconds)
@@ -97,8 +97,8 @@ def drawn(name: str) -> str:
 def main() -> None:
     """Write what is asked for."""
     if "--record" in sys.argv[1:]:
-        state.plan(inputs.typed(GIVEN))  # the first one imports the planner
-        planned = state.plan(inputs.typed(GIVEN))
+        state.plan(state.ask(inputs.typed(GIVEN)))  # the first one imports the planner
+        planned = state.plan(state.ask(inputs.typed(GIVEN)))
         record = msgspec.json.encode(Record(planned.shown, round(planned.seconds, 3)))
         RECORDED.write_bytes(msgspec.json.format(record, indent=1) + b"\n")
     for name in SCREENS:

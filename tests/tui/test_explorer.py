@@ -185,12 +185,12 @@ def test_keys_are_answered_while_a_plan_is_made_and_an_old_answer_is_never_shown
     waiting, go = threading.Event(), threading.Event()
     answered: list[str] = []
 
-    def slow(texts):
-        if texts["gpus"] == "16":
+    def slow(asked, watch):
+        if asked.given["gpus"] == "16":
             waiting.set()
             assert go.wait(30)
-        answered.append(texts["gpus"])
-        return state.plan(texts)
+        answered.append(asked.given["gpus"])
+        return state.plan(asked)
 
     app = ExplorerApp(inputs.typed({"model": "7b", "gpus": "1"}), slow)
 
@@ -213,10 +213,10 @@ def test_keys_are_answered_while_a_plan_is_made_and_an_old_answer_is_never_shown
 
 
 def test_a_mistake_of_the_planner_is_one_line_and_the_screen_goes_on():
-    def broken(texts):
-        if texts["gpus"] == "8":
+    def broken(asked, watch):
+        if asked.given["gpus"] == "8":
             raise ZeroDivisionError("a mistake")
-        return state.plan(texts)
+        return state.plan(asked)
 
     app = ExplorerApp(inputs.typed({"model": "7b", "gpus": ""}), broken)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from planner.estimate import answer
 from planner.options import question
 from planner.plan import read_plan
 from planner.recommend import Constraints, recommend
+from planner.render import trust_text
 from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 def planned(**given: str) -> state.Planned:
-    return state.plan(inputs.typed({"model": "7b", **given}))
+    return state.plan(state.ask(inputs.typed({"model": "7b", **given})))
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +140,78 @@ def test_everything_shown_can_be_had_as_json_without_loading_what_draws():
     found = json.loads(done.stdout)
     assert found["schema"] == state.SCHEMA
     assert found["ranked"][found["recommended"]]["fits"]
+
+
+def test_how_far_off_a_time_may_be_is_said_of_the_picked_layout_as_estimate_says_it():
+    found = planned(gpus="32")
+    told = {one.name: one.trust for one in found.shown.strategies}
+
+    for place, one in enumerate(found.strategies):
+        asked = question({"model": "7b", "gpus": "32"})
+        assert found.shown.strategies[place].trust == trust_text(asked.calibration, [one])
+    assert "to 1.465 times" in told["fsdp"]
+    assert told["ddp"] != told["fsdp"]  # or one band for all would be right too
+
+
+def test_the_bar_and_the_table_have_one_set_of_names_and_one_sum(sixty_four):
+    for one, estimate in zip(sixty_four.shown.strategies, sixty_four.strategies, strict=True):
+        named = {line.split()[0] for line in one.memory_table.splitlines()[1:]}
+        assert set(one.legend) - {"overhead"} <= named | {term for term, size in one.terms.items() if not size}
+        device, live, overhead = map(float, re.findall(r"\d+\.\d\d", one.sum_line))
+        assert round(live + overhead, 2) == device == round(estimate.memory.device_bytes / 2**30, 2)
+        column = 1 + [phase.phase for phase in estimate.memory.phases].index(estimate.memory.peak.phase)
+        assert f"{live:.2f}" == one.memory_table.splitlines()[-1].split()[column]
+        assert one.sum_line.endswith("overhead, which allocator and device add")
+
+
+def test_where_nothing_fits_the_screen_says_what_recommend_says():
+    found = planned(model="405b", gpus="8")
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "recommend", "--model", "405b", "--gpus", "8"],
+        cwd=PROJECT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == state.DOES_NOT_FIT
+    assert found.shown.trouble is not None and "Use more GPUs" in found.shown.trouble
+    assert found.shown.trouble in done.stdout.replace("Nothing fits", "nothing fits")
+    assert found.shown.told[0] == found.shown.trouble
+
+
+def test_what_fits_only_with_offload_is_said_to():
+    assert planned(model="70b", gpus="4").shown.told == ("Nothing fits without offload: states wait in host memory",)
+
+
+def test_warnings_and_notes_of_a_question_are_on_the_screen(tmp_path):
+    data = tmp_path / "chats.jsonl"
+    data.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    long = planned(gpus="8", seq_len="32k")
+    asked = state.ask(inputs.typed({"model": "7b", "gpus": "8", "data": str(data)}))
+
+    assert long.shown.told[0].startswith("warning: 32,768 tokens are more than the 4,096")
+    assert asked.question.notes
+    assert state.plan(asked).shown.told == tuple(f"note: {one}" for one in asked.question.notes)
+
+
+def test_a_plan_is_saved_at_home_and_a_missing_folder_is_refused_by_name(sixty_four, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert state.save(sixty_four.ranked[0], "~/mine.json") == (str(tmp_path / "mine.json"),)
+    assert read_plan(tmp_path / "mine.json").layout == sixty_four.ranked[0].case.layout
+    for path, said in (
+        ("~/no/such/plan.json", f"{tmp_path / 'no/such'} is no folder that there is. Make it first"),
+        ("~", "is a folder. Try ~/plan.json."),
+        ("~nobody-of-that-name/plan.json", "Try ~/plan.json."),
+    ):
+        with pytest.raises(PlannerError) as refused:
+            state.save(sixty_four.ranked[0], path, overwrite=True)
+        assert said in refused.value.sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+
+
+def test_a_question_is_refused_before_anything_is_searched_and_a_hub_only_asked_when_told(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+
+    with pytest.raises(PlannerError, match="the hub is asked on enter"):
+        state.ask(inputs.typed({"model": "some/model"}), fetch=False)
+    with pytest.raises(PlannerError, match="the hub cannot be reached"):
+        state.ask(inputs.typed({"model": "some/model"}))

@@ -1,16 +1,17 @@
 """The one screen: fields, strategies, ranking, details, the command line that asks the same.
 
-Planning runs in a thread, one question at a time and always the newest: a key is answered at once, whatever the planner
-does. Not here: what an answer is (tui/state.py).
+A key is answered at once, whatever the planner does. Not here: how it is asked (tui/asking.py), or what an answer is
+(tui/state.py).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -19,10 +20,10 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Footer, Input, Static
 
-from planner.command import DEBUG_VARIABLE
 from planner.errors import PlannerError
 from tui import bars, inputs
-from tui.messages import Changed, Entered, Picked, Replanned
+from tui.asking import Asking, Checked, Search, Searched
+from tui.messages import Changed, Entered, Picked, Submitted, Told
 from tui.widgets.details import Details
 from tui.widgets.fields import Fields
 from tui.widgets.layouts import Layouts, Ranking, Strategies
@@ -55,14 +56,13 @@ class MainScreen(Screen[None]):
         Binding("q", "app.quit", "Quit"),
     ]
 
-    def __init__(self, texts: Mapping[str, str], planner: Callable[[inputs.Typed], Planned] | None) -> None:
+    def __init__(self, texts: Mapping[str, str], search: Search | None) -> None:
         super().__init__()
         self.texts = dict(texts)
-        self.planner = planner
+        self.asking = Asking(self._tell, search)
         self.planned: Planned | None = None
         self.kind, self.place = "ranked", 0
-        self._asked, self._answered = 0, -1
-        self._planning, self._waiting = False, False
+        self._answered, self._without = -1, ""
         self._pause: Timer | None = None
         self._grey: Timer | None = None
 
@@ -70,6 +70,7 @@ class MainScreen(Screen[None]):
         """From the question down to its command line."""
         yield Static(PLANNING, id="headline", markup=False)
         yield Fields(self.texts)
+        yield Static(id="told", markup=False)
         with Vertical(id="answer"):
             yield Static("STRATEGIES", classes="heading", id="legend", markup=False)
             yield Strategies()
@@ -88,68 +89,76 @@ class MainScreen(Screen[None]):
         if self.texts.get(message.name) == message.text:
             return  # a field says its first text too
         self.texts[message.name] = message.text
-        self._asked += 1
+        self.asking.change()
         if self._pause is not None:
             self._pause.stop()
-        self._pause = self.set_timer(PAUSE_S, self.start)
+        self._pause = self.set_timer(PAUSE_S, lambda: self.asking.check(dict(self.texts), fetch=False))
+        self._wait()
+
+    @on(Submitted)
+    def start(self) -> None:
+        """Plan for the fields as they are: at first, and after enter where there is no answer to them. A hub is asked
+        only here."""
+        if self.answered or self.asking.searching:
+            return
+        if self._pause is not None:
+            self._pause.stop()
+        self.asking.change()
+        self.asking.check(dict(self.texts), fetch=True)
+        self._wait()
+
+    def _wait(self) -> None:
         if self._grey is None:
-            self._grey = self.set_timer(STALE_S, lambda: self._turn_grey(PLANNING))
+            self._grey = self.set_interval(STALE_S, self._say_planning)
+
+    def _say_planning(self) -> None:
+        watch = self.asking.watch
+        self._turn_grey(PLANNING if watch is None else f"{PLANNING} {watch.text}  esc ends the search")
 
     def _turn_grey(self, headline: str) -> None:
         self.query_one("#headline", Static).update(headline)
         self.query_one("#answer").add_class("stale")
 
-    def start(self) -> None:
-        """Plan for the fields as they are; when a plan is being made, after it."""
-        if self._planning:
-            self._waiting = True
+    def _tell(self, found: Checked | Searched) -> None:
+        """In a thread, which may outlive the screen."""
+        with suppress(RuntimeError):
+            self.post_message(Told(found))
+
+    @on(Told)
+    def _told(self, message: Told) -> None:
+        found = message.found
+        if not (self.asking.checked(found) if isinstance(found, Checked) else self.asking.searched(found)):
             return
-        self._planning, self._waiting = True, False
-        asked, texts = self._asked, dict(self.texts)
-        self.run_worker(lambda: self._plan(asked, texts), thread=True, exit_on_error=True)
-
-    def _plan(self, asked: int, texts: inputs.Typed) -> None:
-        """In the thread."""
-        if self.planner is None:
-            from tui.state import plan
-
-            self.planner = plan
-        outcome: Planned | PlannerError
-        try:
-            outcome = self.planner(texts)
-        except PlannerError as error:
-            outcome = error
-        except Exception as error:  # our mistake: said in one line, as the command line does, and the screen goes on
-            if os.environ.get(DEBUG_VARIABLE) == "1":
-                raise
-            fix = f"Set {DEBUG_VARIABLE}=1 for the traceback"
-            outcome = PlannerError("internal error", None, f"{type(error).__name__}: {error}", fix)
-        self.post_message(Replanned(asked, outcome))
-
-    @on(Replanned)
-    def _replanned(self, message: Replanned) -> None:
-        self._planning = False
-        if self._waiting or message.asked != self._asked:
-            self.start()
-        elif isinstance(message.outcome, PlannerError):
-            self._refuse(message.outcome)
+        if isinstance(found.outcome, PlannerError):
+            self._refuse(found.outcome)
+        elif isinstance(found.outcome, Exception):
+            self._settle(str(found.outcome) or "the search was ended")
+            self._turn_grey(f"Ended: {self._without}. Enter in a field asks again")
+        elif isinstance(found, Checked):
+            self.query_one(Fields).refuse(None)
         else:
-            self.show(message.outcome)
+            self.show(found.outcome)
 
     def _refuse(self, error: PlannerError) -> None:
         """The last good answer stays, in grey."""
-        self._settle()
+        self._settle(error.sentence)
         self._turn_grey("no answer yet" if self.planned is None else _headline(self.planned))
         field = error.field if error.field in self.texts else inputs.MORE
         self.query_one(Fields).refuse(field, error.sentence)
 
     @property
     def settled(self) -> bool:
-        """Whether what is shown answers what the fields say now."""
-        return self._answered == self._asked
+        """Whether the newest question is answered, or refused."""
+        return self._answered == self.asking.number
 
-    def _settle(self) -> None:
-        self._answered = self._asked
+    @property
+    def answered(self) -> bool:
+        """Whether what is shown answers what the fields say now."""
+        return self.settled and not self._without
+
+    def _settle(self, without: str = "") -> None:
+        """The newest question has its answer, or is `without` one for this reason."""
+        self._answered, self._without = self.asking.number, without
         if self._grey is not None:
             self._grey.stop()
             self._grey = None
@@ -169,6 +178,9 @@ class MainScreen(Screen[None]):
         self.query_one(Fields).refuse(None)
         self.query_one("#answer").remove_class("stale")
         self.query_one("#headline", Static).update(_headline(planned))
+        told = self.query_one("#told", Static)
+        told.update("\n".join(f"{one[0].upper()}{one[1:]}." for one in shown.told))
+        told.display = bool(shown.told)
         for one in self.query(Layouts):
             one.show(shown, self.place if one.kind == self.kind else None)
         ranking = self.query_one(Ranking)
@@ -210,10 +222,12 @@ class MainScreen(Screen[None]):
         self.query_one(Details).focus()
 
     def action_back(self) -> None:
-        """Out of a list of completions, out of the details, out of a field."""
+        """Out of a list of completions, out of a search that takes long, out of the details, out of a field."""
         fields = self.query_one(Fields)
         if fields.completions.display:
             fields.close()
+            return
+        if self.query_one("#answer").has_class("stale") and self.asking.cancel():
             return
         self.remove_class("reading")
         self.query_one(Strategies if self.kind == "strategies" else Ranking).focus()
@@ -228,9 +242,21 @@ class MainScreen(Screen[None]):
 
     def action_copy(self) -> None:
         """The command line to the clipboard."""
-        if one := self.picked:
+        if (one := self.picked) and self._may("copied"):
             self.app.copy_to_clipboard(one.command)
             self.notify("Copied the command.", timeout=2)
+
+    def _may(self, what: str) -> bool:
+        """Whether the layout shown answers the fields; says so where it does not."""
+        if not self.answered:
+            why = f"The fields have no answer: {self._without.rstrip('.')}." if self.settled else "Still planning."
+            self.notify(f"{why} Nothing is {what}.", severity="warning", timeout=3, markup=False)
+        return self.answered
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Text that is pasted beside the fields is a model that is looked for."""
+        if text := event.text.strip().partition("\n")[0].strip().removeprefix("/"):
+            self.query_one(Fields).search(text)
 
     def action_save(self) -> None:
         """Ask where, then write."""
@@ -238,15 +264,17 @@ class MainScreen(Screen[None]):
         from tui.state import PLAN_FILE, save
 
         one, planned, kind, place = self.picked, self.planned, self.kind, self.place
-        if one is None or planned is None:
+        if one is None or planned is None or not self._may("saved"):
             return
 
-        def write(path: str, overwrite: bool) -> None:
-            save(planned.estimate(kind, place), path, overwrite=overwrite)
+        def write(path: str, overwrite: bool) -> tuple[str, ...]:
+            return save(planned.estimate(kind, place), path, overwrite=overwrite)
 
-        def written(path: str | None) -> None:
-            if path is not None:
-                self.notify(f"Wrote {path}. Run it: executor run {path}", timeout=5, markup=False)
+        def written(told: tuple[str, ...] | None) -> None:
+            if told:
+                path, *notes = told
+                said = [f"Wrote {path}. Run it: executor run {shlex.quote(path)}", *(f"Note: {one}." for one in notes)]
+                self.notify("\n".join(said), timeout=5, markup=False)
 
         self.app.push_screen(
             SaveScreen(f"{one.name}, {one.layout}: {planned.shown.headline}", PLAN_FILE, write), written

@@ -16,12 +16,12 @@ from textual.widgets import Footer, Input, Static
 
 from planner.errors import PlannerError
 
-Writer = Callable[[str, bool], None]
-"""(path, overwrite); raises PlannerError."""
+Writer = Callable[[str, bool], tuple[str, ...]]
+"""(path, overwrite) -> the path written to and what to tell of it; raises PlannerError."""
 
 
-class SaveScreen(ModalScreen[str | None]):
-    """Asks for a path until something is written, or the person turns away; gives the path."""
+class SaveScreen(ModalScreen[tuple[str, ...] | None]):
+    """Asks for a path until something is written, or the person turns away; gives what the writer told."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "write(False)", "Save", priority=True),
@@ -43,10 +43,9 @@ class SaveScreen(ModalScreen[str | None]):
 
     def action_write(self, overwrite: bool) -> None:
         """Write, or say why not and stay."""
-        path = self.query_one("#path", Input).value.strip()
         try:
-            self._write(path, overwrite)
+            told = self._write(self.query_one("#path", Input).value, overwrite)
         except PlannerError as error:
             self.query_one("#refusal", Static).update(error.sentence)
         else:
-            self.dismiss(path)
+            self.dismiss(told)

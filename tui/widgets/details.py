@@ -33,14 +33,13 @@ class Details(ScrollableContainer, can_focus=True):
         self.query_one("#reasons", Static).update(
             Content.assemble(
                 (f"{one.name}  {one.layout}", HEADING),
-                *(f"\nwarning: {told}." for told in screen.warnings),
                 *(f"\n{reason}." for reason in one.reasons),
             )
         )
         self.query_one("#tables", Static).update(
             Content.assemble(
                 ("\nTERMS, GiB on one GPU at the fullest moment of each phase\n", HEADING),
-                one.memory_table,
+                f"{one.memory_table}\n{one.sum_line}",
                 ("\n\nCOLLECTIVES of one optimizer step and rank\n", HEADING),
                 one.collectives_table,
             )
@@ -48,7 +47,7 @@ class Details(ScrollableContainer, can_focus=True):
         self.query_one("#times", Static).update(
             Content.assemble(
                 ("\nTIME\n", HEADING),
-                "\n".join([one.time_line, *([f"{screen.trust}."] if screen.trust else [])]),
+                "\n".join([one.time_line, *([one.trust] if one.trust else [])]),
                 ("\n\nRANKING\n", HEADING),
                 f"{screen.considered:,} layouts considered. Rejected: {counts or 'none'}.",
             )

@@ -18,7 +18,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from tui import inputs
-from tui.messages import Changed
+from tui.messages import Changed, Submitted
 
 
 class FieldInput(Input):
@@ -27,7 +27,7 @@ class FieldInput(Input):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "move(1)", "Next match", show=False),
         Binding("up", "move(-1)", "Previous match", show=False),
-        Binding("enter", "take", "Take", show=False),
+        Binding("enter,ctrl+j", "take", "Take", show=False),  # an enter typed before the terminal is ours is ctrl+j
     ]
 
     def __init__(self, field: inputs.Field, text: str) -> None:
@@ -43,8 +43,9 @@ class FieldInput(Input):
         self.owner.move(self, by)
 
     def action_take(self) -> None:
-        """Take the highlighted completion, or go on to the next field."""
+        """Take the highlighted completion, or the text as it is, and go on to the next field."""
         if not self.owner.take(self):
+            self.post_message(Submitted())
             self.screen.focus_next()
 
     def on_blur(self) -> None:
@@ -101,11 +102,15 @@ class Fields(Vertical):
         """The one list, shown under the field that is typed in."""
         return self.query_one(Completions)
 
-    def search(self) -> None:
-        """Into the field people look for a model in, with its list open."""
+    def search(self, text: str | None = None) -> None:
+        """Into the field people look for a model in, with its list open, or that of a text put there."""
         field = self.query_one(f"#{inputs.SEARCH}", FieldInput)
-        field.focus()
-        self.open(field, "")
+        self.screen.set_focus(field)
+        if text is None:
+            self.open(field, "")
+        else:
+            field.value = text
+            field.cursor_position = len(text)
 
     def refuse(self, name: str | None, sentence: str = "") -> None:
         """Say a refusal under the row of its field; None takes away the last one."""
@@ -130,6 +135,8 @@ class Fields(Vertical):
         event.stop()
         field = event.input
         if isinstance(field, FieldInput) and field.id is not None:
+            if field.id == self._refused[0]:
+                self.refuse(None)  # what was refused is no longer there
             if field.has_focus:
                 self.open(field, event.value)
             self.post_message(Changed(field.id, event.value))
