@@ -59,7 +59,7 @@ def _whole(
         return None
     exact = _exact(str(value), units)
     if exact is None:
-        raise PlannerError(field, value, rule, f"Give a number such as {example}")
+        raise PlannerError(field, value, rule, f"Try a number such as {example}")
     if not low <= exact <= high:
         raise PlannerError(field, value, rule, f"Try {low if exact < low else high}")
     if exact != int(exact):

@@ -56,11 +56,11 @@ def test_a_share_may_be_a_percentage(text: str, part: float):
 @pytest.mark.parametrize(
     ("parse", "text", "fix"),
     [
-        (whole, "8Q", "Give a number such as 8 or 1k."),
+        (whole, "8Q", "Try a number such as 8 or 1k."),
         (whole, "1.5", "Try 2."),
         (whole, "9M", "Try 1000000."),
-        (length, "many", "Give a number such as 4096 or 16k."),
-        (length, "16kb", "Give a number such as 4096 or 16k."),
+        (length, "many", "Try a number such as 4096 or 16k."),
+        (length, "16kb", "Try a number such as 4096 or 16k."),
         (lambda field, text: share(field, text, 0.0, 0.9), "10", "Try 10%."),
         (lambda field, text: share(field, text, 0.0, 0.9), "95%", "Try 0.9."),
         (lambda field, text: share(field, text, 0.0, 0.9), "much", "Try 0."),
