@@ -99,7 +99,7 @@ def _check_length(file: Path) -> None:
             size = file.stat().st_size
             head = json.loads(opened.read(length)) if 2 <= length <= size - 8 else None
         ends = [entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__"] if head else []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         head = None
     if not head or size != 8 + length + max(ends, default=0):
         raise PlannerError(FIELD, file, "is no whole safetensors file", "Fetch it again: its download broke off")

@@ -15,6 +15,7 @@ from executor import measure_text
 from executor.machine import this_machine
 from executor.matrix import cells as cells_of
 from planner.errors import PlannerError
+from planner.output import check_file
 
 
 @click.command()
@@ -41,6 +42,8 @@ def measure(
     """Run a matrix of models, methods and layouts on what is here, and keep a row of each."""
     if output is None and not list_only:
         raise click.UsageError("give -o ROWS.jsonl, or --list to run nothing")
+    if output is not None:
+        check_file(output, "--output")
     machine = this_machine(device)
     cells = [cell for cell in cells_of(matrix, machine, fake_world) if _wanted(cell.id, only)]
     if not cells:

@@ -14,6 +14,7 @@ import msgspec
 
 from executor.checkpoint import check_checkpoint
 from executor.examples import KINDS, kind_of, read_examples
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.spec import TrainingJob
@@ -137,7 +138,7 @@ def tokenizer_ids(path: Path) -> int | None:
         words = found["model"]["vocab"]
         largest = max(words.values(), default=-1) if isinstance(words, dict) else len(words) - 1
         return 1 + max([largest, *(int(one["id"]) for one in found.get("added_tokens") or ())])
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (*NOT_JSON, KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlannerError(
             "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
         ) from None
@@ -152,7 +153,7 @@ def has_chat_template(path: Path) -> bool:
     config = path / "tokenizer_config.json"
     try:
         found = msgspec.json.decode(config.read_bytes()) if config.is_file() else {}
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return True  # the library that reads it says what is wrong
     return isinstance(found, dict) and bool(found.get("chat_template"))
 

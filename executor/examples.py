@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 
 ROLES = ("system", "user", "assistant")
@@ -142,7 +143,7 @@ def _string(found: dict[str, Any], key: str, place: str, field: str) -> str:
 def _object(line: str, place: str, field: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise PlannerError(field, place, f"is not JSON ({error})", "Write one JSON object a line") from None
     if not isinstance(found, dict):
         raise PlannerError(field, place, "is not a JSON object", "Write one JSON object a line")

@@ -98,7 +98,7 @@ def _tables(path: Path) -> list[dict[str, Any]]:
         raise PlannerError(
             "--matrix", path, rule, f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlannerError("--matrix", path, f"is not TOML: {error}", f"See {BUILT_IN.name}") from None
     tables = raw.get("cells")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):

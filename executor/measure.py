@@ -21,6 +21,7 @@ from executor.machine import Machine
 from executor.matrix import Cell
 from executor.measured_row import made_row
 from executor.preflight import available_memory
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 from planner.inventory import parameters
 from planner.truth.rows import Row, append_rows, read_rows
@@ -82,7 +83,7 @@ def _end_whole(path: Path) -> None:
     try:
         msgspec.json.decode(last, type=Row)
         last += b"\n"  # only the end of the line was lost
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         last = b""
     with path.open("r+b") as stream:
         stream.truncate(len(whole) + (1 if whole else 0))

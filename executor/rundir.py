@@ -6,7 +6,6 @@ Not here: what the files mean (planner.plan, planner.record) or comparing them (
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from contextlib import suppress
@@ -18,6 +17,7 @@ import msgspec
 
 from executor.environment import masked
 from planner.backend import LaunchSpec
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 from planner.plan import Plan, encode_plan, read_plan, write_whole
 from planner.record import Measured, RunRecord
@@ -102,6 +102,8 @@ def check_new(folder: Path, option: str = "--run-dir") -> None:
 
 def check_can_be_made(folder: Path, option: str) -> None:
     """Refuse a folder below something that is no folder, or not ours to write; `option` named it."""
+    if str(folder) == "-":
+        raise PlannerError(option, folder, "stands for stdout, and this is a folder", "Name a folder; ./-/ is one")
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent
@@ -280,7 +282,12 @@ def _lines(folder: Path) -> list[_Line]:
     if not path.is_file():
         return []
     whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    return [msgspec.json.decode(line, type=_Line) for line in whole]
+    try:
+        return [msgspec.json.decode(line, type=_Line) for line in whole]
+    except NOT_JSON as error:
+        raise PlannerError(
+            "run file", path, f"cannot be read ({error})", "The run folder is damaged; run again"
+        ) from None
 
 
 def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | None:
@@ -303,7 +310,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     """One file of a run folder; refuses one that is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, json.JSONDecodeError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise PlannerError(
             "run file", path, f"cannot be read ({error})", "The run folder is damaged; run again"
         ) from None

@@ -8,7 +8,6 @@ read alike wherever they are checked (options.py). Not here: any figure, or how 
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -17,6 +16,7 @@ import click
 
 from planner import __version__, command
 from planner.errors import PlannerError
+from planner.output import may_write
 from planner.waiting import searching
 
 NOTHING_FITS = 3
@@ -394,12 +394,6 @@ def list_formulas() -> int:
 
     click.echo(page(), nl=False)
     return 0
-
-
-def may_write(output: str | None, force: bool, field: str = "output") -> None:
-    """Refuse to overwrite a file unless told to."""
-    if output is not None and not force and os.path.lexists(output):
-        raise PlannerError(field, output, "exists already", "Name another file, or add --force")
 
 
 def tell(notes: Iterable[str]) -> None:

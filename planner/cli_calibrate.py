@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from planner.calibration import DEFAULT
-from planner.cli import JSON_OPTION, may_write
+from planner.cli import JSON_OPTION
+from planner.output import may_write
 
 
 @click.command()

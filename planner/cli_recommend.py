@@ -20,12 +20,12 @@ from planner.cli import (
     OUTPUT_OPTIONS,
     Asking,
     finish,
-    may_write,
     with_options,
 )
 from planner.errors import PlannerError
 from planner.fit import DEFAULT_MAX_GPUS
 from planner.objectives import OBJECTIVES
+from planner.output import may_write
 from planner.progress import Cancelled
 from planner.quantities import duration_s, large_count, whole
 from planner.question import Question

@@ -10,7 +10,11 @@ import os
 import click
 
 from planner.calibration import DEFAULT
-from planner.cli import JSON_OPTION, may_write
+from planner.cli import JSON_OPTION
+from planner.output import may_write
+
+MOST_TOLD = 5
+"""Lines that are no rows named one by one."""
 
 
 @click.command()
@@ -40,7 +44,7 @@ def replay(
     from planner import presets
     from planner.errors import PlannerError
     from planner.truth.predict import replay as replayed
-    from planner.truth.rows import read_rows
+    from planner.truth.rows import Unread, each_row
     from planner.truth.score import summary
     from planner.views import replay as view
 
@@ -48,12 +52,19 @@ def replay(
     if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
         raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
     coefficients = calibrations.calibration(calibration, folders)
-    read = read_rows(files)
+    read = list(each_row(files))
+    unread = [one.refusal for one in read if isinstance(one, Unread)]
+    if unread and len(unread) == len(read):
+        raise unread[0]
     if not read:
         raise PlannerError("rows", ", ".join(files), "hold no row", "Give JSON Lines files, such as measure writes")
     with presets.searched_first(folders):
         rows = replayed(read, coefficients)
     found = summary(rows)
+    for refusal in unread[:MOST_TOLD]:
+        click.echo(f"note: passed over: {refusal}", err=True)
+    if len(unread) > MOST_TOLD:
+        click.echo(f"note: passed over: {len(unread) - MOST_TOLD} lines more that are no rows.", err=True)
     if output is not None:
         import msgspec
 

@@ -5,6 +5,7 @@ The `planner` and `executor` command groups call `main`. Not here: any command, 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,12 @@ from typing import Any
 
 import click
 
-from planner.errors import PlannerError
+from planner.errors import LONGEST_VALUE, PlannerError, one_line, shortened
 from planner.progress import Cancelled
 
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
+UNLOOKED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
+"""What a system says of a person's name for a file that nobody can look at: no error of ours."""
 INTERNAL, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -99,19 +102,29 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
         if sys.stdout is not stdout or isinstance(stop.__context__, BrokenPipeError):
             return 0
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else INTERNAL
+    except OSError as error:
+        if error.filename is None or error.errno not in UNLOOKED:
+            return _internal(error)
+        name = shortened(str(error.filename), LONGEST_VALUE)
+        _say(f"{name}: cannot be looked at ({error.strerror}). Give another name.")
+        return USAGE
     except Exception as error:
-        if os.environ.get(DEBUG_VARIABLE) == "1":
-            import traceback
+        return _internal(error)
 
-            traceback.print_exc()
-        else:
-            _say(f"internal error: {type(error).__name__}: {error}. Set {DEBUG_VARIABLE}=1 for the traceback.")
-        return INTERNAL
+
+def _internal(error: Exception) -> int:
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        import traceback
+
+        traceback.print_exc()
+    else:
+        _say(f"internal error: {type(error).__name__}: {error}. Set {DEBUG_VARIABLE}=1 for the traceback.")
+    return INTERNAL
 
 
 def _say(sentence: str, context: click.Context | None = None) -> None:
     """One line on stderr, whatever line breaks the text brought along."""
-    line = " ".join(sentence.split())
+    line = one_line(sentence)
     if context is not None:
         line = f"{line.rstrip('.')}. See {context.command_path} --help."
     click.echo(f"error: {line}", err=True)

@@ -12,10 +12,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 WHOLE_BYTES = 256 * 2**20
 """Largest input that is read whole: a tenth of a second to a second."""
 BLOCKS, BLOCK_BYTES = 32, 32 * 2**10
 WHOLE, SAMPLED = "sha256", "sampled-sha256"
+
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, or JSON of another shape: msgspec lets the last two through."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -80,6 +85,6 @@ def _checkpoint_files(folder: Path) -> list[str]:
         return found
     try:
         names = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = set()  # what is wrong with it is said where it is checked
     return sorted({*found, INDEX, *(str(name) for name in names if (folder / str(name)).is_file())})

@@ -1,4 +1,4 @@
-"""The one exception a user's mistake raises, and "did you mean".
+"""The one exception a user's mistake raises, "did you mean", and how long a line may be.
 
 Not here: the checks themselves. They stand next to what they protect.
 """
@@ -6,6 +6,13 @@ Not here: the checks themselves. They stand next to what they protect.
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+LONGEST_LINE = 400
+"""Characters of a line that says what is wrong: about 300 of words, more where paths are long."""
+LONGEST_VALUE, LONGEST_FIELD, LONGEST_WORD = 80, 160, 100
+"""Characters of what a person gave, which may be a file's whole text."""
+MOST_NAMES = 8
+"""Known names that are listed, nearest first."""
 
 
 class PlannerError(Exception):
@@ -21,21 +28,43 @@ class PlannerError(Exception):
 
     @property
     def sentence(self) -> str:
-        """One line: `field=value: rule. fix`."""
-        head = self.field if self.value is None else f"{self.field}={_short(self.value)}"
-        parts = [f"{head}: {self.rule}", *([self.fix] if self.fix else [])]
-        return " ".join(" ".join(part if part[-1:] in ".?!" else part + "." for part in parts).split())
+        """One line: `field=value: rule. fix`, of which the rule is cut where the line would be too long."""
+        head = shortened(" ".join(self.field.split()), LONGEST_FIELD)
+        if self.value is not None:
+            head += f"={shortened(' '.join(str(self.value).split()), LONGEST_VALUE)}"
+        fix = shortened(_sentence(_words(self.fix)), LONGEST_LINE // 2)
+        room = LONGEST_LINE - len(head) - len(fix) - 3
+        return f"{head}: {shortened(_sentence(_words(self.rule)), max(room, MOST_NAMES))} {fix}".strip()
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """The nearest known names as advice, or the list of all of them when none is near."""
-    from difflib import get_close_matches  # only on the error path
+    """The nearest known names as advice; where none is near, the known ones, a few of many."""
+    from difflib import SequenceMatcher, get_close_matches  # only on the error path
 
-    names = sorted(known)
-    near = get_close_matches(wrong.lower(), names, n=3, cutoff=0.5)
-    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
+    names, lower = sorted(known), wrong[:LONGEST_VALUE].lower()
+    if near := get_close_matches(lower, names, n=3, cutoff=0.5):
+        return f"Did you mean {' or '.join(near)}?"
+    if len(names) > MOST_NAMES:
+        nearest = sorted(names, key=lambda name: -SequenceMatcher(None, lower, name).ratio())[:MOST_NAMES]
+        return f"Known: {', '.join(nearest)} and {len(names) - MOST_NAMES} more"
+    return f"Known: {', '.join(names)}"
 
 
-def _short(value: object) -> str:
-    text = str(value)  # of a long path, the end says which file it is
-    return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"
+def shortened(text: str, most: int) -> str:
+    """A text without its middle where it is longer: of a long path, the end says which file it is."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[: most - 3 - half]}...{text[-half:]}"
+
+
+def one_line(text: str) -> str:
+    """A text of any length and many lines as a line that can be read."""
+    return shortened(_words(text), LONGEST_LINE)
+
+
+def _words(text: str) -> str:
+    """The words of a text, none so long that it hides the others."""
+    return " ".join(shortened(word, LONGEST_WORD) for word in text.split())
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text[-1] in ".?!" else f"{text}."

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 from planner.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.model_rules import check_model
@@ -111,7 +112,7 @@ def _value(keys: _Keys, field: str, names: tuple[str, ...], absent: dict[str, An
         if not isinstance(chosen, str) or chosen not in ACTIVATIONS:
             raise keys.refusal(key, f"must be one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[chosen]
-    if key in absent and keys.config.get(key, absent[key]) is None:
+    if key in absent and absent[key] is None and keys.config.get(key) is None:
         return None
     if field in ("mla.q_lora_rank", "sliding_window") and keys.config.get(key, 0) is None:
         return None
@@ -170,6 +171,8 @@ def _full_attention_every(keys: _Keys, form: Format, layers: int) -> int:
     kinds = keys.config.get("layer_types")
     if kinds is None:
         return keys.whole("sliding_window_pattern", int(form.windows))
+    if not isinstance(kinds, list):
+        raise keys.refusal("layer_types", "must be a list of names, one a layer")
     full = [place for place, one in enumerate(kinds, 1) if one == "full_attention"]
     every = full[0] if full else 0
     if len(kinds) != layers or full != (list(range(every, layers + 1, every)) if every else []):
@@ -282,7 +285,7 @@ def decoded(raw: bytes, name: str) -> dict[str, Any]:
     """The object in a config.json, or a refusal that names it."""
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         fix = "Give the config.json of a Hugging Face model"
         raise PlannerError(name, None, f"is not a JSON object ({error})", fix) from None
 

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from planner import __version__
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
+from planner.output import write_whole as write_whole  # others ask for it here
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 
 SCHEMA = "plan/1"
@@ -152,13 +154,13 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
     """Read plan.json; refuse what is truncated, edited, of another major version or not a plan (PlannerError)."""
     try:
         head = msgspec.json.decode(raw, type=dict)
-    except msgspec.DecodeError as error:
-        raise PlannerError(
-            name, None, f"is not complete JSON ({error})", "Make it again with planner recommend -o"
-        ) from None
     except msgspec.ValidationError:
         raise PlannerError(
             name, None, "is JSON but not a plan object", "Give a file written by planner recommend -o"
+        ) from None
+    except NOT_JSON as error:
+        raise PlannerError(
+            name, None, f"is not complete JSON ({error})", "Make it again with planner recommend -o"
         ) from None
     kind, _, major = str(head.get("schema", "")).partition("/")
     if kind != "plan":
@@ -197,20 +199,3 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
             "plan", path, f"cannot be read ({error.strerror})", "Give a file written by planner recommend -o"
         ) from None
     return decode_plan(raw, str(path))
-
-
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole or not at all (a temporary neighbour, fsync, rename), else PlannerError."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
-        raise PlannerError(
-            "output", path, f"cannot be written ({error.strerror})", "Choose a folder that exists and is yours"
-        ) from None

@@ -271,6 +271,9 @@ def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple
         if gpu_file.node is None:
             raise PlannerError("cluster", name, f"{path} has no [node] table", "Add one, or name a cluster")
         return gpu_file.node, path, 1, (), path.stem
+    if path := _find("nodes", name, folders):
+        fix = f'Write {path.parents[1] / "clusters" / path.name} with node = "{path.stem}"'
+        raise PlannerError("cluster", name, f"is a node ({path}), and a cluster says how many there are of one", fix)
     known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *_aliases("gpus", folders)}
     raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", _other_device(name, known))
 

@@ -12,6 +12,7 @@ import msgspec
 
 from planner.calibration import OWN_RUNS, Calibration
 from planner.case import Case
+from planner.contents import NOT_JSON
 from planner.engines import engine_of
 from planner.engines.base import bytes_apart
 from planner.errors import PlannerError
@@ -118,7 +119,7 @@ def of_run(folder: Path) -> Sample:
     except OSError as error:
         rule = f"has no run.json ({error.strerror})"
         raise PlannerError("run", folder, rule, "Give folders that executor run made") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except NOT_JSON as error:
         raise PlannerError("run", folder / "run.json", f"is not a record of a run ({error})") from None
     if record.schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:
         raise PlannerError("run", folder / "run.json", f"has schema {record.schema}, not {RUN_SCHEMA}")

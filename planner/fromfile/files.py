@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
@@ -35,7 +36,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     kind = file.suffix.lower().lstrip(".")
     try:
         data = _decode(kind, raw)
-    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (*NOT_JSON, tomllib.TOMLDecodeError) as error:
         name = {"yml": "YAML"}.get(kind, kind.upper())
         raise PlannerError("from", path, f"is not {name}: {error}", "Mend the file") from None
     if not isinstance(data, dict) or not data:

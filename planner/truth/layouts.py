@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 
 SCHEMA = "layouts/1"
@@ -53,7 +54,7 @@ def read_record(path: Path) -> LayoutRecord:
     """The record, or a refusal."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LayoutRecord)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise PlannerError("layouts", path, f"cannot be read: {error}", "Make it again: make layouts") from None
 
 

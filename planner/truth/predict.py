@@ -19,7 +19,7 @@ from planner.spec import Layout
 from planner.steptime import coefficients, scalar, step_time, throughput
 from planner.truth.cases import CannotPredict, RowCase, memory_kind, row_case
 from planner.truth.collective import bus_bandwidth_gbps
-from planner.truth.rows import Row
+from planner.truth.rows import Measured, Row, Source, Unread
 from planner.units import GIB
 
 
@@ -59,10 +59,16 @@ Walks = dict[tuple[object, ...], list[tuple[float, float]]]
 """Memory lines by what they depend on."""
 
 
-def replay(rows: Iterable[Row], calibration: Calibration) -> list[Replayed]:
-    """Every row, in order."""
+def replay(rows: Iterable[Row | Unread], calibration: Calibration) -> list[Replayed]:
+    """Every row, in order; a line that is no row has its refusal for a reason."""
     walks: Walks = {}
-    return [_replayed(row, calibration, walks) for row in rows]
+    return [_unread(row) if isinstance(row, Unread) else _replayed(row, calibration, walks) for row in rows]
+
+
+def _unread(one: Unread) -> Replayed:
+    place = f"{one.file}:{one.line}"
+    row = Row(id=place, source=Source(repo_or_paper=place), method="unread", measured=Measured(), file=one.file)
+    return Replayed(row, Figures(), f"is no row: {one.refusal}")
 
 
 def _replayed(row: Row, calibration: Calibration, walks: Walks) -> Replayed:

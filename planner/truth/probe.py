@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 
 PROBE_SCHEMA = "probe/1"
@@ -189,7 +190,7 @@ def read_probe(path: Path) -> Probe:
         raise PlannerError("probe", path, f"cannot be read ({error.strerror})") from None
     try:
         probe = msgspec.json.decode(raw, type=Probe)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except NOT_JSON as error:
         rule = f"is not a probe ({error})"
         raise PlannerError("probe", path, rule, "Give the probe.json that executor probe wrote") from None
     check_probe(probe, str(path))

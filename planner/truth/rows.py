@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from planner.contents import NOT_JSON
 from planner.errors import PlannerError
+from planner.model_rules import LARGEST
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**30)]
+Elements = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -37,13 +41,13 @@ class RowModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str | None = None
     params_b: Positive | None = None
-    layers: Count | None = None
-    hidden: Count | None = None
-    heads: Count | None = None
-    kv_heads: Count | None = None
-    head_dim: Count | None = None
-    ffn: Count | None = None
-    vocab: Count | None = None
+    layers: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["layers"])] | None = None
+    hidden: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["hidden"])] | None = None
+    heads: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["heads"])] | None = None
+    kv_heads: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["kv_heads"])] | None = None
+    head_dim: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["head_dim"])] | None = None
+    ffn: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["ffn"])] | None = None
+    vocab: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["vocab"])] | None = None
     experts: Count | None = None
     top_k: Count | None = None
     tied: bool | None = None
@@ -72,7 +76,7 @@ class RowLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rank: Count | None = None
     alpha: Count | None = None
     targets: str | None = None
-    trainable: Count | None = None
+    trainable: Elements | None = None
 
 
 class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,19 +192,41 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
     Refuses a file that cannot be read, a line that is no JSON object or breaks the format, and an id given twice
     (PlannerError with file and line).
     """
-    rows: list[Row] = []
+    rows = []
+    for one in each_row(paths):
+        if isinstance(one, Unread):
+            raise one.refusal
+        rows.append(one)
+    return rows
+
+
+class Unread(NamedTuple):
+    """A line that is no row: the file's name without the ending, the line's number from 1, and why."""
+
+    file: str
+    line: int
+    refusal: PlannerError
+
+
+def each_row(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Row | Unread]:
+    """The lines of JSON Lines files in order, each as a row, or with the reason why it is none. PlannerError for a file
+    that cannot be read."""
     seen: dict[str, str] = {}
     for path in map(Path, paths):
         for number, line in enumerate(_lines(path), 1):
             if not line.strip():
                 continue
             place = f"{path}:{number}"
-            row = msgspec.structs.replace(_row(line, place), file=path.stem)
-            if row.id in seen:
-                raise PlannerError(f"{place}: id", row.id, f"was given in {seen[row.id]} already", "Ids name one row")
+            try:
+                row = msgspec.structs.replace(_row(line, place), file=path.stem)
+                if row.id in seen:
+                    rule = f"was given in {seen[row.id]} already"
+                    raise PlannerError(f"{place}: id", row.id, rule, "Ids name one row")
+            except PlannerError as error:
+                yield Unread(path.stem, number, error)
+                continue
             seen[row.id] = place
-            rows.append(row)
-    return rows
+            yield row
 
 
 def encode_row(row: Row) -> bytes:
@@ -248,7 +274,7 @@ def _row(line: bytes, place: str) -> Row:
         return row
     except msgspec.ValidationError as error:
         raise _refusal(line, place, str(error)) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
 
 
@@ -272,7 +298,9 @@ def _refusal(line: bytes, place: str, told: str) -> PlannerError:
     if unknown := UNKNOWN_FIELD.search(rule):
         field = f"{field}.{unknown[1]}".strip(".")
         return PlannerError(f"{place}: {field}", None, "is not a field of a row", "tests/truth/README.md lists them")
-    value: Any = msgspec.json.decode(line) if field else None
+    value: Any = None
+    with suppress(*NOT_JSON):  # what comes after the field need not be JSON
+        value = msgspec.json.decode(line) if field else None
     for part in filter(None, field.split(".")):
         value = value.get(part) if isinstance(value, dict) else None
     rule = rule[:1].lower() + rule[1:]

@@ -113,11 +113,50 @@ def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
         (json.dumps(changed(ROW, id="b", measured__mfu=38)), ":2: measured.mfu=38: expected `float` <= 1.0"),
     ],
 )
-def test_a_line_that_breaks_the_format_is_one_line_of_error(tmp_path, capsys, line, said):
-    code, out, err = run(capsys, written(tmp_path / "rows.jsonl", ROW, line))
+def test_a_line_that_breaks_the_format_is_a_row_with_its_reason(tmp_path, capsys, line, said):
+    path = written(tmp_path / "rows.jsonl", ROW, line, changed(ROW, id="mine-3"))
+    code, out, err = run(capsys, path, "--json")
+
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("note: passed over: ") and said in err
+    rows = json.loads(out)["rows"]
+    assert [row["skipped"] is None for row in rows] == [True, False, True]
+    assert said in rows[1]["skipped"] and rows[1]["id"] == "rows:2"
+    with pytest.raises(PlannerError, match=re.escape(said)):
+        read_rows([path])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"id": "b", "layout": {"seq": "many"}, "measured": {"mfu": Infinity}}',
+        b'{"id": "b", "layout": {"seq": "many"}, "measured": {"mfu": 1e999}}',
+        b'{"id": "b", "layout": {"seq": "many"}, "notes": "\xff\xfe"}',
+        b'{"id": "b\xe2"',
+        b"\x00\xff",
+        b"[" * 10**5,
+        json.dumps(changed(ROW, id="b", layout__seq=99999999999999999999)).encode(),
+        json.dumps(changed(ROW, id="b", model__layers=2**30)).encode(),
+        json.dumps(changed(ROW, id="b", layout__micro_batch=2**31)).encode(),
+        json.dumps(changed(ROW, id="b", measured__step_time_s=float("inf"))).encode(),
+    ],
+)
+def test_no_line_ends_a_replay_of_the_others(tmp_path, capsys, line):
+    """B2 and B4: bad bytes, Infinity and 1e999 were internal errors, and a sequence of 10^20 tokens never ended."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
+    code, out, err = run(capsys, str(path), "--json")
+
+    assert (code, err.count("\n")) == (0, 1)
+    assert "internal" not in err and len(err) - 2 * len(str(path)) < 300
+    assert [row["skipped"] is None for row in json.loads(out)["rows"]] == [True, False]
+
+
+def test_a_file_of_bad_lines_alone_is_one_line_of_error(tmp_path, capsys):
+    code, out, err = run(capsys, written(tmp_path / "rows.jsonl", "{", "[1]"))
 
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert ":1: is not a line of JSON" in err
 
 
 def test_measurements_are_never_written_over(tmp_path, capsys):
