@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from executor import cgroups
 from planner.case import Case
-from planner.engines.common import base_weight_bytes
 from planner.errors import PlannerError
-from planner.inventory import parameters
+from planner.host import loading_bytes
 from planner.plan import Plan
 from planner.units import format_bytes
 
@@ -146,19 +145,21 @@ def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int 
 
 
 def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: int) -> None:
-    """With GPUs every rank builds the whole model in host memory before it is sharded or copied over.
+    """With GPUs every rank loads its part of the model through host memory: weight by weight, but where tensor ranks
+    cut a whole one (`planner.host.loading_bytes`).
 
     With CPUs the predicted peaks hold that moment (`check_host_memory`).
     """
     if plan.cluster.gpu.kind == "cpu":
         return
-    model_bytes = parameters(plan.model) * base_weight_bytes(Case.of(plan))
+    case = Case.of(plan)
+    need = max(float(loading_bytes(case.at(stage))) for stage in case.stages())
     have = available_memory() if available is None else available
-    if ranks * model_bytes > have:
+    if ranks * need > have:
         raise PlannerError(
             "host memory",
-            f"{ranks} ranks x {format_bytes(model_bytes)}",
-            f"every rank loads the whole model first, and this machine has {format_bytes(have)} free",
+            f"{ranks} ranks x {format_bytes(need)}",
+            f"that is what loading takes, and this machine has {format_bytes(have)} free",
             "Use a host with more memory, or a smaller model",
             exit_code=PREFLIGHT,
         )

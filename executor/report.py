@@ -45,7 +45,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The heaviest rank's memory. `lines` and `small` are named phase/term; the peak is that of the fullest phase."""
+    """The heaviest rank's memory. `lines` and `small` are named phase/term; the peak is that of the fullest phase, and
+    `load` that of the rank that needed most while the model was loaded."""
 
     rank: int | None
     node: int | None
@@ -53,6 +54,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     predicted_phase: str | None
     measured_phase: str | None
     peak: Line
+    load: Line
     lines: tuple[Line, ...]
     small: tuple[Line, ...]
     allocator_peak_bytes: dict[str, float]
@@ -213,6 +215,12 @@ def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ..
         predicted=top_predicted.total if top_predicted else None,
         measured=top_measured.total if top_measured else None,
     )
+    loads = [phase.total for one in measured for phase in one.memory if phase.phase == "load"]
+    load = Line(
+        name="load",
+        predicted=next((phase.total for phase in predicted if phase.phase == "load"), None),
+        measured=max(loads, default=None),
+    )
     lines = join(_terms(predicted), _terms(actual))
     threshold = SMALL_SHARE * max(peak.predicted or 0, peak.measured or 0)
     large = [line for line in lines if max(line.predicted or 0, line.measured or 0) >= threshold]
@@ -223,6 +231,7 @@ def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ..
         predicted_phase=top_predicted.phase if top_predicted else None,
         measured_phase=top_measured.phase if top_measured else None,
         peak=peak,
+        load=load,
         lines=tuple(large),
         small=tuple(line for line in lines if line not in large),
         allocator_peak_bytes=fullest.allocator_peak_bytes if fullest else {},

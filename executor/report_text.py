@@ -51,6 +51,8 @@ def render(report: Report, console: Console) -> None:
     for line in memory.lines:
         _row(made, line, format_bytes)
     made.add_section()
+    if memory.load.measured is not None:
+        _row(made, msgspec.structs.replace(memory.load, name="while loading, at most"), format_bytes)
     _row(made, msgspec.structs.replace(memory.peak, name=peak_name(memory)), format_bytes)
     console.print(made)
     small = [line for line in memory.small if line.predicted or line.measured]

@@ -259,6 +259,7 @@ def explain(as_json: bool, **given: Any) -> int:
         f"{one.strategy}: {render.layout_text(one.case.layout)}",
         "",
         render.explain_text(one),
+        *(f"\n{told[0].upper()}{told[1:]}." for told in estimates.loading_told(one.case, one.memory)),
         "",
         "BYTES at the fullest moment of each phase",
         explanations.origins_text(one.case),

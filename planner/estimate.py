@@ -19,7 +19,7 @@ from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.inventory import default_lora
 from planner.launchable import launch_refusal
-from planner.memory import MemoryBreakdown, memory_breakdown, stage_phases
+from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown, stage_phases
 from planner.nearest import changes_text, nearest_launchable
 from planner.offloading import ways_out
 from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
@@ -279,7 +279,7 @@ def estimate(
         time=time,
         throughput=speed,
         fits=fits,
-        reasons=reasons,
+        reasons=(*reasons, *loading_told(case, memory)),
         backend=case.runtime.backend,
         refusal=refusal,
         verdict=_verdict(question, memory, bands),
@@ -288,6 +288,20 @@ def estimate(
         considered=considered,
         probed=_probed(case, question.calibration),
     )
+
+
+def loading_told(case: Case, memory: MemoryBreakdown) -> tuple[str, ...]:
+    """A sentence where loading the model takes more than training it, or has weights wait in host memory; else none."""
+    if memory.peak.phase != "load" and not memory.load_host_node_bytes:
+        return ()
+    loading, training = (
+        format_bytes(float(device_bytes(case, phase.total)))
+        for phase in (next(one for one in memory.phases if one.phase == "load"), memory.training)
+    )
+    there = f"loading as {'this trainer' if case.runtime.backend else case.layout.engine} does {loading}"
+    if memory.load_host_node_bytes:
+        there += f", and {format_bytes(memory.load_host_node_bytes)} of each node's host memory"
+    return (f"training needs {training}; {there}",)
 
 
 def _other_format(case: Case) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from planner.arith import Number, is_column, maximum
 from planner.case import LAYERS, Case
 from planner.engines import engine_of
-from planner.engines.base import Held
+from planner.engines.base import Held, load_host_bytes
+from planner.engines.common import base_weight_bytes, whole_weight_bytes
 from planner.engines.host import host_states, state_transfers, update_accesses_bytes
 from planner.inventory import TERMS as WALK_TERMS
-from planner.inventory import Moment, Walk, walk
+from planner.inventory import Moment, Walk, parameters, walk
 from planner.inventory.tape import ACTIVATIONS
 from planner.inventory.tensors import Size
 from planner.parallelism.offload import Transfer, host_update_seconds, offload_seconds, offloaded_layers
@@ -43,6 +44,16 @@ def host_fits(case: Case, rank_bytes: Number) -> bool | None:
     if case.cluster.host_memory_bytes is None:
         return None
     return bool(host_node_bytes(case, rank_bytes) <= case.cluster.host_memory_bytes)
+
+
+def loading_bytes(case: Case) -> Number:
+    """Bytes of one rank in host memory while GPUs load their model: the largest weight as it comes and as it is held,
+    the whole model where tensor ranks cut it only then (DeepSpeed's AutoTP), or weights that wait there."""
+    cut = case.layout.engine == "deepspeed-autotp" or (
+        case.layout.engine == "deepspeed-pipeline" and case.layout.tp > 1
+    )
+    built = parameters(case.model) * base_weight_bytes(case) if cut else 2 * whole_weight_bytes(case)
+    return maximum(built, load_host_bytes(engine_of(case.layout.engine), case))
 
 
 def offload_traffic(case: Case) -> list[Transfer]:

@@ -14,7 +14,7 @@ import msgspec
 from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
 from planner.engines import engine_of
-from planner.engines.base import Held, bytes_apart
+from planner.engines.base import Held, bytes_apart, load_host_bytes
 from planner.host import host_fits, host_node_bytes, host_rank_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
@@ -49,8 +49,8 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
 
     `phases` are those of the fullest pipeline stage, `stage`; `stages` holds each that differs from the others.
     `reserved_bytes` is what the allocator holds, `device_bytes` what the card shows as used. `host` are one rank's
-    bytes in host memory by term under offload, `host_node_bytes` those of a node, and `host_fits` says whether the
-    node has them (None: its memory is unknown).
+    bytes in host memory by term under offload, `host_node_bytes` those of a node, or what it needs while weights wait
+    there at load (`load_host_node_bytes`), and `host_fits` says whether the node has them (None: nobody knows).
     """
 
     phases: tuple[PhaseMemory, ...]
@@ -61,11 +61,17 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
     host: dict[str, float] = msgspec.field(default_factory=dict)
     host_node_bytes: float = 0.0
     host_fits: bool | None = True
+    load_host_node_bytes: float = 0.0
 
     @property
     def peak(self) -> PhaseMemory:
         """The fullest phase."""
         return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def training(self) -> PhaseMemory:
+        """The fullest phase of training itself, once the model is loaded."""
+        return max((one for one in self.phases if one.phase != "load"), key=lambda phase: phase.total)
 
     @property
     def host_bytes(self) -> float:
@@ -149,17 +155,28 @@ def memory_breakdown(case: Case) -> MemoryBreakdown:
     )
 
 
-def _host(case: Case) -> tuple[dict[str, float], float, bool | None]:
-    """(bytes by term of the rank that needs most host memory, a node's bytes, whether the node has them)."""
+def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
+    """(bytes by term of the rank that needs most host memory, a node's bytes, whether the node has them, a node's
+    bytes at load)."""
     ranks = [host_terms(here, in_flight(here)) for here in (case.at(stage) for stage in case.stages())]
     terms = {term: float(held) for term, held in max(ranks, key=lambda held: sum(held.values())).items()}
-    rank_bytes = sum(terms.values())
-    return terms, float(host_node_bytes(case, rank_bytes)), host_fits(case, rank_bytes)
+    loads = float(load_host(case))
+    rank_bytes = max(sum(terms.values()), loads)
+    at_load = float(host_node_bytes(case, loads))
+    return terms, float(host_node_bytes(case, rank_bytes)), host_fits(case, rank_bytes), at_load
+
+
+def load_host(case: Case) -> Number:
+    """Host memory of the rank that needs most while the loaded weights are taken, bytes: a number, or a column."""
+    most: Number = 0.0
+    for stage in case.stages():
+        most = maximum(most, load_host_bytes(engine_of(case.layout.engine), case.at(stage)))
+    return most
 
 
 def host_bytes(case: Case) -> Number:
-    """Host memory of the rank that needs most: a number, or a column."""
-    most: Number = 0.0
+    """Host memory of the rank that needs most, while it trains or loads: a number, or a column."""
+    most = load_host(case)
     for stage in case.stages():
         here = case.at(stage)
         most = maximum(most, host_rank_bytes(here, in_flight(here) if case.layout.offload_activations else 1.0))

@@ -30,7 +30,7 @@ from planner.memory import (
 from planner.parallelism.schedules import in_flight as in_flight_of
 from planner.progress import Cancelled, Progress
 from planner.question import Question, case_of, limit_bytes
-from planner.rules import Rule, offloads
+from planner.rules import Rule
 from planner.space import Block, blocks_of
 from planner.spec import Layout, Runtime
 from planner.steptime import step_time, whole_pass_seconds
@@ -464,7 +464,7 @@ class _Walker:
             self.rejected[TOO_LARGE] += 1
             self._smallest.walked(layout, size)
             return None
-        if offloads(layout) and hosts_hold(case) is False:
+        if hosts_hold(case) is False:
             self.rejected[TOO_LARGE_FOR_HOSTS] += 1
             self._smallest.walked(layout, size)
             return None

@@ -19,7 +19,7 @@ from planner.engines import engine_of
 from planner.memory import device_bytes, hosts_hold, memory_lines, peak_at, peak_bytes
 from planner.question import STRATEGIES as STRATEGIES  # others ask for them here, where they are ranked
 from planner.question import Question, Strategy, batches_of, case_of, limit_bytes
-from planner.rules import divisors, offloads
+from planner.rules import divisors
 from planner.spec import Layout
 from planner.steptime import step_time, step_traffic
 
@@ -181,7 +181,7 @@ def _best_of(question: Question, group: Group, seen: Seen) -> Candidate | None:
 
 
 def _hosts_may_hold(case: Case) -> bool:
-    return not offloads(case.layout) or hosts_hold(case) is not False
+    return hosts_hold(case) is not False
 
 
 def floor_bytes(case: Case) -> float:

@@ -207,7 +207,7 @@ def _judged(found: Recommendation, one: Estimate) -> tuple[str, str]:
     if run_s is not None and limit_s is not None and run_s > limit_s:
         return "deadline", f"The run would take {format_duration(run_s)}, the deadline is {format_duration(limit_s)}."
     if one.time.step_s is None or best.time.step_s is None:
-        return "slower", f"No time is known for it: {'; '.join(one.reasons)}."
+        return "slower", f"No time is known for it: {'; '.join(why for why in one.reasons if 'time' in why)}."
     return _slower_or_larger(one, best)
 
 

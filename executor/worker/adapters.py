@@ -29,7 +29,7 @@ def add_adapters(model: nn.Module, job: TrainingJob, dtype: torch.dtype) -> None
     # peft upcasts in get_peft_model only, and injection skips it.
     held = torch.float32 if lora.upcast_adapters else dtype
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
+        if is_adapter(name):
             parameter.data = parameter.data.to(held)
 
 

@@ -7,20 +7,14 @@ training, how one rank is started (executor.launch), or a world of fake tensors 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
 
-import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from executor.worker.engines.accelerate import AccelerateEngine
 from executor.worker.engines.base import Engine
-from executor.worker.model import build_model, build_optimizer
+from executor.worker.model import Unfilled, build_optimizer, unfilled_model
+from executor.worker.values import Zeros
 from planner.errors import PlannerError
 from planner.plan import Plan
-
-if TYPE_CHECKING:
-    from executor.worker.engines.transformers_tp import TransformersTpEngine
 
 
 def start(plan: Plan) -> None:
@@ -47,27 +41,12 @@ def started() -> bool:
     return dist.is_initialized() and dist.get_backend() == "fake"
 
 
-def prepare_from_meta(engine: Engine) -> None:
-    """Shard a model without data, then give the rank its shards: for models that the host has no room for.
-
-    The weights are zeros, and what loading a model takes is not seen.
-    """
+def prepare_with_zeros(engine: Engine) -> None:
+    """Give a rank its shards with zeros in them: for models whose every weight nobody wants to draw."""
     plan = engine.plan
     if plan.job.base_quantization is not None:
         rule, fix = "4-bit weights are made of numbers, and this model is built without", "Use method=lora"
         raise PlannerError("method", plan.job.method, rule, fix)
-    with torch.device("meta"):
-        model = build_model(plan)
-    engine.prepare(model, lambda built: build_optimizer(built, plan.job))
-    names = {id(weight): name for name, weight in engine.model.named_parameters()}
-    engine.model.to_empty(device=engine.device)
-    with torch.no_grad():
-        for tensor in (*engine.model.parameters(), *engine.model.buffers()):
-            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
-    weights = dict(engine.model.named_parameters())
-    optimizer = cast("AccelerateEngine | TransformersTpEngine", engine).optimizer  # nothing else shards without data
-    for group in optimizer.param_groups:
-        group["params"] = [weights[names[id(weight)]] for weight in group["params"]]
-    if isinstance(engine, AccelerateEngine):
-        # It finds an optimizer's weights again by address, and without data all have the same.
-        optimizer.param_groups[0]["params"] = [weight for weight in weights.values() if weight.requires_grad]
+    bare = unfilled_model(plan)
+    zeros = Unfilled(bare.model, Zeros(bare.model.state_dict()))
+    engine.prepare(zeros, lambda built: build_optimizer(built, plan.job))

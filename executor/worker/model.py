@@ -1,67 +1,95 @@
-"""The model and its optimizer, before any framework touches them: on CPU, from one seed or a local checkpoint.
+"""The model and its optimizer, before any framework touches them: without data, and where its numbers come from.
 
-Not here: adapters (adapters.py), 4-bit weights (quantized.py), wrapping and sharding (engines/).
+Not here: the numbers (values.py), adapters (adapters.py), 4-bit weights (quantized.py), wrapping and sharding
+(engines/), or putting numbers where they stay (loading.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
-from executor.worker import recompute
-from executor.worker.adapters import add_adapters
-from executor.worker.quantized import quantize_layers
+from executor.worker import loading, recompute
+from executor.worker.adapters import add_adapters, is_adapter, ordinary_name
+from executor.worker.quantized import pack_layers
 from executor.worker.seeds import seed_weights
-from planner.errors import PlannerError
+from executor.worker.values import Both, Drawn, Recorder, Stored, Values
 from planner.huggingface import config_dict
 from planner.plan import Plan
 from planner.spec import ModelSpec, TrainingJob
 
 
-def build_model(plan: Plan) -> nn.Module:
-    """The Transformers model on CPU, in the format its weights are held in, with adapters if the method has them.
+@dataclass(frozen=True)
+class Unfilled:
+    """A model without data, in the format its weights are held in, and the numbers that it is to have."""
 
-    Every rank and every layout gets the same weights: FSDP2 broadcasts none.
+    model: Any
+    values: Values
+
+    def filled(self, device: torch.device) -> Any:
+        """The model with all its weights on one device."""
+        return loading.fill(self.model, self.values, device)
+
+
+def unfilled_model(plan: Plan) -> Unfilled:
+    """The Transformers model with adapters if the method has them; nothing but its buffers takes memory.
+
+    Every rank and every layout gets the same numbers. A checkpoint that lacks a weight is refused (PlannerError).
     """
     from transformers import AutoModelForCausalLM
 
-    job = plan.job
+    job, dtype = plan.job, weight_dtype(plan.job)
     seed_weights(job.recipe.seed)
-    dtype = weight_dtype(job)
-    if job.recipe.checkpoint:
-        model = _loaded(job.recipe.checkpoint, dtype)
-    else:
-        model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
+    recorder = Recorder()
+    with _WithoutData():
+        if job.recipe.checkpoint:
+            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
+        else:
+            with recorder:
+                model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
     model.config.use_cache = False
     if plan.model.moe is not None:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
+    loading.restore_buffers(model)
+    stored = Stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else None
+    names = {} if stored else {id(weight): name for name, weight in model.named_parameters()}
     if job.base_quantization is not None:
-        device = torch.device("cpu" if plan.cluster.gpu.kind == "cpu" else "cuda")
-        quantize_layers(model, job.base_quantization, dtype, device)
+        pack_layers(model, job.base_quantization, dtype)
     if job.adapters is not None:
-        add_adapters(model, job, dtype)
+        with _WithoutData(), recorder:
+            add_adapters(model, job, dtype)
+        names |= {id(weight): ordinary_name(name) for name, weight in model.named_parameters() if is_adapter(name)}
+    # peft draws adapters in fp32 and gives them the base's format, whatever they are held in afterwards.
+    drawn = Drawn(recorder.calls, names, job.recipe.seed, adapters=dtype)
     recompute.enable(model, plan)
-    trained: nn.Module = model.train()
-    return trained
+    return Unfilled(model.train(), Both(stored, drawn) if stored else drawn)
 
 
-def _loaded(checkpoint: str, dtype: torch.dtype) -> Any:
-    """A checkpoint whose sizes have been compared with the plan's (executor.checkpoint); no weight of it may lack."""
-    from transformers import AutoModelForCausalLM
-
-    model, found = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
-    )
-    if missing := sorted(found["missing_keys"]):  # Transformers would make them up and warn
-        raise PlannerError(
-            "recipe.checkpoint",
-            checkpoint,
-            f"lacks {len(missing)} of the model's weights, {missing[0]} among them",
-            "Give a folder that holds the whole model",
-        )
+def build_model(plan: Plan) -> nn.Module:
+    """The model with all its weights on one device: on CPU, but where 4-bit weights are made on a GPU."""
+    on_gpu = plan.job.base_quantization is not None and plan.cluster.gpu.kind != "cpu"
+    model: nn.Module = unfilled_model(plan).filled(torch.device("cuda" if on_gpu else "cpu"))
     return model
+
+
+class _WithoutData(TorchFunctionMode):
+    """While entered, what modules make for their weights is on "meta".
+
+    Other tensors are real, so buffers are what they will be. And unlike under torch.device("meta") Transformers still
+    calls what initialises weights (it asks where `torch.tensor([])` is), so a Recorder sees it.
+    """
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.ones, torch.zeros) and kwargs.get("device") is None:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
 
 
 def weight_dtype(job: TrainingJob) -> torch.dtype:

@@ -14,49 +14,80 @@ from torch import nn
 from planner.formats import FORMATS
 from planner.spec import Quantization
 
+QUANT_TYPE = "nf4"
 STORAGE = {"uint8": torch.uint8, "bf16": torch.bfloat16}
 
 
-def quantize_layers(model: Any, quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
+def pack_layers(model: Any, quantization: Quantization, dtype: torch.dtype) -> None:
     """Put bitsandbytes' 4-bit NormalFloat linears in the place of the layers' own, which compute in `dtype`.
 
-    Embedding, norms and head stay as they are. One weight after the other, so that never two models are there; codes
-    and scales are made on `device` and stay there, since what shards a weight does not know of its scales.
+    Nothing has data yet. Embedding, norms and head stay as they are.
     """
     import bitsandbytes
     from transformers.pytorch_utils import Conv1D
 
     for parent, name in [*_linears(model)]:
         plain = getattr(parent, name)
-        weight = plain.weight.data
-        if isinstance(plain, Conv1D):  # GPT-2 holds (in, out)
-            weight = weight.T.contiguous()
+        rows, columns = reversed(plain.weight.shape) if isinstance(plain, Conv1D) else plain.weight.shape
         with torch.device("meta"):
             packed = bitsandbytes.nn.Linear4bit(
-                weight.shape[1],
-                weight.shape[0],
+                columns,
+                rows,
                 bias=plain.bias is not None,
                 compute_dtype=dtype,
                 compress_statistics=quantization.double,
-                quant_type="nf4",
+                quant_type=QUANT_TYPE,
                 quant_storage=STORAGE[quantization.storage],
             )
+        packed.compress_statistics = quantization.double  # its weight knows, until something shards that
         packed.source_cls = type(plain)  # as Transformers notes it
         # Without gradients it would repack the weights in place for a kernel of some CPUs that multiplies in bf16 and
         # has no backward (modules.py of 0.50.2), so a validation would end the training.
         packed.support_avx512bf16_for_cpu = False
         packed.bias = plain.bias
-        packed.weight = bitsandbytes.nn.Params4bit(
-            weight,
-            requires_grad=False,
-            compress_statistics=quantization.double,
-            quant_type="nf4",
-            quant_storage=STORAGE[quantization.storage],
-            module=packed,
-        ).to(device)
+        packed.weight = _params(packed, packed.weight.data.to(dtype))
         setattr(parent, name, packed)
-        del plain, weight
     model.is_loaded_in_4bit = True  # what peft asks before it puts its own linear around bitsandbytes'
+
+
+def quantized(linear: Any, weight: torch.Tensor, device: torch.device) -> Any:
+    """A 4-bit linear's codes, made of its whole weight on `device`; their scales are on the module from then on.
+
+    Codes and scales stay where they are made, since what shards a weight does not know of its scales.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    if linear.source_cls is Conv1D:  # GPT-2 holds (in, out)
+        weight = weight.T.contiguous()
+    return _params(linear, weight).to(device)
+
+
+def shape_codes(model: nn.Module) -> None:
+    """Give 4-bit linears without data weights of their codes' shape, for what shards them before they are made."""
+    linears: list[Any] = [module for module in model.modules() if awaits_codes(module)]
+    for linear in linears:
+        codes = linear.weight.numel() // 2 // linear.quant_storage.itemsize
+        made = _params(linear, torch.empty(codes, 1, dtype=linear.quant_storage, device="meta"))
+        made.bnb_quantized = True
+        linear.weight = made
+
+
+def awaits_codes(module: Any) -> bool:
+    """Whether a module is a 4-bit linear whose codes are not made yet."""
+    return hasattr(module, "quant_storage") and module.quant_state is None
+
+
+def _params(linear: Any, weight: torch.Tensor) -> Any:
+    import bitsandbytes
+
+    return bitsandbytes.nn.Params4bit(
+        weight,
+        requires_grad=False,
+        compress_statistics=linear.compress_statistics,
+        quant_type=QUANT_TYPE,
+        quant_storage=linear.quant_storage,
+        module=linear,
+    )
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

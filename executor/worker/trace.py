@@ -21,7 +21,7 @@ from executor.trace import Kept, Traced
 from executor.worker.engines import start_engine
 from executor.worker.mesh import write_json
 from executor.worker.meter import Meter, logits_widths
-from executor.worker.model import build_model, build_optimizer
+from executor.worker.model import build_optimizer, unfilled_model
 from executor.worker.rows import Batch
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
 from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
@@ -89,7 +89,7 @@ def fake_run(plan: Plan, rank: int) -> Run:
             meter = Meter(plan, rank, 0, 0, engine.device, WARM_STEPS, WARM_STEPS, live)
 
             with meter.load():
-                engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+                engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job))
             reduce_in_python(engine.model)
             meter.attach(engine.state_tensors)
             tokens = layout.global_batch_size * plan.job.seq_len

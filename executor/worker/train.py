@@ -26,7 +26,7 @@ from executor.worker.data import micro_batches, open_rows, order_of, validation_
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
-from executor.worker.model import build_model, build_optimizer
+from executor.worker.model import build_optimizer, unfilled_model
 from executor.worker.progress import Reporter, StepMetrics, memory_in_use
 from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
@@ -75,10 +75,10 @@ def run(options: argparse.Namespace) -> None:
         limits.limit_memory(engine.device, options.memory_limit)
     with meter.load():
         if options.build_on_meta:
-            fake_world.prepare_from_meta(engine)
+            fake_world.prepare_with_zeros(engine)
         else:
             offloaded = plan.layout.offload_optimizer
-            engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job, on_host=offloaded))
+            engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job, on_host=offloaded))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device))
     check_mesh(plan, live)

@@ -61,6 +61,9 @@ class Engine(Protocol):
     # apart(case) -> Number, where an engine makes an allocation larger than any that was freed before it: the caching
     # allocator gives it memory of its own and keeps that. Asked through `bytes_apart`, columns as `resident`.
 
+    # load_host(case) -> Number, where an engine has weights wait in host memory while it takes them; asked through
+    # `load_host_bytes`.
+
     def outside(self, case: Case) -> list[tuple[str, Held]]:
         """(phase, live bytes) at the fullest moments outside the model code: while model, engine and optimizer are
         built (load), while gradients are reduced after the walk (backward), and in the optimizer's step."""
@@ -77,6 +80,12 @@ class Engine(Protocol):
     def ideal(self, case: Case) -> list[IdealCollective]:
         """What the technique's paper would send."""
         ...
+
+
+def load_host_bytes(engine: Engine, case: Case) -> Number:
+    """What one rank needs in host memory while an engine takes the loaded weights, bytes, columns as `resident`."""
+    own: Callable[[Case], Number] | None = getattr(engine, "load_host", None)
+    return 0.0 if own is None else own(case)
 
 
 def held_when_filled(engine: Engine, case: Case) -> Held:

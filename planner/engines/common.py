@@ -6,11 +6,11 @@ Not here: anything that only one engine does, or what sharding the states sends 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from planner import optimizers
-from planner.arith import Number, ceil_div, is_column, where
+from planner.arith import Number, ceil_div, is_column, maximum, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines import engine_of
 from planner.engines.base import Call
@@ -94,11 +94,38 @@ def stored_weight_bytes(case: Case, weight: Weight) -> Number:
     return adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
 
 
-def unpacked_model_bytes(case: Case) -> Number:
-    """Bytes on a device that is host memory while a model is built that is packed into 4 bits afterwards; else 0."""
-    if case.job.base_quantization is None or case.cluster.gpu.kind != "cpu":
-        return 0.0
-    return case.total(adapter=False) * base_weight_bytes(case)
+def whole_weight_bytes(case: Case) -> Number:
+    """Bytes of the weight that takes most as it comes while a model is filled weight by weight: whole, in the format
+    the model is built in (executor/worker/loading.py)."""
+    largest: Number = 0.0
+    for weight in (weight for unit in UNITS for weight in unit_weights(case.model, case.lora)[unit]):
+        element = adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
+        largest = maximum(largest, weight.elements * element)
+    return largest
+
+
+def packed_weight_bytes(case: Case) -> Number:
+    """Bytes of the largest weight that is packed into 4 bits, before it is, on the device that packs it; else 0."""
+    largest: Number = 0.0
+    for weight in (weight for unit in UNITS for weight in case.units()[unit] if packed(case, weight)):
+        largest = maximum(largest, weight.elements * base_weight_bytes(case))
+    return largest
+
+
+def part_bytes(case: Case, shards: Callable[[Weight], Number]) -> Number:
+    """Bytes beside a sharded model while CPU processes fill it, one weight at a time.
+
+    Drawn from a seed the weight is whole, and so is one that is packed. Of a checkpoint a rank reads its part alone, in
+    16 bit as files mostly are, and makes of it the same in the model's format.
+    """
+    if case.job.recipe.checkpoint is None:
+        return whole_weight_bytes(case)
+    largest = packed_weight_bytes(case)
+    for weight in (weight for unit in UNITS for weight in case.units()[unit] if not packed(case, weight)):
+        element = adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
+        read = float(BYTES["bf16"]) if element > BYTES["bf16"] else 0.0
+        largest = maximum(largest, padded(weight, shards(weight)) / shards(weight) * (element + read))
+    return largest
 
 
 def packed(case: Case, weight: Weight) -> bool:

@@ -12,9 +12,9 @@ from planner.engines.common import (
     accelerate_compute,
     moments,
     optimizer_temporaries,
+    packed_weight_bytes,
     stored_weight_bytes,
     trained_states,
-    unpacked_model_bytes,
     weights_are_columns,
 )
 from planner.inventory import Compute, Moment
@@ -81,10 +81,11 @@ def outside(case: Case) -> list[tuple[str, Held]]:
 
 
 def load(case: Case) -> list[Held]:
-    """Weights beside the broadcast of them, then beside the reducer's buckets; moments come with the first step."""
+    """Weights while the last is packed into 4 bits, beside the broadcast of them, then beside the reducer's buckets;
+    moments come with the first step."""
     whole = weight_bytes(case)
     return [
-        {"params": unpacked_model_bytes(case)},
+        {"params": whole, "temporaries": packed_weight_bytes(case)},
         {"params": whole, "buckets": minimum(whole, BROADCAST_BYTES)},
         {"params": whole, "buckets": grad_bytes(case)},
     ]

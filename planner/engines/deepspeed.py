@@ -155,6 +155,11 @@ def load(case: Case) -> list[Held]:
     return deepspeed_stage3.load(case, on_host) if _at_stage3(case) else deepspeed_stage12.load(case, on_host)
 
 
+def load_host(case: Case) -> Number:
+    """Bytes of one rank in host memory where the device has no room to lay the weights end to end (stages 1 and 2)."""
+    return 0.0 if _at_stage3(case) else deepspeed_stage12.load_host(case)
+
+
 def holder(case: Case) -> Holder:
     """Resident states, gradients so far, the bucket being filled, and (stage 3) the weights in use."""
     stay = resident(case)

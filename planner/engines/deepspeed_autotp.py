@@ -8,6 +8,7 @@ Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO
 
 from __future__ import annotations
 
+from planner.arith import Number
 from planner.case import Case
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
@@ -51,6 +52,11 @@ def resident(case: Case) -> Held:
 def outside(case: Case) -> list[tuple[str, Held]]:
     """ZeRO's, of this rank's part of the weights, all of which is there before ZeRO takes any of it."""
     return [("load", load(case)), *deepspeed.outside(case)]
+
+
+def load_host(case: Case) -> Number:
+    """ZeRO's, of this rank's part of the weights."""
+    return deepspeed.load_host(case)
 
 
 def load(case: Case) -> Held:

@@ -13,7 +13,14 @@ from planner.arith import Number, ceil_div, maximum
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Held
 from planner.engines.buckets import reduce_bucket_elements
-from planner.engines.common import packed, stored_weight_bytes, weights_are_columns
+from planner.engines.common import (
+    base_weight_bytes,
+    packed,
+    packed_weight_bytes,
+    stored_weight_bytes,
+    weights_are_columns,
+    whole_weight_bytes,
+)
 from planner.engines.ddp import finished_elements
 from planner.inventory import Moment
 from planner.parallelism import zero
@@ -84,6 +91,13 @@ def frozen_bytes(case: Case) -> Number:
         for weight in case.units()[unit]
         if not weight.trainable
     )
+
+
+def drawn_bytes(case: Case) -> Number:
+    """Bytes beside the weights of CPU processes while one comes: as it is built, where DeepSpeed trains another format,
+    or as it is before it is packed."""
+    narrows = states(case).weight < base_weight_bytes(case) and case.job.recipe.checkpoint is None
+    return maximum(packed_weight_bytes(case), whole_weight_bytes(case) if narrows else 0.0)
 
 
 def trained_sizes(case: Case) -> tuple[int, ...]:

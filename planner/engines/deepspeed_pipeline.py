@@ -16,12 +16,13 @@ from __future__ import annotations
 import msgspec
 
 from planner import optimizers
-from planner.arith import Number, ceil_div, is_column, maximum, minimum
+from planner.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.case import Case
 from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
+from planner.engines.deepspeed_common import drawn_bytes
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
 from planner.engines.deepspeed_stage12 import START_ALIGNMENT
 from planner.inventory import Compute, Moment
@@ -109,10 +110,27 @@ def resident(case: Case) -> Held:
     }
 
 
+def load(case: Case) -> Held:
+    """A stage is filled weight by weight, in the training format. Tensor ranks cut their parts out of the whole model,
+    which each of them builds in host memory first."""
+    cut = deepspeed_autotp.load(case)
+    drawn = drawn_bytes(case) if case.cluster.gpu.kind == "cpu" else 0.0
+    split = case.layout.tp > 1
+    return {
+        "params": where(split, cut["params"], case.total() * states(case).weight),
+        "temporaries": where(split, 0.0, drawn),
+    }
+
+
+def load_host(case: Case) -> Number:
+    """ZeRO's; BF16_Optimizer lays the weights end to end on the device."""
+    return 0.0 if _narrow(case) else deepspeed.load_host(case)
+
+
 def outside(case: Case) -> list[tuple[str, Held]]:
     """Flattening the weights; the reduction after the schedule; the step on the partition."""
     if not _narrow(case):
-        return [("load", deepspeed_autotp.load(case)), *deepspeed.outside(case)]
+        return [("load", load(case)), *deepspeed.outside(case)]
     each, trained, stay = states(case), case.total(trainable=True), resident(case)
     loaded = {"params": case.total() * each.weight + _flat(case) * each.weight}
     with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
@@ -121,7 +139,7 @@ def outside(case: Case) -> list[tuple[str, Held]]:
     on_cpu = case.cluster.gpu.kind == "cpu"
     step = optimizers.temporaries(case.job.optimizer, part, each.master, on_cpu=on_cpu)
     return [
-        ("load", deepspeed_autotp.load(case)),
+        ("load", load(case)),
         ("load", loaded),
         ("backward", with_grads | {"buckets": copied}),
         ("optimizer", with_grads | {"temporaries": step}),

@@ -13,12 +13,13 @@ from planner.arith import Number, by_value, ceil_div, maximum, where
 from planner.case import UNITS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements
-from planner.engines.common import unpacked_model_bytes
+from planner.engines.common import packed_weight_bytes
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_common import (
     bucket_count,
     bucket_elements,
     configured_elements,
+    drawn_bytes,
     flush_bytes,
     flushes,
     frozen_bytes,
@@ -89,13 +90,44 @@ def accumulates_on_host(case: Case) -> bool:
 
 
 def load(case: Case, on_host: Held) -> list[Held]:
-    """The weights are copied into a flat group beside the originals. `on_host`: what this device's memory holds of
-    offload by then."""
-    each = states(case)
-    whole = case.total(trainable=True) * each.weight + frozen_bytes(case)
-    copied = partition_elements(case) * partitions(case) * each.weight if case.layout.zero_stage else 0.0
-    begun: Held = {"params": maximum(whole + copied, unpacked_model_bytes(case))}
-    return [begun, with_terms(resident(case), on_host)] if on_host else [begun]
+    """The weights come one by one in the training format, and are copied into a flat group. `on_host`: what this
+    device's memory holds of offload by then.
+
+    Where the device has no room for both, they wait in host memory, are laid end to end there, and the group comes
+    back (stage_1_and_2.py, `flatten_on_accelerator`).
+    """
+    whole, flat, free = loaded_bytes(case), flat_bytes(case), _free_bytes(case)
+    both = where(free >= flat, whole + flat, maximum(whole, frozen_bytes(case) + flat))
+    drawn = drawn_bytes(case) if case.cluster.gpu.kind == "cpu" else packed_weight_bytes(case)
+    begun: list[Held] = [{"params": whole, "temporaries": drawn + 0.0 * whole}, {"params": both}]
+    return [*begun, with_terms(resident(case), on_host)] if on_host else begun
+
+
+def loaded_bytes(case: Case) -> Number:
+    """Bytes of the model's weights in the format that DeepSpeed computes in."""
+    return case.total(trainable=True) * states(case).weight + frozen_bytes(case)
+
+
+def flat_bytes(case: Case) -> Number:
+    """Bytes of the flat group of trained weights; none at stage 0."""
+    return partition_elements(case) * partitions(case) * states(case).weight * (1.0 if case.layout.zero_stage else 0.0)
+
+
+def _free_bytes(case: Case) -> Number:
+    """What a GPU has left beside the loaded weights. CPU processes have room for the group, and so is assumed of a card
+    of unknown size."""
+    memory = case.cluster.gpu.memory_bytes
+    if case.cluster.gpu.kind == "cpu" or memory is None:
+        return flat_bytes(case)
+    return memory - case.runtime.allocator.context_bytes - loaded_bytes(case)
+
+
+def load_host(case: Case) -> Number:
+    """Bytes of one rank in host memory while its flat group is made there: the trained weights, and the group. None
+    where the device does not even hold the weights."""
+    flat, free = flat_bytes(case), _free_bytes(case)
+    waits = case.total(trainable=True) * states(case).weight + flat
+    return where((free >= 0) & (free < flat), waits, 0.0 * waits)
 
 
 def holder(case: Case, stay: Held) -> Holder:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from planner.arith import Number, ceil_div, is_column, maximum, where
+from planner.arith import Number, ceil_div, is_column, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import layer_form, packed, unpacked_model_bytes
+from planner.engines.common import layer_form, packed, packed_weight_bytes
 from planner.engines.deepspeed_common import (
     bucket_count,
     bucket_elements,
+    drawn_bytes,
     flush_bytes,
     flushes,
-    frozen_bytes,
     optimizer_bytes,
     states,
     with_terms,
@@ -92,19 +92,20 @@ def host(case: Case) -> Held:
 
 
 def load(case: Case, on_host: Held) -> list[Held]:
-    """The trainer shards weight by weight (zero.Init) from the model in host memory, which on CPU is there at first.
-    zero.Init takes no 4-bit weights: such a model is whole on every GPU before it is sharded. `on_host`: what this
-    device's memory holds of offload by then."""
+    """The trainer fills the model weight by weight and shards each (zero.Init) before the next one comes; then
+    DeepSpeed makes the master copy. `on_host`: what this device's memory holds of offload by then."""
     each = states(case)
-    whole = case.total(trainable=True) * each.weight + frozen_bytes(case)
     built = with_terms(resident(case), on_host)
     if not case.layout.offload_optimizer:
         built["optimizer"] = whole_bytes(shard_elements(case, trainable=True), each.master)
     largest = max(weight.elements for unit in UNITS for weight in case.units()[unit])
     built["params"] = built["params"] + largest * each.weight
-    all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
-    there = maximum(whole, unpacked_model_bytes(case))
-    return [built, {"params": there + 0.0 * built["params"]}] if all_there else [built]
+    drawn = drawn_bytes(case) if case.cluster.gpu.kind == "cpu" else packed_weight_bytes(case)
+    filled: Held = {
+        "params": with_terms(resident(case), on_host)["params"] + largest * each.weight,
+        "temporaries": drawn + 0.0 * built["params"],
+    }
+    return [built, filled]
 
 
 def holder(case: Case, stay: Held) -> Holder:

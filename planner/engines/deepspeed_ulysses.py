@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.arith import is_column
+from planner.arith import Number, is_column
 from planner.case import LAYERS, Case
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
@@ -95,6 +95,11 @@ def resident(case: Case) -> Held:
 def outside(case: Case) -> list[tuple[str, Held]]:
     """ZeRO's, over all ranks."""
     return deepspeed.outside(zero(case))
+
+
+def load_host(case: Case) -> Number:
+    """ZeRO's, over all ranks."""
+    return deepspeed.load_host(zero(case))
 
 
 def holder(case: Case) -> Holder:

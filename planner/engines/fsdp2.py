@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from planner.arith import Number, is_column, maximum, where
+from planner.arith import Number, is_column, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
@@ -21,11 +21,12 @@ from planner.engines.common import (
     optimizer_temporaries,
     packed,
     packed_shard_bytes,
+    packed_weight_bytes,
     padded,
+    part_bytes,
     sent_elements,
     stored_weight_bytes,
     trained_states,
-    unpacked_model_bytes,
 )
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
@@ -220,15 +221,11 @@ def outside(case: Case) -> list[tuple[str, Held]]:
 
 
 def load(case: Case) -> Held:
-    """Every rank builds the model in host memory and shards it unit by unit: on CPU all of it stays there until the
-    end, on a GPU one unit at a time is whole. A 4-bit model is quantised on the GPU, whole, before it is sharded."""
-    stored = {
-        unit: sum(weight.elements * stored_weight_bytes(case, weight) for weight in case.units()[unit])
-        for unit in UNITS
-    }
-    all_there = case.cluster.gpu.kind == "cpu" or case.job.base_quantization is not None
-    whole = sum(case.repeats(unit) * size for unit, size in stored.items()) if all_there else max(stored.values())
-    return {"params": maximum(whole + device_shards(case), unpacked_model_bytes(case))}
+    """The trainer shards the model before it has data and fills the shards weight by weight. Beside them there is one
+    weight in host memory; on a GPU only one that is packed into 4 bits there."""
+    on_cpu = case.cluster.gpu.kind == "cpu"
+    beside = part_bytes(case, case.shards) if on_cpu else packed_weight_bytes(case)
+    return {"params": device_shards(case), "temporaries": beside + 0.0 * device_shards(case)}
 
 
 def device_shards(case: Case) -> Number:

@@ -17,21 +17,21 @@ from typing import Any
 
 import msgspec
 
-from planner.arith import Number, is_column, maximum, where
+from planner.arith import Number, is_column, where
 from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     MIXED,
     accelerate_compute,
-    base_weight_bytes,
     optimizer_temporaries,
     parallel_calls,
     parallel_ideal,
+    part_bytes,
     trained_states,
 )
 from planner.engines.ddp import finished_elements
-from planner.inventory import Compute, Moment, parameters, unit_weights
+from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.technique_rules import EXPERT, tensor_rules
@@ -141,23 +141,11 @@ def filled(case: Case) -> Held:
 
 
 def load(case: Case) -> Held:
-    """Every rank builds the model whole in host memory, cuts its slices of every weight, and shards them only then.
-
-    On CPU all wholes are still there when the last slice is made (`apply_tensor_parallelism` lists them); a GPU takes
-    the wholes one by one and keeps the slices.
-    """
-    element = base_weight_bytes(case)
-    whole, here = parameters(case.model) * element, case.total(adapter=False) * element
-    if not is_column(case.layout.ep) and case.layout.ep > 1 and case.cluster.gpu.kind == "cpu":
-        experts = sum(weight.elements for weight in case.units()["layer"] if weight.expert)
-        return {"params": whole + case.repeats("layer") * experts * element}
-    if case.cluster.gpu.kind == "cpu":
-        slices = (whole - here) / maximum(case.layout.tp - 1, 1)
-        if case.model.tied:  # the head is split too before it is tied
-            slices = slices + case.model.vocab * case.model.hidden * element / case.layout.tp
-        return {"params": whole + slices}
-    largest = max(weight.elements for weights in unit_weights(case.model).values() for weight in weights)
-    return {"params": here + largest * element}
+    """The trainer splits and shards the model before it has data and fills a rank's parts weight by weight: beside them
+    there is one weight, in host memory."""
+    parts = fsdp2.weight_shards(case)
+    beside = part_bytes(case, case.shards) if case.cluster.gpu.kind == "cpu" else 0.0
+    return {"params": parts, "temporaries": beside + 0.0 * parts}
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:

@@ -17,7 +17,7 @@ from executor.worker.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite
 from executor.worker.mesh import write_json
-from executor.worker.model import build_model, build_optimizer
+from executor.worker.model import build_optimizer, unfilled_model
 from executor.worker.unmetered import Unmetered
 from planner.plan import read_plan
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     cpu.prepare(plan.layout)
     engine = start_engine(plan, str(folder))
     rows = open_rows(plan, plan.job.recipe.data)
-    engine.prepare(build_model(plan), lambda model: build_optimizer(model, plan.job))
+    engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job))
     order, mine = order_of(plan, rows), engine.mesh().data_parallel_rank
 
     def run(step: int, tokens: int) -> None:

@@ -7,10 +7,11 @@ import pytest
 from test_rundir import make_plan
 
 from executor import preflight
+from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory import parameters
 from planner.plan import PhaseMemory, Plan, Prediction
-from planner.spec import Gpu, Layout, TrainingJob
+from planner.spec import Gpu, Layout
 
 GIB = 2**30
 
@@ -71,16 +72,19 @@ def test_the_predicted_peaks_of_all_ranks_must_fit_the_host_together():
     assert error.exit_code == 3 and "2 ranks x 2.00 GiB" in error.sentence
 
 
-def test_the_whole_model_of_every_rank_must_fit_a_gpu_hosts_memory_while_it_is_loaded():
+def test_what_every_rank_takes_to_load_must_fit_a_gpu_hosts_memory():
     plan = on("cuda")
-    whole = 4 * parameters(plan.model)
-    preflight.check_loading_memory(plan, available=2 * whole, ranks=2)
+    twice = 2 * 4 * max(weight.elements for weight in Case.of(plan).weights())
+    preflight.check_loading_memory(plan, available=2 * twice, ranks=2)
     preflight.check_loading_memory(on("cpu"), available=1, ranks=2)
-    error = refusal(preflight.check_loading_memory, plan, available=2 * whole - 1, ranks=2)
-    assert error.exit_code == 3 and "every rank loads the whole model" in error.sentence
+    error = refusal(preflight.check_loading_memory, plan, available=2 * twice - 1, ranks=2)
+    assert error.exit_code == 3 and "what loading takes" in error.sentence
 
-    adapters = msgspec.structs.replace(plan, job=TrainingJob(method="lora"))
-    preflight.check_loading_memory(adapters, available=whole, ranks=2)
+    layout = Layout(engine="deepspeed-autotp", zero_stage=1, tp=2)
+    cut = msgspec.structs.replace(plan, layout=layout)
+    whole = 4 * parameters(plan.model)
+    preflight.check_loading_memory(cut, available=2 * whole, ranks=2)
+    refusal(preflight.check_loading_memory, cut, available=2 * whole - 1, ranks=2)
 
 
 def test_a_disk_must_have_room_for_the_weights(tmp_path):

@@ -223,3 +223,46 @@ def test_a_rate_below_one_is_not_printed_as_nothing():
     assert [count_text(rate) for rate in (None, 0.0, 0.31, 2.46, 12.6, 12345.6)] == [
         "n/a", "0", "0.31", "2.5", "13", "12,346",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "loads"), [("llama-2-13b", "a100-sxm-40gb", 24.25), ("7b", "rtx-4090-24gb", 12.55)]
+)
+def test_zero_2_lays_its_weights_end_to_end_on_the_host_where_the_card_has_no_room_for_both(
+    model: str, gpu: str, loads: float
+):
+    found = answer(asked(model=model, gpus="64", gpu=gpu, seq_len="4096", micro_batch_size="1", recompute="full"))
+    one = next(one for one in found.estimates if one.strategy == "zero2")
+    load = next(phase for phase in one.memory.phases if phase.phase == "load")
+
+    assert load.total / 2**30 == pytest.approx(loads, rel=1e-3)
+    assert one.fits and one.memory.peak.phase != "load"
+    # The price: the weights and the group, of every rank of a node.
+    assert one.memory.load_host_node_bytes == pytest.approx(2 * load.total * one.case.cluster.gpus_per_node, rel=1e-3)
+    assert any("of each node's host memory" in reason for reason in one.reasons)
+
+
+def test_zero_2_lays_its_weights_end_to_end_on_a_card_that_has_the_room():
+    found = answer(asked(model="13b", gpus="64", gpu="a100-sxm-80gb", micro_batch_size="1", recompute="full"))
+    one = next(one for one in found.estimates if one.strategy == "zero2")
+    load = next(phase for phase in one.memory.phases if phase.phase == "load")
+
+    assert load.total / 2**30 == pytest.approx(48.5, rel=1e-3)
+    assert one.memory.load_host_node_bytes == 0
+
+
+def test_loading_is_told_apart_from_training_where_it_takes_more():
+    found = answer(asked(model="qwen2.5-32b", gpus="64", gpu="h200-141gb", micro_batch_size="1", recompute="full"))
+    one = next(one for one in found.estimates if one.strategy == "zero2")
+
+    assert one.memory.peak.phase == "load"
+    assert one.reasons[-1] == "training needs 76.14 GiB; loading as this trainer does 129.16 GiB"
+    assert not any("loading" in reason for two in found.estimates if two.strategy == "fsdp" for reason in two.reasons)
+
+
+def test_no_rank_has_a_sharded_4_bit_model_whole_while_it_loads():
+    # 70B over two cards of 24 GB (answer.ai's FSDP and QLoRA): 14.9 GiB reserved is measured.
+    found = answer(asked(model="llama-2-70b", gpus="2", gpu="rtx-4090-24gb", method="qlora", micro_batch_size="1"))
+    for one in (one for one in found.estimates if one.strategy in ("fsdp", "zero3")):
+        load = next(phase for phase in one.memory.phases if phase.phase == "load")
+        assert load.total < 0.65 * 36e9, one.strategy  # the codes alone are 36 GB

@@ -16,7 +16,10 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
+from executor.worker import loading
 from executor.worker.engines.base import Engine, LiveMesh, check_norm, tensors_of, update, whole_of
+from executor.worker.model import Unfilled
+from executor.worker.quantized import shape_codes
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -67,10 +70,6 @@ class AccelerateEngine(Engine):
         return self.accelerator.process_index, self.accelerator.num_processes
 
     @override
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
-
-    @override
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
         with self._sync(last):
             return self._loss(self.model, batch, step_tokens / self.loss_divisor)
@@ -107,6 +106,11 @@ class DdpEngine(AccelerateEngine):
     """Whole replicas, gradients all-reduced in buckets."""
 
     @override
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        model = unfilled.filled(self.device)
+        self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
+
+    @override
     def mesh(self) -> LiveMesh:
         rank, world = self.world()
         if not isinstance(self.model, nn.parallel.DistributedDataParallel):
@@ -121,6 +125,21 @@ class DdpEngine(AccelerateEngine):
 
 class Fsdp2Engine(AccelerateEngine):
     """Weights, gradients and optimizer sharded over dp_shard, replicated over dp_replicate (HSDP)."""
+
+    @override
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        model = unfilled.model
+        shape_codes(model)
+        # Accelerate takes no model alone. It finds an optimizer's weights again by their addresses, and without data
+        # they have none: what it is given here is forgotten, and the one that trains is made of the filled shards.
+        self.model, _ = self.accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+        loading.fill(self.model, unfilled.values, self._held_on, made_on=self.device)
+        self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(self.model))
+
+    @property
+    def _held_on(self) -> torch.device:
+        """Where the shards stay."""
+        return torch.device("cpu") if self.plan.layout.offload_params else self.device
 
     @override
     def mesh(self) -> LiveMesh:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from executor.worker.model import Unfilled
 from executor.worker.quantized import scales
 from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
@@ -75,8 +76,8 @@ class Engine(ABC):
         """The groups the framework communicates in; after `prepare`."""
 
     @abstractmethod
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        """Shard or replicate the model and build the optimizer over it."""
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        """Shard or replicate the model, fill it where it is trained, and build the optimizer over it."""
 
     def run(self, batches: Iterable[Batch], step_tokens: int, meter: Any) -> torch.Tensor:
         """Forward and backward of one step's micro-batches in the meter's phases: one after the other, unless the

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
+from executor.worker import loading
 from executor.worker.engines.base import Engine, LiveMesh, check_norm
+from executor.worker.model import Unfilled
 from executor.worker.quantized import scales
 from executor.worker.rows import Batch
 from planner.plan import Plan
@@ -56,19 +58,32 @@ class DeepSpeedEngine(Engine):
         return LiveMesh(world_size=world, rank=rank, groups={"dp_shard": ranks})
 
     @override
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         import deepspeed
 
         config = str(Path(self.folder) / "config" / "deepspeed.json")
-        if self.plan.layout.zero_stage == 3:
-            # Shard weight by weight: initialize alone would first move the whole model to the device. It casts what it
-            # moves itself, and would train shards of the format that the model was built in.
-            if self.plan.job.precision == "bf16":
-                model.to(torch.bfloat16)
-            deepspeed.zero.Init(module=model, config_dict_or_path=config)
+        model = self._filled(unfilled, config_dict_or_path=config)
         optimizer = make_optimizer(model)
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         self.model = self.engine
+
+    def _filled(self, unfilled: Unfilled, **settings: Any) -> Any:
+        """The model on the device, weight by weight, in the format that DeepSpeed computes in; at stage 3 each weight
+        is sharded (zero.Init, with these settings) before the next one comes."""
+        import deepspeed
+
+        def shard(weight: nn.Parameter) -> None:
+            deepspeed.zero.Init(module=nn.ParameterList([weight]), **settings)
+
+        if self.plan.job.precision == "bf16":
+            loading.cast(unfilled.model, torch.bfloat16)
+        sharded = self.plan.layout.zero_stage == 3
+        return loading.fill(unfilled.model, unfilled.values, self.device, kept=shard if sharded else None)
+
+    @property
+    def _whole_on(self) -> torch.device:
+        """Where a model is whole that is cut only then: 4-bit weights are made on the device, and stay there."""
+        return self.device if self.plan.job.base_quantization is not None else torch.device("cpu")
 
     @override
     def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:

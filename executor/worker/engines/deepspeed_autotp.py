@@ -30,6 +30,7 @@ from typing_extensions import override
 
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
+from executor.worker.model import Unfilled
 
 
 class DeepSpeedAutoTpEngine(DeepSpeedEngine):
@@ -44,11 +45,12 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
         return LiveMesh(world_size=zero.world_size, rank=zero.rank, groups=zero.groups | {"tp": tensor})
 
     @override
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         import deepspeed
 
         # No zero.Init at stage 3: AutoTP would gather every linear again to cut it.
         config = str(Path(self.folder) / "config" / "deepspeed.json")
+        model = unfilled.filled(self._whole_on)
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
         self.model = self.engine
         if self.plan.layout.zero_stage == 3:

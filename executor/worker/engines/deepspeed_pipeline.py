@@ -19,9 +19,11 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 from typing_extensions import override
 
+from executor.worker import loading
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension
+from executor.worker.model import Unfilled
 from executor.worker.rows import Batch
 from executor.worker.stages import Head, Layers
 from planner.plan import Plan
@@ -53,24 +55,30 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         return LiveMesh(world_size=world, rank=rank, groups=groups)
 
     @override
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         import deepspeed
 
         counts = self.plan.layout.layers_by_stage(self.plan.model.layers)
         begins = [0, *accumulate(counts)]
         first, last = self.stage == 0, self.stage == len(counts) - 1
         self.at_an_end = first or last
-        whole: Any = model
+        model = unfilled.model
         if self.tensor_ranks is not None:
-            split(whole, self.tensor_ranks)
+            split(unfilled.filled(self._whole_on), self.tensor_ranks)
         self.layers = Layers(model, begins[self.stage], begins[self.stage + 1])
         self.head = Head(model) if last else None
-        embedding = whole.get_input_embeddings() if first else None
+        embedding = model.get_input_embeddings() if first else None
+        if self.tensor_ranks is None:
+            if self.plan.job.precision == "bf16":
+                loading.cast(model, torch.bfloat16)
+            parts = [part for part in (embedding, self.layers, self.head) if part is not None]
+            mine = [weight for part in parts for weight in part.parameters()]
+            loading.fill(model, unfilled.values, self.device, only=mine)
         self._names = {id(weight): name for name, weight in model.named_parameters()}
         pipeline = _Pipeline(self.layers, self.stage, embedding, self.head, self.topology, tied=self.plan.model.tied)
-        mine = {id(weight) for weight in pipeline.parameters()}
+        held = {id(weight) for weight in pipeline.parameters()}
         for weight in model.parameters():  # the caller still holds the whole model, and what splits it may for good
-            if id(weight) not in mine:
+            if id(weight) not in held:
                 weight.data = weight.data.new_empty(0)
         self.engine, *_ = deepspeed.initialize(
             model=pipeline,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from typing_extensions import override
 
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
+from executor.worker.model import Unfilled
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -41,18 +41,16 @@ class DeepSpeedUlyssesEngine(DeepSpeedEngine):
         return LiveMesh(world_size=zero.world_size, rank=zero.rank, groups={"dp_shard": alike, "cp": sequence})
 
     @override
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         import deepspeed
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
-        layout, whole = self.plan.layout, cast(Any, model)
+        layout, model = self.plan.layout, unfilled.model
         self._groups = UlyssesSPAttentionHF.register_with_transformers(
-            model, whole.config._attn_implementation, layout.cp, layout.micro_batch_size, seq_length_is_variable=True
+            model, model.config._attn_implementation, layout.cp, layout.micro_batch_size, seq_length_is_variable=True
         )
         config = str(Path(self.folder) / "config" / "deepspeed.json")
-        if layout.zero_stage == 3:
-            # Over all ranks, as the group of sequences and data is.
-            deepspeed.zero.Init(module=model, config_dict_or_path=config, mpu=self._groups)
+        self._filled(unfilled, config_dict_or_path=config, mpu=self._groups)  # over all ranks, as that group is
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=make_optimizer(model), config=config, mpu=self._groups
         )

@@ -20,7 +20,9 @@ from torch import nn
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
+from executor.worker import loading
 from executor.worker.engines.base import Engine, LiveMesh, check_norm, tensors_of, update, whole_of
+from executor.worker.model import Unfilled
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -64,9 +66,8 @@ class TransformersTpEngine(Engine):
         return LiveMesh(world_size=world, rank=rank, groups=groups)
 
     @override
-    def prepare(self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        made: Any = model
-        self.model = made
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        made = self.model = unfilled.model
         _sum_each_gradient()
         if self.plan.model.tied and self.config.tp_size > 1:
             self._split_tied(made)
@@ -75,13 +76,8 @@ class TransformersTpEngine(Engine):
             made.tie_weights()
         if self.sharded and not self.plan.layout.reshard_after_forward:
             made.set_reshard_after_forward(False)  # no field of DistributedConfig says it
-        if not any(weight.is_meta for weight in made.parameters()):
-            made.to(self.device)  # what is not split and not sharded is still where it was built
-        for weight in self.model.parameters():
-            local = getattr(weight, "_local_tensor", None)
-            if local is not None and local.untyped_storage().nbytes() > local.nbytes:
-                held: Any = weight
-                held._local_tensor = local.clone()  # a slice would hold the whole weight alive
+        loading.fill(made, unfilled.values, self.device)
+        made.to(self.device)  # its buffers
         self.optimizer = make_optimizer(self.model)
         _one_group_a_mesh(self.optimizer)
 
