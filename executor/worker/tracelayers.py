@@ -3,9 +3,9 @@
 Forward and backward are periodic between the first layers and the last ones. So each moment of the larger of two traces
 is a moment of many layers too, with more layers done, or still to do, beside it: what those hold is the difference of
 the two traces where the phase begins, or where it ends; of layers done in a forward the difference at the same event,
-since some of it waits for the forward's end alone (autocast's cache). The fullest moment of many layers may so be another than that
-of few. Building and the optimizer's step know no layers in a row: there the fullest moment itself grows by the
-difference. Not here: making the traces (trace.py).
+since some of it waits for the forward's end alone (autocast's cache). The fullest moment of many layers may so be
+another than that of few. Building and the optimizer's step know no layers in a row: there the fullest moment itself
+grows by the difference. Not here: making the traces (trace.py).
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def _done(small: Phase, large: Phase, at: tuple[int, int], rows: Any) -> Any:
     """What the larger forward holds beyond the smaller one after its events `rows`: those of the last layer are paired
     from where it begins, those that are the same at the end of both from the end, earlier ones have the difference
     where the last layer begins."""
-    begin, small_begin = (_middle(phase, layers - 1, forward=True) for phase, layers in ((large, at[1]), (small, at[0])))
+    begin, small_begin = (
+        _middle(phase, layers - 1, forward=True) for phase, layers in ((large, at[1]), (small, at[0]))
+    )
     pairs = zip(reversed(large.events), reversed(small.events), strict=False)
     same = next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
     after = np.maximum(rows, begin + 1)

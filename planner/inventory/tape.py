@@ -124,7 +124,7 @@ class Tape:
                 self.release(tensor.source.storage)
 
     def cache(self, tensor: Tensor) -> Tensor:
-        """Autocast's own hold on its 16-bit copy of a trained fp32 weight, whether the graph keeps the copy or not, until
+        """Autocast's own hold on its 16-bit copy of a trained fp32 weight, whether the graph keeps it or not, until
         the outermost autocast region ends (torch, aten/src/ATen/autocast_mode.cpp, cached_cast). A forward that runs
         again in backward has a region of its own, which is over before its copies' own backward."""
         if self.phase == "forward":

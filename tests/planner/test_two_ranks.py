@@ -1,8 +1,8 @@
 """Peaks that real runs of two ranks measured, against the planner: one run for each cause that once made them differ.
 
 The runs: two gloo processes on one CPU machine, models of `presets/models`, 128 tokens a sequence, AdamW, adapters of
-rank 4; torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, deepspeed 0.19.8, peft 0.21.2, on 2026-11-22, heaviest rank,
-live bytes by term as the meter counts them. Not here: making the runs (tests/cluster), or layouts of four ranks.
+rank 4; torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, deepspeed 0.19.8, peft 0.21.2, on 2026-11-22, heaviest
+rank, live bytes by term as the meter counts them. Not here: making the runs (tests/cluster), or layouts of four ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from msgspec.structs import replace
 
 from planner import presets
 from planner.case import Case
@@ -40,10 +39,22 @@ def _ddp(recompute: str) -> Layout:
 RUNS = {
     # Autocast caches its 16-bit copy of every trained fp32 weight until the forward is over.
     "ddp-bf16-full": Run(
-        "tiny-llama", "bf16", "full", _ddp("full"), "forward",
-        {"params": 3478016, "grads": 3478016, "optimizer": 6956188, "activations": 460296, "logits": 655360,
-         "gathered": 1605632, "buckets": 4, "temporaries": 70688},
-    ),  # fmt: skip
+        "tiny-llama",
+        "bf16",
+        "full",
+        _ddp("full"),
+        "forward",
+        {
+            "params": 3478016,
+            "grads": 3478016,
+            "optimizer": 6956188,
+            "activations": 460296,
+            "logits": 655360,
+            "gathered": 1605632,
+            "buckets": 4,
+            "temporaries": 70688,
+        },
+    ),
 }
 
 
