@@ -113,6 +113,7 @@ def holder(case: Case, stay: Held) -> Holder:
     each, secondary, copies = states(case), secondary_bytes(case), _copies(case)
     in_use: dict[float, Number] = {}
     looks_ahead, live, persistent = _looked_ahead(case)
+    copied = _copied(case)
     # What a layer's second forward gathered stays with its graph until each weight's backward, which gathers it once
     # more: checkpoint keeps the weight's storage, not the parameter that ZeRO empties (seen in a timeline, torch 2.13).
     again = _layer_elements(case) if runs_layers_again(case) and case.job.base_quantization is None else {}
@@ -125,7 +126,7 @@ def holder(case: Case, stay: Held) -> Holder:
         else:
             whole = moment.weight
         if whole not in in_use:
-            in_use[whole] = _padded(whole, case.layout.dp_shard) * each.weight + persistent
+            in_use[whole] = (_padded(whole, case.layout.dp_shard) * each.weight + persistent) * copied
         return stay | {
             "params": stay["params"] + secondary,
             "grads": stay["grads"] + moment.in_flight * each.grad,
@@ -134,6 +135,12 @@ def holder(case: Case, stay: Held) -> Holder:
         }
 
     return held
+
+
+def _copied(case: Case) -> Number:
+    """1 where a gather makes a copy of the weight, 0 where a rank has the whole of it: DeepSpeed then hands out the
+    shard itself, on the device already (partition_parameters.py, NoGatherHandle)."""
+    return 1.0 if case.layout.offload_params else where(case.layout.dp_shard > 1, 1.0, 0.0)
 
 
 def _looked_ahead(case: Case) -> tuple[bool, dict[tuple[str, str, int], float], float]:
@@ -191,13 +198,13 @@ def final_reduction(case: Case, stay: Held) -> Held:
     return stay | {
         "params": stay["params"] + secondary_bytes(case),
         "buckets": stay["buckets"] + flushes(case, False)[-1][1] * _copies(case) * each.grad,
-        "gathered": sum(w.elements for w in case.units()["embed"] if w.trainable) * each.weight,
+        "gathered": sum(w.elements for w in case.units()["embed"] if w.trainable) * each.weight * _copied(case),
     }
 
 
 def after_step(case: Case, stay: Held) -> Held:
     """Once the step is done: the weights that are never released are gathered."""
-    return stay | {"gathered": _looked_ahead(case)[2]}
+    return stay | {"gathered": _looked_ahead(case)[2] * _copied(case)}
 
 
 def limits_of(case: Case) -> Limits:
