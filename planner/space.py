@@ -19,7 +19,9 @@ from planner.spec import Layout
 if TYPE_CHECKING:
     import numpy as np
 
-    Columns = dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+    Column = np.ndarray[Any, np.dtype[np.float64]]
+    Columns = dict[str, Column]
+    Index = np.ndarray[Any, np.dtype[np.int32]]
 
 NUMBERS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "micro_batch_size", "grad_accum")
 """Fields of a layout that are columns in a block."""
@@ -97,33 +99,48 @@ SPACE = (
 
 
 class Block(NamedTuple):
-    """Layouts that share every category; `template` holds them, `rows` the numbers."""
+    """Layouts that share every category, which `template` holds; their numbers are the `chosen` rows of a `table` that
+    many blocks share (None: all of them). A row is copied only when it is looked at: whole spaces have millions."""
 
     template: Layout
-    rows: Columns
+    table: Columns
+    chosen: Index | None = None
 
     @property
     def size(self) -> int:
         """How many layouts."""
-        return len(self.rows["tp"])
+        return len(self.table["tp"] if self.chosen is None else self.chosen)
+
+    @property
+    def rows(self) -> Columns:
+        """The numbers, by field."""
+        return {name: self.column(name) for name in self.table}
+
+    def column(self, name: str) -> Column:
+        """One field's numbers."""
+        return self.table[name] if self.chosen is None else self.table[name][self.chosen]
 
     def columns(self) -> Layout:
         """The block as one layout whose numbers are columns (structs do not check types when built in code)."""
         numbers: dict[str, Any] = dict(self.rows)
         for axis in ("pp", "cp", "tp", "ep"):  # what all rows share is one number, which costs less
-            column = self.rows[axis]
+            column = numbers[axis]
             if column.size and (column == column[0]).all():
                 numbers[axis] = int(column[0])
         return msgspec.structs.replace(self.template, **numbers)
 
     def layout(self, row: int) -> Layout:
         """One of them."""
-        numbers = {name: int(column[row]) for name, column in self.rows.items()}
+        place = row if self.chosen is None else self.chosen[row]
+        numbers = {name: int(column[place]) for name, column in self.table.items()}
         return msgspec.structs.replace(self.template, **numbers)
 
     def only(self, chosen: Any) -> Block:
         """The rows that a mask or an index chooses."""
-        return Block(self.template, {name: column[chosen] for name, column in self.rows.items()})
+        import numpy as np  # large spaces only
+
+        every = np.arange(self.size, dtype=np.int32) if self.chosen is None else self.chosen
+        return Block(self.template, self.table, every[chosen])
 
 
 def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Block]:
@@ -210,13 +227,13 @@ def _with_tensor(block: Block, mask: Any, split: Any, varies: Varies, asked: boo
     if not asked:
         yield block.only(mask & ~split)
     part = block.only(mask & split)
-    yield Block(msgspec.structs.replace(part.template, sequence_parallel=asked is not False), part.rows)
+    yield part._replace(template=msgspec.structs.replace(part.template, sequence_parallel=asked is not False))
 
 
 def _alike(block: Block, apart: str) -> Iterator[Block]:
     """Rows whose experts are split apart from those whose are not (their collectives are others), and values of an axis
     that the engine wants apart."""
-    key = 0.5 * (block.rows["ep"] > 1) + (block.rows[apart] if apart else 0.0)
+    key = 0.5 * (block.column("ep") > 1) + (block.column(apart) if apart else 0.0)
     for value in sorted(set(key.tolist())):
         yield block.only(key == value)
 
