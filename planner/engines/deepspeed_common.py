@@ -96,8 +96,13 @@ def frozen_bytes(case: Case) -> Number:
 def drawn_bytes(case: Case) -> Number:
     """Bytes beside the weights of CPU processes while one comes: as it is built, where DeepSpeed trains another format,
     or as it is before it is packed."""
+    return maximum(packed_weight_bytes(case), narrowed_bytes(case))
+
+
+def narrowed_bytes(case: Case) -> Number:
+    """Bytes of the largest weight that is drawn in a wider format than DeepSpeed trains it in; else 0."""
     narrows = states(case).weight < base_weight_bytes(case) and case.job.recipe.checkpoint is None
-    return maximum(packed_weight_bytes(case), whole_weight_bytes(case) if narrows else 0.0)
+    return whole_weight_bytes(case) if narrows else 0.0
 
 
 def trained_sizes(case: Case) -> tuple[int, ...]:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from planner.arith import Number, ceil_div, is_column, where
+from planner.arith import Number, ceil_div, is_column, maximum, where
 from planner.case import LAYERS, UNITS, Case
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import layer_form, packed, packed_weight_bytes
+from planner.engines.common import base_weight_bytes, layer_form, packed, packed_weight_bytes
 from planner.engines.deepspeed_common import (
     bucket_count,
     bucket_elements,
-    drawn_bytes,
     flush_bytes,
     flushes,
+    narrowed_bytes,
     optimizer_bytes,
     states,
     with_terms,
@@ -98,14 +98,13 @@ def load(case: Case, on_host: Held) -> list[Held]:
     built = with_terms(resident(case), on_host)
     if not case.layout.offload_optimizer:
         built["optimizer"] = whole_bytes(shard_elements(case, trainable=True), each.master)
-    largest = max(weight.elements for unit in UNITS for weight in case.units()[unit])
-    built["params"] = built["params"] + largest * each.weight
-    drawn = drawn_bytes(case) if case.cluster.gpu.kind == "cpu" else packed_weight_bytes(case)
-    filled: Held = {
-        "params": with_terms(resident(case), on_host)["params"] + largest * each.weight,
-        "temporaries": drawn + 0.0 * built["params"],
-    }
-    return [built, filled]
+    plain = [weight for unit in UNITS for weight in case.units()[unit] if not packed(case, weight)]
+    whole = max(weight.elements for weight in plain) * each.weight
+    shards = built["params"]
+    drawn = narrowed_bytes(case) if case.cluster.gpu.kind == "cpu" else 0.0
+    codes = packed_weight_bytes(case) * (1 + CODE_BYTES / base_weight_bytes(case))
+    filled: Held = {"params": shards, "temporaries": maximum(whole + drawn, codes) + 0.0 * shards}
+    return [built | {"params": shards + whole}, filled]
 
 
 def holder(case: Case, stay: Held) -> Holder:

@@ -131,7 +131,7 @@ def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFix
 
 def test_the_way_out_names_no_method_that_was_asked_already(capsys: pytest.CaptureFixture[str]):
     """D15: "or LoRA" below answers of LoRA and QLoRA."""
-    tight = {"model": "405b", "cluster": "pcie-4x4090"}
+    tight = {"model": "405b", "cluster": "pcie-4x4090", "seq_len": "16384"}
     assert run("estimate", **tight, method="qlora") == 3
     assert "LoRA" not in capsys.readouterr().out.partition("Nothing fits")[2].partition("\n")[0]
     assert run("estimate", **tight, method="full") == 3
