@@ -8,6 +8,7 @@
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
 #   make bench     timings, for information           make accuracy  predictions against published measurements
 #   make layouts   the layouts of make test-cluster again, and the table of docs/accuracy.md made of them
+#   make predictions   the planner's side of these tables again, where only the planner changed
 #   make combinations  every combination of make long again, and the tables of docs/accuracy.md made of them
 #   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
 #   make install   only the installation
@@ -25,7 +26,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster long combinations check format demo bench docs accuracy layouts calibration measure-gpu trace
+.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -89,6 +90,11 @@ combinations: install
 	@code=0; \
 	$(BIN)/python -m pytest -q -m long tests/cluster/test_combinations.py --combinations docs/accuracy/combinations.json || code=$$?; \
 	$(BIN)/python scripts/docs.py docs/accuracy.md && exit $$code
+
+# The same tables after a change of the planner alone: what was measured stays, and is predicted anew. Seconds.
+predictions: install
+	@$(BIN)/python -m pytest -q tests/cluster/test_record.py --combinations docs/accuracy/combinations.json > /dev/null || true
+	$(BIN)/python scripts/docs.py docs/accuracy.md
 
 accuracy: install
 	$(BIN)/planner replay tests/truth/*.jsonl

@@ -38,9 +38,14 @@ def enable(model: Any, plan: Plan) -> None:
     if how == "attention":
         _recompute_attention(model, options)
     elif how != "none":
-        if how == "sac:matmul":
-            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keeps)
-        model.gradient_checkpointing_enable(options)
+        model.gradient_checkpointing_enable(options | selection(how))
+
+
+def selection(how: str) -> dict[str, Any]:
+    """What tells torch's checkpoint which results to save, where some are."""
+    return (
+        {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keeps)} if how == "sac:matmul" else {}
+    )
 
 
 def _keeps(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:

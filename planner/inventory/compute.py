@@ -139,23 +139,34 @@ class Compute(msgspec.Struct, frozen=True):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
         return weight if self.lora is None or weight.adapter else msgspec.structs.replace(weight, trainable=False)
 
+    def adapter_of(self, weight: Weight) -> Lora | None:
+        """The adapters, where the weight's linear module is one of their targets."""
+        return self.lora if self.lora is not None and weight.name.rpartition(".")[2] in self.lora.targets else None
+
+    @property
+    def adapter_product_bytes(self) -> float:
+        """Bytes an element of what an adapter's products make: under autocast 16-bit, whatever the adapter's format."""
+        return self.element_bytes if self.autocast else self.adapter_bytes
+
     def linear(
         self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
     ) -> Tensor:
         """A linear module, with its adapter when it is one of the targets."""
         bias = None if bias is None else self.local(bias)
         copied = self.autocast and self.element_bytes < self.weight_bytes
-        if self.lora is not None and weight.name.rpartition(".")[2] in self.lora.targets:
+        lora = self.adapter_of(weight)
+        if lora is not None:
             return adapted_linear(
                 tape,
                 x,
                 self.local(self.trained(weight)),
-                self.lora,
+                lora,
                 element_bytes=self.element_bytes,
                 adapter_bytes=self.adapter_bytes,
                 base_copied=copied,
                 keeps_input=self.linear_keeps_input,
                 keeps_codes=self._keeps_codes(weight),
+                product_bytes=self.adapter_product_bytes,
                 autocast=self.autocast,
                 bias=bias,
             )

@@ -46,6 +46,7 @@ def adapted_linear(
     *,
     element_bytes: float,
     adapter_bytes: float,
+    product_bytes: float,
     base_copied: bool,
     keeps_input: bool,
     keeps_codes: bool,
@@ -55,7 +56,8 @@ def adapted_linear(
     """`base(x) + B(A(x)) * scaling`: the base is frozen; peft casts x to the adapter's own format first.
 
     Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
-    peft clones the base's result, and casts nothing where CUDA's autocast is on (peft 0.21, tuners/lora/bnb.py).
+    peft clones the base's result, casts the adapter's to its format before it adds them (elsewhere their sum), and
+    casts nothing where CUDA's autocast is on (peft 0.21, tuners/lora/bnb.py).
     """
     packed = weight.form in NF4
     a, b = adapter_weights(weight, lora)
@@ -76,7 +78,6 @@ def adapted_linear(
         tape.drop(result)
     casts = not (packed and autocast)
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
-    product_bytes = element_bytes if autocast else adapter_bytes
     copied = product_bytes < adapter_bytes
     down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
@@ -88,6 +89,8 @@ def adapted_linear(
 
     tape.record(scaled, (), scale_backward)
     tape.drop(up)
+    if packed:
+        scaled = cast_back(tape, scaled, base.size.per_token / scaled.size.per_token)
     total = add(tape, base, scaled)
     tape.drop(base, scaled)
     return cast_back(tape, total, base.size.per_token / total.size.per_token)

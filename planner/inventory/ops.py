@@ -85,7 +85,7 @@ def linear(
         tape.weight = 0  # what was gathered for the product is what is kept
         kept_copy = copies = (tape.new(Size(fixed=weight.elements * CODE_BYTES), term=GATHERED),)
         tape.weight = in_use
-    tape.record(output, kept_input + kept_copy, backward)
+    tape.record(output, kept_input + kept_copy, backward, saves_after=keeps_input)
     tape.weight = 0
     tape.drop(inner, *copies)
     return output

@@ -52,12 +52,13 @@ class Tensor:
     """A place in the graph over a storage, or over a part of it. Tensors over one storage are views of each other.
 
     `source` is this rank's part of a gathered tensor that is gathered again in backward: it is what gets kept.
+    `since` counts the moments before it was made.
     """
 
-    __slots__ = ("needs_grad", "size", "source", "storage")
+    __slots__ = ("needs_grad", "since", "size", "source", "storage")
 
-    def __init__(self, storage: Storage, needs_grad: bool, size: Size | None = None) -> None:
-        self.storage, self.needs_grad = storage, needs_grad
+    def __init__(self, storage: Storage, needs_grad: bool, since: int, size: Size | None = None) -> None:
+        self.storage, self.needs_grad, self.since = storage, needs_grad, since
         self.size = storage.size if size is None else size
         self.source: Tensor | None = None
 
@@ -84,6 +85,7 @@ class Tape:
         self.moments: list[Moment] = []
         self.nodes: list[Node] = []
         self.keeping = True
+        self.saved_at = 0
         self.grads: dict[Tensor, Storage] = {}
         self.phase, self.unit, self.layer = "forward", "", -1
         self.unit_grads = self.in_flight = self.weight = 0
@@ -150,16 +152,25 @@ class Tape:
     # -- autograd --------------------------------------------------------------------------------------------
     def new(self, size: Size, *, needs_grad: bool = False, term: str = TEMPORARIES) -> Tensor:
         """A new tensor, held by the variable it is bound to."""
-        return Tensor(self.allocate(size, term), needs_grad)
+        since = len(self.moments)
+        return Tensor(self.allocate(size, term), needs_grad, since)
 
     def view(self, tensor: Tensor, part: float = 1.0) -> Tensor:
         """Another place in the graph over the same storage, or a part of it, held by its own variable."""
         tensor.storage.holders += 1
-        return Tensor(tensor.storage, tensor.needs_grad, tensor.size * part)
+        return Tensor(tensor.storage, tensor.needs_grad, len(self.moments), tensor.size * part)
 
-    def record(self, output: Tensor, saved: Sequence[Tensor], backward: Backward) -> Tensor:
-        """Record how `output` was made; what is saved is held until its backward has run."""
+    def record(
+        self, output: Tensor, saved: Sequence[Tensor], backward: Backward, *, saves_after: bool = False
+    ) -> Tensor:
+        """Record how `output` was made; what is saved is held until its backward has run.
+
+        `saved_at` counts the moments until this: an operation saves its inputs before it runs (VariableType of torch),
+        unless it is a function written in Python (`saves_after`) or saves what it makes.
+        """
         if output.needs_grad and self.keeping:
+            if saved:
+                self.saved_at = len(self.moments) if saves_after or output in saved else output.since
             storages = tuple(tensor.storage for tensor in saved)
             for storage in storages:
                 storage.holders += 1

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.inventory.block import walk_layer
+from planner.inventory.block import layer_parts, walk_layer
 from planner.inventory.compute import Compute
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
-from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Storage, Tape, Tensor
-from planner.inventory.tensors import NOTHING, Size
+from planner.inventory.forms import NF4
+from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
+from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, unit_weights
 from planner.spec import ModelSpec
 
@@ -264,10 +265,10 @@ def _checkpointed(
     """A layer under full or selective recompute: its input is kept (and, selectively, some results), its forward runs
     again when backward reaches it.
 
-    PyTorch stops the second forward at the last tensor that is needed; the two residual-sized results it spares are
-    counted here, which never decides the peak (the MLP's first gradients are larger). Selectively saved results are
-    taken to be made when forward is over, and let go as the second one begins; in both the fullest moment is another
-    phase's or comes later. One that the second forward stops before is never asked for, and waits with the graph.
+    PyTorch starts the second forward when a node asks for something saved and stops it when the last such tensor is
+    there, so what it would hold after that is no moment. Selectively saved results are taken to be made when forward is
+    over, and let go as the second one begins; in both the fullest moment is another phase's or comes later. One that
+    the second forward stops before is never asked for, and waits with the graph.
     """
     nodes, tape.nodes = tape.nodes, []
     tape.keeping = False
@@ -280,17 +281,21 @@ def _checkpointed(
     def backward(grad: Storage) -> None:
         if results is not None:
             tape.release(results)
-        waiting = tape.allocate(_never_asked_for(model, compute, kind), ACTIVATIONS)
+        unasked = tape.allocate(_never_asked_for(model, compute, kind), ACTIVATIONS)
         again = tape.view(source)
         tape.nodes = []
+        before, tape.saved_at = tuple(tape.live.values()), len(tape.moments)
+        begin = tape.saved_at
         result = walk_layer(tape, again, model, compute, table, kind)
+        del tape.moments[tape.saved_at :]
         inner, tape.nodes = tape.nodes, []
         tape.drop(result)
         grad.holders += 1
         tape.grads[result] = grad
+        _play_what_asks_for_nothing(tape, inner, begin, before)
         tape.play(inner)
         tape.drop(again)
-        tape.release(waiting)
+        tape.release(unasked)
         value = tape.grads.pop(again, None)
         if value is not None:
             tape.grad_of(source, alias=value)
@@ -299,18 +304,47 @@ def _checkpointed(
     return tape.record(output, (source, *table), backward)
 
 
+def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, before: Live) -> None:
+    """Take off the last nodes of a layer that runs again, which saved nothing, and play them: only the first node that
+    asks for something saved has it run. So their gradients wait beside the second forward, whose moments since `begin`
+    get them, and they themselves are made while there is only what lived `before` it."""
+    last = max((place for place, node in enumerate(nodes) if node.saved), default=-1)
+    early, nodes[last + 1 :] = nodes[last + 1 :], []
+    made, middle = _minus(tuple(tape.live.values()), before), len(tape.moments)
+    tape.play(early)
+    waiting = _minus(_minus(tuple(tape.live.values()), before), made)
+    tape.moments[begin:middle] = [one._replace(live=_plus(one.live, waiting)) for one in tape.moments[begin:middle]]
+    tape.moments[middle:] = [one._replace(live=_minus(one.live, made)) for one in tape.moments[middle:]]
+
+
 def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> Size:
-    """The MLP's own result under `sac:matmul`: nothing needs it that comes after its product, but for a norm after the
-    branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks for it."""
+    """The last product's result under `sac:matmul`, the MLP's own or its adapter's: nothing needs it that comes after
+    it, but for a norm after the branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks
+    for it."""
     experts = model.moe is not None and kind == "layer"
     asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts
-    return NOTHING if asked else residual(model, compute)
+    if asked:
+        return NOTHING
+    return (_products(compute, layer_parts(model, kind)["mlp"]["down"]) or [NOTHING])[-1]
 
 
 def saved_results(model: ModelSpec, compute: Compute, kind: str) -> Size:
     """What `sac:matmul` keeps of a layer: the results of its matrix products and of attention (PyTorch's selective
     activation checkpointing with a policy that saves aten.mm and scaled_dot_product_attention)."""
-    weights = [compute.local(weight) for weight in unit_weights(model)[kind] if len(weight.shape) == 2]
-    products = sum(weight.shape[0] * (compute.residual_share if weight.split == 1 else 1) for weight in weights)
+    weights = [weight for weight in unit_weights(model)[kind] if len(weight.shape) == 2]
+    products = sum((size for weight in weights for size in _products(compute, weight)), NOTHING)
     heads = compute.heads(model.heads)
-    return Size(per_token=(products + heads * model.head_dim) * compute.element_bytes + 4.0 * heads)
+    return products + Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)
+
+
+def _products(compute: Compute, weight: Weight) -> list[Size]:
+    """Results of a linear module's products that `sac:matmul` saves: its own and both of its adapter. That of a 4-bit
+    weight is bitsandbytes' (gemm_4bit), which no policy of ours names, and is made again."""
+    local = compute.local(compute.trained(weight))
+    share = compute.residual_share if weight.split == 1 else 1
+    out = local.features[0] * share
+    found = [] if local.form in NF4 else [Size(per_token=out * compute.element_bytes)]
+    lora = compute.adapter_of(weight)
+    if lora is not None:
+        found += [Size(per_token=width * compute.adapter_product_bytes) for width in (lora.rank * share, out)]
+    return found

@@ -24,7 +24,7 @@ LARGEST_PEAK_ERROR_PERCENT = 0.5
 
 
 class CombinationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One combination, planned beside measured in a steady step, on the pipeline stage that is furthest off.
+    """One combination, planned beside measured in a steady step, on the pipeline `stage` that is furthest off.
 
     `by` is who measured: two real ranks, or a trace on fake tensors. `term` ("phase/term") is what differs by most
     bytes in the phase that was the fullest when measured.
@@ -38,6 +38,7 @@ class CombinationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str
     processes: int
     batch: str
+    stage: int = 0
     predicted_bytes: float
     measured_bytes: float
     predicted_phase: str

@@ -54,8 +54,8 @@ Reference = Callable[[Case], Finished]
 """The training of a case by one process, whatever its layout."""
 Figures = Callable[..., None]
 """(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
-KeepCombination = Callable[[str, Any, MemoryReport], None]
-"""("trace" or "run", a Combination, plan beside measurement) -> kept for the tables of docs/accuracy.md."""
+KeepCombination = Callable[[str, Any, MemoryReport, int], None]
+"""("trace" or "run", a Combination, plan beside measurement, pipeline stage) -> kept for the tables of docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)

@@ -26,6 +26,7 @@ from planner.space import GROUPS, SPACE
 from planner.spec import Layout, TrainingJob
 from planner.spec.job import Method, Precision
 from planner.spec.layout import RECOMPUTE
+from planner.truth.combinations import CombinationRow
 from scripts.trace_pairs import planned
 
 MODEL = "tiny-llama"
@@ -143,6 +144,20 @@ RUN = {
     if one not in REFUSED and (one in UNTRACED or (one.precision in OFTEN[0] and one.recompute in OFTEN[1]))
 }
 """What real ranks run, by name."""
+
+
+def predicted_anew(row: CombinationRow) -> CombinationRow:
+    """A recorded row with what the planner says now."""
+    plan = RUN[row.name].run_plan if row.by == "run" else TRACED[row.name].trace_plan
+    phases = {phase.phase: phase for phase in plan.prediction.of_stage(row.stage).memory}
+    top = max(phases.values(), key=lambda phase: phase.total)
+    phase, _, term = row.term.partition("/")
+    return replace(
+        row,
+        predicted_bytes=top.total,
+        predicted_phase=top.phase,
+        term_predicted_bytes=phases[phase].terms.get(term) if phase in phases else None,
+    )
 
 
 def sample(names: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from agents import NURSERY, Finished, make_plan, run_warm
 from cases import CASES, SEQUENCES, Case, Figures, KeepCombination, Reference, SplitRun
-from combinations import MODEL, REFUSED, RUN, RUN_BATCH, TRACE_BATCH, TRACED, Combination
+from combinations import MODEL, REFUSED, RUN, RUN_BATCH, TRACE_BATCH, TRACED, Combination, predicted_anew
 from stages import largest_difference
 
 from executor.backends import common
@@ -101,11 +101,11 @@ def _row(name: str, found: dict[str, object]) -> LayoutRow:
 
 @pytest.fixture(scope="session")
 def keep_combination(pytestconfig: pytest.Config) -> Iterator[KeepCombination]:
-    """Take a combination's peak. With --combinations, the rows of these are written; others stay."""
+    """Take a combination's peak. With --combinations, the rows of these are written; of others the prediction alone."""
     found: dict[tuple[str, str], CombinationRow] = {}
 
-    def take(by: str, one: Combination, report: MemoryReport) -> None:
-        found[by, one.name] = _combination_row(by, one, report)
+    def take(by: str, one: Combination, report: MemoryReport, stage: int) -> None:
+        found[by, one.name] = _combination_row(by, one, report, stage)
 
     yield take
     path = pytestconfig.getoption("--combinations")
@@ -114,10 +114,10 @@ def keep_combination(pytestconfig: pytest.Config) -> Iterator[KeepCombination]:
         rows = {(row.by, row.name): row for row in old} | found
         order = [*(("trace", name) for name in TRACED), *(("run", name) for name in RUN)]
         refused = dict(Counter(REFUSED.values()).most_common())
-        path.write_bytes(encode_combinations(refused, [rows[key] for key in order if key in rows]))
+        path.write_bytes(encode_combinations(refused, [predicted_anew(rows[key]) for key in order if key in rows]))
 
 
-def _combination_row(by: str, one: Combination, report: MemoryReport) -> CombinationRow:
+def _combination_row(by: str, one: Combination, report: MemoryReport, stage: int) -> CombinationRow:
     micro, accum, seq_len = TRACE_BATCH if by == "trace" else RUN_BATCH
     term = largest_difference(report)
     return CombinationRow(
@@ -129,6 +129,7 @@ def _combination_row(by: str, one: Combination, report: MemoryReport) -> Combina
         model=MODEL,
         processes=one.layout.world_size,
         batch=f"{micro} x {seq_len} tokens, {accum} a step",
+        stage=stage,
         predicted_bytes=report.peak.predicted,
         measured_bytes=report.peak.measured,
         predicted_phase=report.predicted_phase,

@@ -48,9 +48,10 @@ def size_of_error(line: Line) -> float:
     return math.inf if line.error_percent is None else abs(line.error_percent)
 
 
-def furthest(reports: list[MemoryReport]) -> MemoryReport:
-    """The stage whose peak is furthest off."""
-    return max(reports, key=lambda report: size_of_error(report.peak))
+def furthest(stages: list[Stage]) -> tuple[int, MemoryReport]:
+    """The stage whose peak is furthest off, by its place."""
+    place = max(range(len(stages)), key=lambda place: size_of_error(stages[place].report.peak))
+    return place, stages[place].report
 
 
 def largest_difference(report: MemoryReport) -> Line:

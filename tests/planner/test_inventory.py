@@ -50,6 +50,7 @@ def test_a_7b_layer_keeps_45_5_bytes_per_token_and_hidden_unit_in_bf16() -> None
     assert kept == pytest.approx(by_hand, rel=1e-6)
 
 
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 COMPUTES = {
     "fp32": Compute(4, 4),
     "pure-bf16": Compute(2, 2),
@@ -58,9 +59,7 @@ COMPUTES = {
     "lora": Compute(4, 4, lora=Lora()),
     "lora-bf16-fp32-adapters": Compute(2, 2, lora=Lora(), adapter_bytes=4),
     "lora-autocast": Compute(2, 2, autocast=True, lora=Lora(), adapter_bytes=4),
-    "lora-all": Compute(
-        4, 4, lora=Lora(targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
-    ),
+    "lora-all": Compute(4, 4, lora=Lora(targets=ALL_LINEAR)),
     "tied": Compute(4, 4),
     "packed": Compute(4, 4, masked=True),
     "packed-autocast": Compute(4, 2, autocast=True, masked=True),
@@ -68,6 +67,10 @@ COMPUTES = {
     "qlora": Compute(4, 4, lora=Lora(), layer_form="nf4-double"),
     "qlora-single": Compute(4, 4, lora=Lora(), layer_form="nf4"),
     "qlora-bf16": Compute(2, 2, lora=Lora(), layer_form="nf4-double"),
+    "sac": Compute(4, 4, recompute="sac:matmul"),
+    "sac-lora-all": Compute(4, 4, lora=Lora(targets=ALL_LINEAR), recompute="sac:matmul"),
+    "sac-lora-bf16-fp32-adapters": Compute(2, 2, lora=Lora(), adapter_bytes=4, recompute="sac:matmul"),
+    "sac-qlora-all": Compute(4, 4, lora=Lora(targets=ALL_LINEAR), layer_form="nf4-double", recompute="sac:matmul"),
 }
 WIDE = ModelSpec(
     name="wide", layers=3, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=768, vocab=32, max_seq_len=128
@@ -84,7 +87,7 @@ def test_walk_holds_what_eager_pytorch_holds(name: str) -> None:
         else ModelSpec(**{field: getattr(MODEL, field) for field in MODEL.__struct_fields__} | {"tied": True})
     )
 
-    if compute.layer_form != "plain":
+    if compute.layer_form != "plain" and compute.recompute == "none":
         model = WIDE
     measured = measured_peaks(model, compute)
 
@@ -127,6 +130,7 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
     """Peak live bytes beside weights and inputs, of the second step of the real model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from executor.worker import recompute
     from executor.worker.memory import LiveTensors
     from executor.worker.quantized import quantize_layers, scales
 
@@ -144,8 +148,8 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
             r=compute.lora.rank, lora_alpha=16, target_modules=list(compute.lora.targets), lora_dropout=0.0
         )
         real = get_peft_model(real, config)
-    if compute.recompute == "full":
-        real.gradient_checkpointing_enable({"use_reentrant": False})
+    if compute.recompute != "none":
+        real.gradient_checkpointing_enable({"use_reentrant": False} | recompute.selection(compute.recompute))
     real.train()
     tokens = torch.randint(0, model.vocab, (BATCH, SEQ))
     labels = torch.randint(0, model.vocab, (BATCH, SEQ))
