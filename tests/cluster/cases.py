@@ -55,7 +55,7 @@ Reference = Callable[[Case], Finished]
 Figures = Callable[..., None]
 """(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
 KeepCombination = Callable[[str, Any, MemoryReport, int], None]
-"""("trace" or "run", a Combination, plan beside measurement, pipeline stage) -> kept for the tables of docs/accuracy.md."""
+"""("trace" or "run", a Combination, plan beside measurement, pipeline stage) -> kept for docs/accuracy.md."""
 
 DDP = Layout(engine="ddp", dp_replicate=4)
 FSDP2 = Layout(engine="fsdp2", dp_shard=4, zero_stage=3)
