@@ -31,6 +31,7 @@ OUTSIDE_BAND = 6
 EXAMPLES = """
  executor run plan.json --dry-run                    # show files, commands and environment; start nothing
  executor run plan.json --run-dir runs/first --yes   # run it, live
+ executor join launch --node-rank 1 --master node1   # be one of several hosts, in a loop of your own over them
  executor report runs/first                          # predicted against measured, line by line
  executor export runs/first my-model                 # the trained weights as one Hugging Face model
  executor probe -o machine                           # measure this machine: a cluster preset and a calibration
@@ -40,6 +41,7 @@ EXAMPLES = """
 
 LATER = {
     "export": "executor.cli_export:export",
+    "join": "executor.cli_join:join",
     "measure": "executor.cli_measure:measure",
     "probe": "executor.cli_probe:probe",
     "trace": "executor.cli_trace:trace",
@@ -160,12 +162,12 @@ def run(
     )
     if dry_run:
         return _show_dry_run(plan, options, output, as_json)
-    ready = launch.prepare(plan, options, _tell)
-    _tell(_headline(ready))
+    ready = launch.prepare(plan, options, tell)
+    tell(_headline(ready))
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Start?", abort=True, default=True, err=True)
-    record = launch.execute(ready, _tell)
-    return _finish(ready, record, tolerances if judge else None, as_json)
+    record = launch.execute(ready, tell)
+    return finish(ready, record, tolerances if judge else None, as_json)
 
 
 @executor.command()
@@ -204,7 +206,8 @@ def main() -> None:
     command.main(executor, name="executor")
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Say something to the person, on stderr."""
     click.echo(text, err=True)
 
 
@@ -235,17 +238,18 @@ def _headline(ready: launch.Prepared) -> str:
 def _show_dry_run(plan: Plan, options: launch.Options, output: Path | None, as_json: bool) -> int:
     if output is not None:
         rundir.check_new(output, "--output")
-    found = dryrun.dry_run(plan, options, _tell)
+    found = dryrun.dry_run(plan, options, tell)
     click.echo(dryrun.as_json(found) if as_json else dryrun.as_text(found))
     if output is not None:
-        _tell(f"wrote {output}: {', '.join(dryrun.write(found, output))}")
+        tell(f"wrote {output}: {', '.join(dryrun.write(found, output))}")
     return 0
 
 
-def _finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Tolerances | None, as_json: bool) -> int:
+def finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Tolerances | None, as_json: bool) -> int:
+    """Print how a run ended, and its report where there is one; the exit code of the command."""
     folder = ready.options.run_dir
     if record.exit_code:
-        _tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+        tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
     built = reports.build(folder) if record.measured or tolerances else None
     outside = reports.check(built, tolerances) if built and tolerances and not record.exit_code else None
     if as_json:
@@ -256,19 +260,19 @@ def _finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Toler
     elif built and not record.exit_code:
         render(built, console(stderr=True))
     elif ready.options.script and not record.exit_code:
-        _tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
+        tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
     if not record.exit_code:
         again = f"executor report {shlex.quote(os.path.relpath(folder))}"
-        _tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
+        tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
         if ready.options.save_weights:
-            _tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
+            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
     return record.exit_code or verdict(outside)
 
 
 def verdict(outside: tuple[str, ...] | None) -> int:
     """The exit code of --check; what lies outside the band is told."""
     if outside:
-        _tell(f"error: outside the predicted band: {'; '.join(outside)}.")
+        tell(f"error: outside the predicted band: {'; '.join(outside)}.")
         return OUTSIDE_BAND
     return 0
 

@@ -81,11 +81,14 @@ def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
     return AnotherWorld("--script", script, "; ".join(wrong), fix, exit_code=4)
 
 
-def script_differences(layout: Layout, started: int, mesh: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """The same of a run that has ended, from what its ranks recorded. A script that never stepped has not trained."""
+def script_differences(
+    layout: Layout, started: int, mesh: Mapping[int, Mapping[str, Any]], elsewhere: frozenset[int] = frozenset()
+) -> list[str]:
+    """The same of a run that has ended, from what its ranks recorded. A script that never stepped has not trained.
+    Nothing is known of ranks `elsewhere`."""
     stepped = {rank: seen for rank, seen in mesh.items() if seen.get("stepped")}
     wrong = []
-    if idle := sorted(set(range(started)) - set(stepped)):
+    if idle := sorted(set(range(started)) - set(stepped) - elsewhere):
         wrong.append(f"ranks {idle} took no optimizer step")
     first: dict[str, int] = {}
     for rank, seen in sorted(stepped.items()):

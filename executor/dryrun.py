@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from executor import preflight, rundir
-from executor.environment import MASK, inherited, masked
+from executor import joining, preflight, rundir
+from executor.environment import inherited, masked
 from executor.launch import configuration_environment, launch_spec
 from executor.launchers import local
 from executor.prepare import Options, Prepared, decided, folder_checks, host_checks
 from executor.supervise import Echo
-from planner import inputs
+from planner import __version__, inputs
 from planner.backend import Backend, LaunchSpec, NodeCommand
 from planner.errors import PlannerError
 from planner.plan import Plan
@@ -31,6 +31,7 @@ SCHEMA = "dry-run/1"
 OF_MACHINES = ("devices",)
 """Checks that say whether this machine is one that the plan is for."""
 SCRIPT = "node-{}.sh"
+ANY_MASTER = "HOST"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class DryRun:
 
     ready: Prepared
     spec: LaunchSpec
+    port: int
     unchecked: dict[str, str]
 
     @property
@@ -68,7 +70,7 @@ def dry_run(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     port = local.hold_port(hosts, made.run_id)
     port.close()
     configured = _configured(made, refused)
-    return DryRun(made, launch_spec(made, port.number, configured), refused)
+    return DryRun(made, launch_spec(made, port.number, configured), port.number, refused)
 
 
 def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
@@ -103,26 +105,46 @@ def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
 
 
 def write(found: DryRun, folder: Path) -> list[str]:
-    """A run folder that nothing runs in, with a script for each node; the names of what was written."""
+    """A run folder that its nodes can join, with a script for each; the names of what was written."""
     rundir.check_new(folder)
     rundir.create(folder, found.ready.plan, found.ready.files)
     rundir.write_launch(folder, found.spec)
-    for one in found.spec.commands:
-        path = folder / SCRIPT.format(one.node)
-        path.write_text(script(one, len(found.spec.commands)))
+    joining.write(folder, to_join(found))
+    for host in found.ready.hosts.hosts:
+        path = folder / SCRIPT.format(host.node)
+        path.write_text(script(host.node, len(found.ready.hosts.hosts)))
         path.chmod(0o700)
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def script(command: NodeCommand, nodes: int) -> str:
-    """One node's command as a shell script. The values of secrets are not in it: it asks for them by name."""
-    lines = ["#!/bin/sh", f"# Node {command.node} of {nodes}: start every node's at about the same time.", "set -eu"]
-    for name, value in masked(command.env).items():
-        if MASK in value and value != command.env[name]:
-            lines.append(f': "${{{name}:?is a secret: set it before}}"; export {name}')
-        else:
-            lines.append(f"export {name}={shlex.quote(value)}")
-    return "\n".join([*lines, f"exec {shlex.join(command.argv)}"]) + "\n"
+def to_join(found: DryRun) -> joining.Joining:
+    """What each node has to know to join the run."""
+    ready, program = found.ready, found.ready.options.script
+    return joining.Joining(
+        run_id=ready.run_id,
+        plan_hash=ready.plan.content_hash,
+        version=__version__,
+        code=joining.code_digest(),
+        port=found.port,
+        save_weights=ready.options.save_weights,
+        script=(str(Path(program[0]).absolute()), *program[1:]) if program else (),
+        environment=joining.without_secrets(ready.environment),
+    )
+
+
+def script(node: int, nodes: int) -> str:
+    """One node's command as a shell script that stands in the run folder, wherever that is on the host."""
+    words = f'exec executor join "$(dirname -- "$0")" --node-rank {node} "$@"'
+    lines = ["#!/bin/sh", f"# Node {node} of {nodes}."]
+    if nodes > 1:
+        lines[1] += f" Start every node's at about the same time, each with --master {ANY_MASTER}[:PORT] of node 0."
+    return "\n".join([*lines, words]) + "\n"
+
+
+def join_command(found: DryRun, node: int) -> str:
+    """What a node is joined by, as a person types it."""
+    words = ["executor", "join", str(found.ready.options.run_dir), "--node-rank", str(node)]
+    return shlex.join([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
 
 
 def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes:
@@ -135,6 +157,7 @@ def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes
         "commands": commands,
         "inherits": sorted(inherited(environment)),
         "elsewhere": found.elsewhere,
+        "join": [join_command(found, one.node) for one in found.commands],
         "unchecked": found.unchecked,
     }
     return msgspec.json.encode(whole)
@@ -149,13 +172,18 @@ def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
         "",
         f"# every node inherits {' '.join(sorted(inherited(environment)))}, and nothing else of this environment",
     ]
+    hosts = found.ready.hosts.hosts
     if found.elsewhere:
-        names = ", ".join(host.name for host in found.ready.hosts.hosts)
-        lines += [f"# {names}: put your hosts' addresses in their place"]
+        names = f"{hosts[0].name} to {hosts[-1].name}" if len(hosts) > 1 else hosts[0].name
+        lines += [f"# {names}: hosts of yours, each with the folder that --output makes, shared or copied"]
     for one in found.commands:
-        lines += ["", f"# node {one.node} ({found.ready.hosts.hosts[one.node].name})"]
-        lines += [f"{name}={shlex.quote(value)} \\" for name, value in one.env.items()]
-        lines.append(shlex.join(one.argv))
+        lines += ["", f"# node {one.node} ({hosts[one.node].name})"]
+        if found.elsewhere:
+            lines += [join_command(found, one.node), "# which starts there, with addresses and interface of the host:"]
+        started = [*(f"{name}={shlex.quote(value)} \\" for name, value in one.env.items()), shlex.join(one.argv)]
+        lines += [f"#   {line}" for line in started] if found.elsewhere else started
+    if not found.elsewhere:
+        lines += ["", f"# on hosts of yours, each with the folder that --output makes: {join_command(found, 0)}"]
     if found.unchecked:
         lines += ["", "# not so on this machine, or not checked here:"]
         lines += [f"#   {name}: {sentence}" for name, sentence in found.unchecked.items()]

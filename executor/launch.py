@@ -45,13 +45,15 @@ def launch_spec(ready: Prepared, port: int, configured: Mapping[str, str]) -> La
     `configured` is the backend's environment (`configuration_environment`).
     """
     folder, hosts = ready.options.run_dir, ready.hosts.hosts
-    here = ready.processes * len(hosts)  # ranks that share this machine's cores
+    emulated = ready.hosts.emulated
+    here = ready.processes * (len(hosts) if emulated else 1)  # ranks that share this machine's cores
     common = dict(configured) | (_script_environment(ready) if ready.options.script else {})
     caller = os.environ | ready.environment
     commands = []
     for host in hosts:
         env = ready.environment | local.base_environment(ready.run_id, folder, host, here, caller) | common
-        if host.here:
+        env |= {name: ready.environment[name] for name in local.INTERFACES if name in ready.environment}
+        if host.here and emulated:
             env |= device_environment(ready.plan.cluster.gpu.kind, len(hosts), ready.processes, host.node)
         argv = agent_arguments(
             ready.hosts, host, ready.processes, port, ready.run_id, folder, worker_arguments(ready.options)
@@ -125,7 +127,7 @@ def execute(ready: Prepared, echo: Echo) -> RunRecord:
                 raise
             ended = judge(evidence_of(ready, Ending(ok=False), kills))
         finally:
-            record = _record(ready, ended, started, time.monotonic() - clock, sent)
+            record = record_of(ready, ended, started, time.monotonic() - clock, sent)
             if why := rundir.keep_record(folder, record):
                 echo(
                     f"note: {folder / rundir.RECORD} could not be written ({why}); exit code and message are the run's"
@@ -147,15 +149,19 @@ def _make_folder(ready: Prepared) -> None:
 
 
 def evidence_of(
-    ready: Prepared, ending: Ending, kills_before: int | None = None, refusal: PlannerError | None = None
+    ready: Prepared,
+    ending: Ending,
+    kills_before: int | None = None,
+    refusal: PlannerError | None = None,
+    elsewhere: frozenset[int] = frozenset(),
 ) -> Evidence:
-    """What the run left behind, read once."""
+    """What the run left behind, read once. Ranks `elsewhere` write into another machine's copy of the folder."""
     folder, started = ready.options.run_dir, ready.ranks
     mesh = rundir.read_mesh(folder)
     own, layout = not ready.options.script, ready.plan.layout
-    differing = mesh_differences(mesh, started, layout.world_size)
+    differing = mesh_differences(mesh, started, layout.world_size, elsewhere)
     if not own:
-        differing = script_differences(layout, started, mesh)
+        differing = script_differences(layout, started, mesh, elsewhere)
     return Evidence(
         ending=ending,
         started=started,
@@ -170,11 +176,13 @@ def evidence_of(
         changed_inputs=shrunk(ready.plan.inputs),
         oom_kills=cgroups.kills_since(kills_before),
         meet_s=ready.options.meet_s,
-        log_line=last_error_line(agent_log(folder, 0)),
+        log_line=last_error_line(agent_log(folder, ready.node)),
+        elsewhere=elsewhere,
     )
 
 
-def _record(ready: Prepared, ended: Verdict, started: datetime, seconds: float, sent: tuple[float, ...]) -> RunRecord:
+def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float, sent: tuple[float, ...]) -> RunRecord:
+    """run.json of a run that ended so."""
     folder = ready.options.run_dir
     measured = rundir.read_measured(folder)
     steps = [value for one in measured for value in one.step_s]
@@ -186,7 +194,7 @@ def _record(ready: Prepared, ended: Verdict, started: datetime, seconds: float, 
         started=started.isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
         backend=ready.backend.name,
-        launcher=f"local/{ready.hosts.emulation}",
+        launcher=f"local/{ready.hosts.emulation}" if ready.hosts.emulated else ready.hosts.emulation,
         world_size=ready.plan.layout.world_size,
         nodes=len(ready.hosts.hosts),
         versions=versions(),

@@ -60,7 +60,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything decided and checked, nothing made yet. `environment` is what the person adds to the ranks'."""
+    """Everything decided and checked, nothing made yet. `environment` is what the person adds to the ranks', `node` the
+    one whose agent this launcher starts, or the first of them."""
 
     plan: Plan
     backend: Backend
@@ -70,6 +71,7 @@ class Prepared:
     processes: int
     files: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)
+    node: int = 0
 
     @property
     def ranks(self) -> int:
@@ -133,12 +135,16 @@ def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
     """What must hold of the place where the run folder will be."""
     checks = [Check("run folder", lambda: rundir.check_new(options.run_dir))]
     if options.save_weights:
-        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
-        # In fp32; what is held in bf16 needs half.
-        need = 4 * parameters(plan.model, adapters, trainable=adapters is not None)
         fix = "Name one elsewhere, or add --no-save-weights"
-        checks.append(Check("room", lambda: preflight.check_disk(options.run_dir, need, "--run-dir", fix)))
+        checks.append(Check("room", lambda: check_room(plan, options.run_dir, "--run-dir", fix)))
     return tuple(checks)
+
+
+def check_room(plan: Plan, folder: Path, field: str, fix: str) -> None:
+    """The disk of a run folder, which `field` named, has room for the weights that will be saved."""
+    adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+    need = parameters(plan.model, adapters, trainable=adapters is not None)
+    preflight.check_disk(folder, 4 * need, field, fix)  # in fp32; what is held in bf16 needs half
 
 
 def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:

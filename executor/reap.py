@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor import processes, rundir
+from executor.joining import JOIN
 from executor.launchers import namespaces
 from executor.rundir import Launcher
 from executor.verdict import NODE_LOST
@@ -105,7 +106,7 @@ def bury(folder: Path, launcher: Launcher) -> RunRecord:
         started=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         seconds=round(last - began, 3),
         backend=plan.runtime.backend or "",
-        launcher="local/namespaces" if launcher.network is not None else "local/loopback",
+        launcher=_launched_by(folder, launcher),
         world_size=plan.layout.world_size,
         nodes=plan.cluster.nodes,
         losses=rundir.read_losses(folder),
@@ -116,6 +117,13 @@ def bury(folder: Path, launcher: Launcher) -> RunRecord:
     )
     rundir.keep_record(folder, record)
     return record
+
+
+def _launched_by(folder: Path, launcher: Launcher) -> str:
+    """The launcher as run.json names it."""
+    if (folder / JOIN).is_file():
+        return "join"
+    return "local/namespaces" if launcher.network is not None else "local/loopback"
 
 
 def _said(path: Path) -> str:

@@ -19,10 +19,12 @@ from planner.errors import PlannerError
 from planner.groups import coordinates
 from planner.memory import memory_breakdown
 from planner.plan import Collective, PhaseMemory, Plan, StagePrediction
-from planner.record import Measured
+from planner.record import Measured, RunRecord
 from planner.units import format_bytes
 
 SCHEMA = "report/1"
+JOINED = "join"
+"""The launcher of a run whose nodes joined by themselves."""
 PACKET_HEADERS = 66
 """Bytes before the data of a TCP packet on Ethernet: 14, 20 of IPv4, 32 of TCP with its time stamps."""
 SMALL_SHARE = 0.02
@@ -147,8 +149,19 @@ def build(folder: Path) -> Report:
         node_tx_bytes=record.node_tx_bytes if record else (),
         versions=record.versions if record else {},
         script=rundir.script_of(folder),
-        notes=_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder), heaviest(measured)),
+        notes=(
+            *_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder), heaviest(measured)),
+            *_absent(plan, record, measured),
+        ),
     )
+
+
+def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[Measured]) -> list[str]:
+    """Which ranks of a run that nodes joined measured elsewhere: what they wrote is in the folder of their own host."""
+    absent = sorted(set(range(plan.layout.world_size)) - {one.rank for one in measured})
+    if record is None or record.launcher != JOINED or record.exit_code or not absent:
+        return []
+    return [f"the run folder was not shared: what ranks {absent} measured is on their own hosts, and missing here"]
 
 
 def _notes(plan: Plan, steps: int, timed: bool, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,15 @@ GRACE_S = 8.0
 PR_SET_CHILD_SUBREAPER = 36
 
 Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A rank whose output is passed on, and the name that its lines begin with."""
+
+    node: int
+    local_rank: int
+    label: str
 
 
 @dataclass(frozen=True)
@@ -50,13 +60,15 @@ def supervise(
     signals: list[int],
     met: Callable[[], bool],
     meet_s: float,
+    follow: Sequence[Followed] = (),
 ) -> Ending:
     """Wait for every agent; when one fails, a signal comes or the ranks do not meet within `meet_s`, end them all.
 
     `signals` grows while we wait (`received_signals`). `met` says whether every rank has reported in; it is asked
-    until it says yes.
+    until it says yes, and what it raises ends the run. `follow` are the ranks whose output is passed on, the first of
+    the first agent by default.
     """
-    follower = LogFollower(folder, agents[0].host, echo)
+    follower = LogFollower(folder, tuple(follow) or (Followed(0, 0, f"{agents[0].host}:0"),), echo)
     deadline, together = time.monotonic() + meet_s, False
     with subreaper():
         try:
@@ -76,8 +88,13 @@ def supervise(
                     return Ending(ok=False, timed_out=True)
                 time.sleep(POLL_S)
         finally:
-            tear_down(agents, run_id, impatient=lambda: len(signals) > 1)
+            tear_down(agents, run_id, impatient=lambda: len(signals) > 1 or not _have_ranks(folder, agents))
             follower.poll(final=True)
+
+
+def _have_ranks(folder: Path, agents: list[Agent]) -> bool:
+    """Whether an agent has started its ranks. One that has none, and waits for other nodes, hears no SIGTERM."""
+    return any(rundir.rank_log(folder, agent.node, 0, "stderr") for agent in agents)
 
 
 def _let_settle(agents: list[Agent]) -> None:
@@ -130,6 +147,29 @@ def received_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
+def hang_up(signals: list[int], stream: int) -> Iterator[None]:
+    """Append SIGHUP to `signals` when nobody reads any more what is written to `stream`: over ssh without a terminal,
+    that is all that a process is told of the end of whoever started it. A file or a device has no reader to lose."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(stream, 0)  # a lost reader is told unasked
+        while not ended.wait(POLL_S):
+            if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+                signals.append(signal.SIGHUP)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+@contextlib.contextmanager
 def subreaper() -> Iterator[None]:
     """Inherit orphans while inside (Linux): ranks whose agent was killed become our children, and can be reaped."""
     if sys.platform != "linux":
@@ -145,48 +185,54 @@ def subreaper() -> Iterator[None]:
 
 @dataclass
 class LogFollower:
-    """Rank 0's stdout and stderr, line by line to `echo`, prefixed host:rank; a line repeated at once is folded."""
+    """Stdout and stderr of the ranks `follow`, line by line to `echo`, prefixed host:rank; a line repeated at once is
+    folded."""
 
     folder: Path
-    host: str
+    follow: Sequence[Followed]
     echo: Echo
-    _places: dict[str, tuple[Path, int, bytes]] = field(default_factory=dict)
-    _last: str = ""
+    _places: dict[tuple[Followed, str], tuple[Path, int, bytes]] = field(default_factory=dict)
+    _last: tuple[str, str] = ("", "")
     _repeats: int = 0
 
     def poll(self, final: bool = False) -> None:
         """Pass on what was written since; with `final`, unfinished lines and pending repeats too."""
-        for stream in ("stdout", "stderr"):
-            path, offset, rest = self._places.get(stream) or (rundir.rank_log(self.folder, 0, 0, stream), 0, b"")
-            if path is None:
-                continue
-            try:
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    fresh = file.read()
-            except OSError:  # somebody deleted the run folder
-                continue
-            *lines, rest_now = (rest + fresh).split(b"\n")
-            if final and rest_now:
-                lines, rest_now = [*lines, rest_now], b""
-            self._places[stream] = (path, offset + len(fresh), rest_now)
-            for line in lines:
-                self._pass_on(line.decode(errors="replace").rsplit("\r", 1)[-1])
+        for one in self.follow:
+            for stream in ("stdout", "stderr"):
+                self._read(one, stream, final)
         if final:
             self._flush_repeats()
 
-    def _pass_on(self, line: str) -> None:
-        if line == self._last:
+    def _read(self, one: Followed, stream: str, final: bool) -> None:
+        place = self._places.get((one, stream))
+        path, offset, rest = place or (rundir.rank_log(self.folder, one.node, one.local_rank, stream), 0, b"")
+        if path is None:
+            return
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                fresh = file.read()
+        except OSError:  # somebody deleted the run folder
+            return
+        *lines, rest_now = (rest + fresh).split(b"\n")
+        if final and rest_now:
+            lines, rest_now = [*lines, rest_now], b""
+        self._places[one, stream] = (path, offset + len(fresh), rest_now)
+        for line in lines:
+            self._pass_on(one.label, line.decode(errors="replace").rsplit("\r", 1)[-1])
+
+    def _pass_on(self, label: str, line: str) -> None:
+        if (label, line) == self._last:
             self._repeats += bool(line)
             return
         self._flush_repeats()
-        self._last = line
+        self._last = label, line
         if line:
-            self.echo(f"{self.host}:0  {line}")
+            self.echo(f"{label}  {line}")
 
     def _flush_repeats(self) -> None:
         if self._repeats:
-            self.echo(f"{self.host}:0  (last line repeated x{self._repeats})")
+            self.echo(f"{self._last[0]}  (last line repeated x{self._repeats})")
         self._repeats = 0
 
 

@@ -48,7 +48,8 @@ class Evidence:
     told no by. `folder` is how the run folder stands and `folder_name` what to call it. `changed_inputs` are sentences
     about input files that changed while they were read. `oom_kills` counts processes that the kernel's out-of-memory
     killer took in the launcher's own control group, None where nothing counts them. `log_line` is the last that the
-    first node's agent said.
+    first node's agent said. `elsewhere` are ranks that write into another machine's copy of the folder: nothing of them
+    is known here. `awaited` is a sentence about ranks that did not come, where more is known than who had not met.
     """
 
     ending: Ending
@@ -65,6 +66,8 @@ class Evidence:
     meet_s: float = 0.0
     log_line: str | None = None
     reports_when_met: bool = True
+    elsewhere: frozenset[int] = frozenset()
+    awaited: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def judge(evidence: Evidence) -> Verdict:
         message = f"an agent ended without naming a rank: {evidence.log_line or 'it said nothing'}"
         if ending.timed_out:
             message = f"ranks {_absent(evidence)} had not met after {evidence.meet_s:g} s"
+            if evidence.awaited:
+                message = f"after {evidence.meet_s:g} s {evidence.awaited}"
         return Verdict("launch failed", LAUNCH_FAILED, message)
     return _of_failure(evidence, failure)
 
@@ -167,10 +172,13 @@ def _no_space(evidence: Evidence, failure: Failure | None) -> str:
     return f"{room} ({who.rstrip('.')})" if who else room
 
 
-def mesh_differences(mesh: Mapping[int, Mapping[str, Any]], started: int, world: int) -> list[str]:
-    """How the process groups the ranks found themselves in differ from the plan. Usually: one alone."""
+def mesh_differences(
+    mesh: Mapping[int, Mapping[str, Any]], started: int, world: int, elsewhere: frozenset[int] = frozenset()
+) -> list[str]:
+    """How the process groups the ranks found themselves in differ from the plan. Usually: one alone. Nothing is known
+    of ranks `elsewhere`."""
     wrong = []
-    if absent := sorted(set(range(started)) - set(mesh)):
+    if absent := sorted(set(range(started)) - set(mesh) - elsewhere):
         wrong.append(f"ranks {absent} never reported the process group they joined")
     for rank, seen in sorted(mesh.items()):
         if seen.get("world_size") != world:
@@ -179,4 +187,4 @@ def mesh_differences(mesh: Mapping[int, Mapping[str, Any]], started: int, world:
 
 
 def _absent(evidence: Evidence) -> list[int]:
-    return sorted(set(range(evidence.started)) - set(evidence.mesh or ()))
+    return sorted(set(range(evidence.started)) - set(evidence.mesh or ()) - evidence.elsewhere)

@@ -25,9 +25,13 @@ from executor.supervise import Agent
 from planner.backend import LaunchSpec
 from planner.errors import PlannerError
 
-Emulation = Literal["loopback", "namespaces", "elsewhere"]
+Emulation = Literal["loopback", "namespaces", "elsewhere", "join"]
+LOOPBACK = ("lo", "lo0")
 COUNTED_VARIABLE = "MESHWRIGHT_COUNTED"
 """Interfaces on which nothing but the run sends, where there are any: what they count is the run's."""
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Over which interface ranks talk. The launcher finds it; what a person gives by --env comes before."""
 
 # Below the range from which Linux hands out ports to outgoing connections (32768 up): nobody takes one by accident.
 FIRST_PORT, PORTS = 20000, 10000
@@ -48,10 +52,16 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The nodes of one run and how they are emulated; "elsewhere" are machines that nothing here can reach."""
+    """The nodes of one run and how they are emulated; "elsewhere" are machines that nothing here can reach, "join"
+    those of which each has joined by itself."""
 
     emulation: Emulation
     hosts: tuple[Host, ...]
+
+    @property
+    def emulated(self) -> bool:
+        """Whether this machine is all of the nodes."""
+        return self.emulation in ("loopback", "namespaces")
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,7 @@ def describe(nodes: int, emulation: Emulation) -> Hosts:
         return Hosts(
             emulation, tuple(Host(node, f"node-{node}", f"node-{node}", None, here=False) for node in range(nodes))
         )
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACK), None)
     names = [f"node-{node}" for node in range(nodes)] if nodes > 1 else [socket.gethostname()]
     made = [Host(node, name, _loopback_address(node), loopback) for node, name in enumerate(names)]
     return Hosts(emulation, tuple(made))
@@ -129,16 +139,31 @@ def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) 
             continue
         if hosts.emulation != "loopback":  # a fresh namespace has every port free, and another machine is not asked
             return HeldPort(number, None)
-        one = socket.socket()
-        try:
-            # Every address, as torch's store will listen: a port that another program has on one address is taken.
-            one.bind(("", number))
-            return HeldPort(number, one)
-        except OSError:
-            one.close()
+        if (held := _held(number)) is not None:
+            return HeldPort(number, held)
     raise PlannerError(
         "port", f"{FIRST_PORT}-{FIRST_PORT + PORTS - 1}", "none is free", "Stop what occupies them", exit_code=4
     )
+
+
+def hold_one(number: int) -> HeldPort:
+    """One port that all nodes know, kept bound. Refuses (exit code 4) one that another program has."""
+    held = _held(number)
+    if held is None:
+        rule, fix = "is taken on this host", "Give another, the same on every node: --master HOST:PORT"
+        raise PlannerError("port", number, rule, fix, exit_code=4)
+    return HeldPort(number, held)
+
+
+def _held(number: int) -> socket.socket | None:
+    one = socket.socket()
+    try:
+        # Every address, as torch's store will listen: a port that another program has on one address is taken.
+        one.bind(("", number))
+    except OSError:
+        one.close()
+        return None
+    return one
 
 
 def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[Agent]:
@@ -198,7 +223,7 @@ def base_environment(
     env["OMP_NUM_THREADS"] = caller.get("OMP_NUM_THREADS") or str(max(1, cores // processes))
     if host.interface:
         env["GLOO_SOCKET_IFNAME"] = host.interface
-        if host.prefix:
+        if host.interface not in LOOPBACK:
             env["NCCL_SOCKET_IFNAME"] = f"={host.interface}"  # "=" asks NCCL for this name, not for a prefix
     root = str(Path(__file__).resolve().parents[2])
     if not root.endswith(("site-packages", "dist-packages")):

@@ -26,11 +26,14 @@ NUMBERS = itertools.count()
 INTERFACE = "eth0"
 PROGRAMS = ("ip", "unshare", "setpriv", "nsenter", "mount", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 
-# Arguments: name, home, file for /etc/hosts, pairs of a path and the folder that stands there, "--", sshd's words. It
-# waits for a line on its standard input, since the cable is plugged in from outside once the process exists.
+# Arguments: name, home, file for /etc/hosts, where this Python is installed (it must stay where that is below /root),
+# pairs of a path and the folder that stands there, "--", sshd's words. It waits for a line on its standard input, since
+# the cable is plugged in from outside once the process exists.
 BOOT = """
 set -eu
-hostname "$1"; mount --bind "$2" /root; mount --bind "$3" /etc/hosts; shift 3
+hostname "$1"
+case "$4" in /root/*) mkdir -p "$2/${4#/root/}"; mount --bind "$4" "$2/${4#/root/}";; esac
+mount --rbind "$2" /root; mount --bind "$3" /etc/hosts; shift 4
 while [ "$1" != -- ]; do mount --bind "$2" "$1"; shift 2; done
 shift
 ip link set lo up
@@ -168,7 +171,7 @@ def _boot(
         here.mkdir()
     words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "--net", "--pid", "--mount-proc"]
     words += ["--fork", "--kill-child", "--propagation", "private", "sh", "-c", BOOT, "boot", name, str(home)]
-    words += [str(table), *(str(path) for pair in alone for path in pair), "--"]
+    words += [str(table), sys.base_prefix, *(str(path) for pair in alone for path in pair), "--"]
     words += ["/usr/sbin/sshd", "-D", "-E", str(folder / "sshd.log"), "-f", str(sshd)]
     with (folder / "boot.log").open("wb") as log:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log)

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import cli, dryrun, launch
+from executor import cli, launch
 from planner import command, inputs
-from planner.backend import NodeCommand
 from planner.errors import PlannerError
 from planner.plan import PhaseMemory, Plan, Prediction, encode_plan, read_plan
 from planner.spec import Gpu, Layout, Recipe
@@ -128,28 +127,28 @@ def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_
 
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "out").as_posix() for path in written}
-    assert names == {"plan.json", "launch.json", "config/accelerate.yaml", "node-0.sh", "node-1.sh"}
+    assert names == {"plan.json", "launch.json", "join.json", "config/accelerate.yaml", "node-0.sh", "node-1.sh"}
+    joining = json.loads((tmp_path / "out" / "join.json").read_text())
+    assert joining["environment"] == {"HF_TOKEN": None, "FOO": "a $(touch canary) 'b'", "WANDB_API_KEY": None}
+    assert joining["code"].startswith("sha256:") and (tmp_path / "out" / "join.json").stat().st_mode & 0o77 == 0
     assert "-hidden" not in done.stdout + done.stderr
     assert not [path for path in written if b"-hidden" in path.read_bytes()]
     plan = read_plan(tmp_path / "out" / "plan.json")
     assert plan.job.recipe.steps == 7 and plan.content_hash in done.stdout
 
 
-def test_the_scripts_of_a_dry_run_pass_everything_on_as_it_was_given_and_ask_for_secrets(tmp_path):
-    env = {"FOO": "a $(touch canary) 'b'", "HF_TOKEN": "hidden", "URL": "http://me:hidden@proxy"}
-    path = tmp_path / "node-1.sh"
-    path.write_text(dryrun.script(NodeCommand(node=1, argv=("python", "-m", "it's", "a b"), env=env), 2))
-    assert "hidden" not in path.read_text()
-
-    (tmp_path / "python").write_text("#!/bin/sh\nenv\nprintf '%s\\n' \"$@\"\n")
-    (tmp_path / "python").chmod(0o755)
-    shell = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "there", "URL": "there"}
-    ran = subprocess.run(["sh", str(path)], cwd=tmp_path, env=shell, text=True, capture_output=True, check=True).stdout
-    assert "FOO=a $(touch canary) 'b'\n" in ran and "-m\nit's\na b\n" in ran and "HF_TOKEN=there\n" in ran
+def test_the_scripts_of_a_dry_run_join_their_folder_wherever_it_lies_and_pass_words_on_as_they_are(far_plan, tmp_path):
+    done = run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0 and "executor join" in done.stdout, done.stderr
+    moved = tmp_path / "a b'$(touch canary)"
+    (tmp_path / "out").rename(moved)
+    (tmp_path / "executor").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "executor").chmod(0o755)
+    shell = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["sh", moved / "node-1.sh", "--master", "x $(touch canary)"]
+    ran = subprocess.run(command, cwd=tmp_path, env=shell, text=True, capture_output=True, check=True).stdout
+    assert ran.splitlines() == ["join", str(moved), "--node-rank", "1", "--master", "x $(touch canary)"]
     assert not (tmp_path / "canary").exists()
-    del shell["HF_TOKEN"]
-    refused = subprocess.run(["sh", str(path)], cwd=tmp_path, env=shell, text=True, capture_output=True, check=False)
-    assert refused.returncode != 0 and "HF_TOKEN: is a secret" in refused.stderr
 
 
 def test_where_a_dry_run_writes_must_be_new_and_a_run_writes_to_its_own_folder(far_plan, tmp_path):
@@ -169,8 +168,8 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
 
     assert done.returncode == 0, done.stderr
     shown, _, unchecked = done.stdout.partition("# not so on this machine, or not checked here:")
-    assert "# node 1 (node-1)\nACCELERATE_DYNAMO_BACKEND=NO \\\nACCELERATE_MIXED_PRECISION=no \\\n" in shown
-    assert "put your hosts' addresses in their place" in shown
+    assert "# node 1 (node-1)\nexecutor join /" in shown and "--node-rank 1 --master HOST\n" in shown
+    assert "#   ACCELERATE_DYNAMO_BACKEND=NO \\\n#   ACCELERATE_MIXED_PRECISION=no \\\n" in shown
     assert "#   software: " in unchecked and "not installed" in unchecked and "#   configuration: " in unchecked
     assert sorted(tmp_path.rglob("*")) == before
 

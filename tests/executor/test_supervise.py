@@ -26,7 +26,7 @@ def rank_log(folder: Path, node: int, local_rank: int, text: str, stream: str = 
 
 def test_following_a_log_prefixes_folds_and_waits_for_whole_lines(tmp_path):
     said: list[str] = []
-    follower = supervise.LogFollower(tmp_path, "node-0", said.append)
+    follower = supervise.LogFollower(tmp_path, (supervise.Followed(0, 0, "node-0:0"),), said.append)
     follower.poll()  # no log yet
     path = rank_log(tmp_path, 0, 0, "one\nsame\nsame\nsame\nhal", "stdout")
     follower.poll()

@@ -1,0 +1,155 @@
+"""Joining a run: what is refused before anything starts, and who may say which node it is. Not here: real hosts
+(tests/cluster/test_join.py)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from executor import address, joining
+from executor.dryrun import dry_run, write
+from executor.join import Asked, check_equal, prepared
+from executor.joining import End, Joined
+from executor.prepare import Options
+from executor.supervise import hang_up
+from planner.errors import PlannerError
+from planner.plan import Plan, encode_plan, read_plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Two nodes of one rank each."""
+    words = ["--model", "tiny-llama", "--cluster", "localhost", "--nodes", "2", "--gpus", "2", "--precision", "fp32"]
+    words += ["--seq-len", "32", "--global-batch-size", "4", "--strategy", "ddp", "-o", str(tmp_path / "plan.json")]
+    subprocess.run([sys.executable, "-m", "planner", "recommend", *words], check=True, capture_output=True)
+    return read_plan(tmp_path / "plan.json")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, plan: Plan) -> Path:
+    made = tmp_path / "run"
+    write(dry_run(plan, Options(run_dir=made, nodes=2, hosts="loopback"), lambda _: None), made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("node1", "node1", None),
+        ("node1:29500", "node1", 29500),
+        ("10.0.0.1:1", "10.0.0.1", 1),
+        ("fe80::1", "fe80::1", None),
+        ("[fe80::1]:29500", "fe80::1", 29500),
+        ("a_b.example", "a_b.example", None),
+    ],
+)
+def test_a_master_is_a_host_and_perhaps_a_port(text, host, port):
+    assert address.Master.parse(text) == address.Master(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":29500", "node1:", "node1:0", "node1:65536", "node1:x", "-oProxyCommand=x", "a b", "a;b", "$(x)", "a\n"],
+)
+def test_anything_else_is_no_master(text):
+    with pytest.raises(PlannerError, match="--master"):
+        address.Master.parse(text)
+
+
+def test_one_node_needs_no_master_and_two_need_one_that_others_reach():
+    assert address.find(None, 0, 1).master == "127.0.0.1"
+    with pytest.raises(PlannerError, match=r"--master: is not given, and node 1 has to reach node 0"):
+        address.find(None, 1, 2)
+    with pytest.raises(PlannerError, match=r"no other node reaches"):
+        address.find(address.Master("127.0.0.1"), 0, 2)
+
+
+def refusal(folder: Path, node: int = 0, **asked: object) -> PlannerError:
+    with pytest.raises(PlannerError) as caught:
+        prepared(folder, Asked(node, **asked), lambda _: None)
+    assert caught.value.field.startswith(f"{socket.gethostname()}: ")
+    return caught.value
+
+
+def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    assert "holds no plan.json" in refusal(bare).sentence
+    assert refusal(folder, 2).sentence.endswith("Give each host a number of its own, from 0 to 1.")
+
+    found = joining.read(folder)
+    joining.write(folder, replace(found, code="sha256:" + "0" * 64))
+    assert (other := refusal(folder)).exit_code == 3 and "made by other code" in other.rule
+    joining.write(folder, found)
+
+    recipe = replace(plan.job.recipe, steps=plan.job.recipe.steps + 1)
+    changed = replace(plan, job=replace(plan.job, recipe=recipe)).sealed()
+    (folder / "plan.json").write_bytes(encode_plan(changed))
+    assert (other := refusal(folder)).exit_code == 3 and "is another plan" in other.rule
+    (folder / "join.json").unlink()
+    assert "holds no join.json" in refusal(folder).sentence
+
+
+def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
+    found = joining.read(folder)
+    kept = joining.without_secrets({"HF_TOKEN": "hidden", "PROXY": "http://me:hidden@host", "FOO": "bar"})
+    assert kept == {"HF_TOKEN": None, "PROXY": None, "FOO": "bar"}
+    wanted = replace(found, environment=kept)
+    here = {"HF_TOKEN": "t", "PROXY": "p"}
+    assert joining.environment_of(wanted, {"FOO": "own"}, here) == {"FOO": "own", "HF_TOKEN": "t", "PROXY": "p"}
+    joining.write(folder, wanted)
+    assert "--env=HF_TOKEN: is a secret" in refusal(folder, master="127.0.0.1").sentence
+
+
+def test_a_node_is_claimed_once_but_for_one_that_was_refused(tmp_path):
+    first = Joined(node=0, host="red", process="1:1")
+    joining.claim(tmp_path, replace(first, refusal="no data"))
+    joining.claim(tmp_path, first)
+    with pytest.raises(PlannerError, match=r"--node-rank=0: has joined .* already from red"):
+        joining.claim(tmp_path, replace(first, host="blue"))
+    joining.refused(tmp_path, replace(first, host="blue", refusal="no data"))
+    assert joining.read_joined(tmp_path) == {0: first}
+    joining.update(tmp_path, replace(first, end=End(status="completed", exit_code=0, message="")))
+    assert joining.read_joined(tmp_path)[0].end is not None
+    assert [path.name for path in (tmp_path / "joined").iterdir()] == ["node-0.json"]
+
+
+def test_other_packages_and_other_contents_on_another_node_are_refused_by_name():
+    red = Joined(
+        node=0, host="red", process="1:1", versions={"python": "3.11", "torch": "2.13"}, contents={"data": "a"}
+    )
+    blue = replace(red, node=1, host="blue", versions={"python": "3.12", "torch": "2.13"})
+    check_equal(blue, red)
+    with pytest.raises(PlannerError, match=r"^node 1=blue: has torch 2\.12, and red has 2\.13\. Install the same"):
+        check_equal(replace(blue, versions={"torch": "2.12"}), red)
+    with pytest.raises(PlannerError, match=r"^node 1=blue: has recipe\.data b, and red has a\. Give every node"):
+        check_equal(replace(blue, contents={"data": "b"}), red)
+
+
+def test_a_port_that_another_program_has_is_refused_where_node_0_is(folder, plan, tmp_path):
+    found = joining.read(folder)
+    with socket.socket() as thief:
+        thief.bind(("", 0))
+        one = replace(plan, cluster=replace(plan.cluster, nodes=1, gpus_per_node=2)).sealed()
+        (folder / "plan.json").write_bytes(encode_plan(one))
+        joining.write(folder, replace(found, plan_hash=one.content_hash, port=thief.getsockname()[1]))
+        taken = refusal(folder)
+    assert taken.exit_code == 4 and "is taken on this host" in taken.rule and "--master HOST:PORT" in taken.fix
+
+
+def test_a_reader_that_goes_away_is_a_hang_up_and_a_file_has_none(tmp_path):
+    reading, writing = os.pipe()
+    signals: list[int] = []
+    with hang_up(signals, writing), (tmp_path / "log").open("w") as log, hang_up(quiet := [], log.fileno()):
+        subprocess.run(["sleep", "0.5"], check=True)
+        assert not signals
+        os.close(reading)
+        subprocess.run(["sleep", "0.5"], check=True)
+    os.close(writing)
+    assert [signal.name for signal in signals] == ["SIGHUP"] and not quiet
