@@ -137,7 +137,7 @@ def run_cell(cell: Cell, machine: Machine, runs: Path | None = None) -> Row:
 
 
 def host_holds(cell: Cell) -> bool:
-    """Whether this host has room for the whole model, as a rank builds it before it is sharded."""
+    """Whether the whole model would have room on this host. Of a larger one drawing every weight takes too long."""
     plan = cell.plan
     element = 4 if plan.job.precision == "fp32" or (plan.job.precision == "bf16" and plan.job.method == "full") else 2
     return parameters(plan.model, plan.job.adapters) * element < HOST_SHARE * available_memory()

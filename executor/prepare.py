@@ -39,8 +39,8 @@ class Options:
     to the ranks' environment (NAME or NAME=VALUE).
 
     `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
-    only pretends the others; `build_on_meta` spares its host the whole model. `memory_limit` is how many bytes a rank
-    may take of its device.
+    only pretends the others; `build_on_meta` gives its shards zeros for numbers. `memory_limit` is how many bytes a
+    rank may take of its device.
     """
 
     run_dir: Path

@@ -230,7 +230,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save-weights", action="store_true", help="write weights/, a Transformers folder, at the end")
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
-    parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: make the rank's shards alone")
+    parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: zeros in place of numbers")
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)
 

@@ -222,6 +222,23 @@ def test_people_see_both_sides_units_and_missing_and_names_are_never_markup(fold
     assert "missing" in text and "rank 1 on node 1" in text and "6.0000 → 5.0000" in text
 
 
+def test_the_peak_of_loading_stands_beside_its_prediction_whichever_rank_needed_most():
+    def moments(load: float, backward: float) -> tuple[PhaseMemory, ...]:
+        sizes = {"load": load, "backward": backward}
+        return tuple(PhaseMemory(phase=phase, terms={"params": size * MIB}) for phase, size in sizes.items())
+
+    ranks = tuple(
+        msgspec.structs.replace(rank(number, 1), memory=moments(load, backward))
+        for number, (load, backward) in enumerate([(44.0, 100.0), (40.0, 110.0)])
+    )
+    found = report.join_memory(moments(40.0, 110.0), ranks)
+
+    assert found.rank == 1
+    assert (found.load.predicted, found.load.measured) == (40.0 * MIB, 44.0 * MIB)
+    assert found.load.error_percent == pytest.approx(-100 / 11)
+    assert report.join_memory((), ()).load.measured is None
+
+
 def test_notes_say_what_explains_a_difference_and_nothing_else(tmp_path):
     plan = predicted()
     moe = Moe(experts=4, top_k=2, expert_ffn=96)
