@@ -70,8 +70,8 @@ class MainScreen(Screen[None]):
         """From the question down to its command line."""
         yield Static(PLANNING, id="headline", markup=False)
         yield Fields(self.texts)
-        yield Static(id="told", markup=False)
         with Vertical(id="answer"):
+            yield Static(id="told", markup=False)
             yield Static("STRATEGIES", classes="heading", id="legend", markup=False)
             yield Strategies()
             with Horizontal(id="below"):
@@ -113,7 +113,12 @@ class MainScreen(Screen[None]):
 
     def _say_planning(self) -> None:
         watch = self.asking.watch
-        self._turn_grey(PLANNING if watch is None else f"{PLANNING} {watch.text}  esc ends the search")
+        if watch is None:
+            self._turn_grey(PLANNING)
+        elif self.asking.searching:
+            self._turn_grey("  ".join(filter(None, (PLANNING, watch.text, "esc ends the search"))))
+        else:
+            self._turn_grey(f"ending the search after {watch.text or 'a few layouts'} ...")
 
     def _turn_grey(self, headline: str) -> None:
         self.query_one("#headline", Static).update(headline)
@@ -228,6 +233,7 @@ class MainScreen(Screen[None]):
             fields.close()
             return
         if self.query_one("#answer").has_class("stale") and self.asking.cancel():
+            self._say_planning()
             return
         self.remove_class("reading")
         self.query_one(Strategies if self.kind == "strategies" else Ranking).focus()
