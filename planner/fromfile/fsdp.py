@@ -20,10 +20,12 @@ STRATEGIES = {
 }
 
 HARMLESS = (
-    "*cpu_ram_efficient_loading", "*state_dict_type", "*sync_module_states", "*use_orig_params",
+    "*state_dict_type", "*sync_module_states", "*use_orig_params",
     "*cpu_offload_pin_memory", "*ignored_modules", "*transformer_layer_cls_to_wrap", "*xla*",
 )  # fmt: skip
 NOT_MODELLED = {
+    "*cpu_ram_efficient_loading": "loading is estimated as this trainer does it, weight by weight into the shards; "
+    "elsewhere false has every rank build the whole model in host memory, true rank 0 alone",
     "*backward_prefetch": "FSDP2's own prefetch is estimated",
     "*forward_prefetch": "FSDP2's own prefetch is estimated",
     "*limit_all_gathers": "FSDP2's own prefetch is estimated",
