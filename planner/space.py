@@ -29,7 +29,7 @@ GROUPS = NUMBERS[:5]
 """Group sizes, whose product is the number of GPUs."""
 ACCUMULATIONS = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batches a step tried for pipelines when no global batch size asks for others."""
-LARGEST_BLOCK = 2**18
+LARGEST_BLOCK = 2**16
 """Rows evaluated at once: a few hundred columns of them stay below the memory a search may use."""
 
 
