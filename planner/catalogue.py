@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from planner import presets
+from planner.errors import LONGEST_LINE, shortened
 from planner.presets import Folders
 
 SCHEMA = "presets/1"
+COLUMNS = 110
 
 
 def look_up(kind: str | None, name: str | None, folders: Folders) -> dict[str, Any]:
@@ -26,9 +28,16 @@ def look_up(kind: str | None, name: str | None, folders: Folders) -> dict[str, A
 def text(found: dict[str, Any]) -> str:
     """One kind a line, or one fact a line."""
     if "names" in found:
-        return "\n".join(f"{kind}: {' '.join(names) or 'none'}" for kind, names in found["names"].items())
+        return "\n".join(_wrapped(f"{kind}: {' '.join(names) or 'none'}") for kind, names in found["names"].items())
     lines = [*_lines(found["facts"]), "", "sources:"]
-    return "\n".join([*lines, *(f"  {key}: {source}" for key, source in found["sources"].items())])
+    return "\n".join([*lines, *(_wrapped(f"  {key}: {source}") for key, source in found["sources"].items())])
+
+
+def _wrapped(line: str) -> str:
+    """A line of many words as several; no name or address is cut."""
+    from textwrap import fill  # takes milliseconds, and only text needs it
+
+    return fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _lines(facts: dict[str, Any], prefix: str = "") -> list[str]:
@@ -40,5 +49,6 @@ def _lines(facts: dict[str, Any], prefix: str = "") -> list[str]:
             for place, one in enumerate(value):
                 lines += _lines(one, f"{prefix}{key}[{place}].")
         else:
-            lines.append(f"{prefix}{key} = {'n/a' if value is None else value}")
+            told = "n/a" if value is None else shortened(str(value), LONGEST_LINE // 2)
+            lines.append(_wrapped(f"{prefix}{key} = {told}"))
     return lines

@@ -19,6 +19,8 @@ from planner.output import write_whole as write_whole  # others ask for it here
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 
 SCHEMA = "plan/1"
+MOST_RANKS = 1_000_000
+"""As many as a cluster may have (presets.py)."""
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +188,14 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
             plan.content_hash[:20],
             "the plan was edited after it was made, so its prediction no longer holds",
             "Make it again with planner recommend or estimate and the options you want, and -o",
+        )
+    ranks, gpus = plan.layout.world_size, plan.cluster.nodes * plan.cluster.gpus_per_node
+    if ranks != gpus or not 1 <= ranks <= MOST_RANKS:
+        raise PlannerError(
+            f"{name}: layout",
+            f"{ranks} ranks",
+            f"is no layout of {gpus} GPUs, or has more than {MOST_RANKS} ranks",
+            "Make it again with planner recommend -o",
         )
     return plan
 

@@ -173,6 +173,8 @@ def _context(sheet: Sheet) -> None:
 
 def _split(sheet: Sheet) -> None:
     words = sheet.data.get("fsdp") or []
+    if not isinstance(words, str | list):
+        raise sheet.wrong("fsdp", "must be a list of words", "Known: full_shard, auto_wrap, offload")
     words = words.split() if isinstance(words, str) else [str(word) for word in words]
     if sheet.on("deepspeed"):
         deepspeed_section(sheet, "deepspeed")

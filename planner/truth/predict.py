@@ -12,6 +12,7 @@ import msgspec
 
 from planner.calibration import Calibration
 from planner.case import Case
+from planner.errors import one_line
 from planner.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.plan import PhaseMemory
 from planner.question import DEFAULT_HEADROOM, Verdict, usable_bytes, verdict
@@ -76,13 +77,13 @@ def _replayed(row: Row, calibration: Calibration, walks: Walks) -> Replayed:
         try:
             return Replayed(row, Figures(busbw_gbps=bus_bandwidth_gbps(row, calibration)))
         except CannotPredict as error:
-            return Replayed(row, Figures(), str(error))
+            return Replayed(row, Figures(), one_line(str(error)))
     if not measures_anything(row):
         return Replayed(row, Figures(), "nothing was measured")
     try:
         asked = calibrated(row_case(row), calibration)
     except CannotPredict as error:
-        return Replayed(row, Figures(), str(error))
+        return Replayed(row, Figures(), one_line(str(error)))
     return Replayed(row, _figures(row, asked.case, calibration, walks), None, asked.assumptions, asked.case)
 
 

@@ -9,6 +9,7 @@ from planner.estimate import Estimate
 from planner.objectives import Reached
 from planner.recommend import Recommendation, differences
 from planner.render import (
+    REASON_COLUMNS,
     headline,
     host_text,
     layout_text,
@@ -135,15 +136,18 @@ def trouble(reached: Reached) -> str | None:
 
 def counts_text(found: Recommendation) -> str:
     """How many layouts were looked at in which way, and why not."""
+    from textwrap import fill  # takes milliseconds, and only text needs it
+
     told = sorted(found.rejected.items(), key=lambda pair: -pair[1])
-    reasons = "; ".join(f"{name}: {count:,}" for name, count in told)
+    reasons = "; ".join(f"{name}: {count:,}" for name, count in told) or "none"
     if found.interrupted and not found.considered:
         return "The search was interrupted."
     unseen = f"The search was interrupted, {found.unseen:,} not looked at. " if found.interrupted else ""
-    return (
+    counts = (
         f"{unseen}{found.considered:,} layouts considered, {found.evaluated:,} evaluated one by one, "
-        f"{found.pruned:,} pruned by their bounds. Rejected: {reasons or 'none'}."
+        f"{found.pruned:,} pruned by their bounds."
     )
+    return f"{counts}\n{fill(f'Rejected: {reasons}.', REASON_COLUMNS, subsequent_indent='  ')}"
 
 
 def _front(found: Recommendation) -> list[str]:

@@ -1,0 +1,186 @@
+"""Thousands of wrong inputs to `planner`, and what must hold of each end: `make fuzz`.
+
+    python scripts/fuzz.py [--calls N] [--seed S] [--only CALL] [--kinds options,rows]
+
+Every call ends with a legal exit code, tells a mistake in one line that can be read, leaves nothing half-written, and
+takes less than 20 seconds of a processor and 1 GB. Call N of a seed is the same call every time. Not here: the inputs
+(fuzz_inputs.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+if __package__:
+    from scripts.fuzz_inputs import KINDS
+else:  # as a file, by path: also of another checkout's planner
+    from fuzz_inputs import KINDS  # type: ignore[import-not-found, no-redef]
+
+from planner import command
+from planner.cli import planner as group
+
+CODES = (0, 2, 3)
+LONGEST_LINE, MOST_SECONDS, MOST_BYTES = 300, 20, 10**9
+KEPT = Path(tempfile.gettempdir()) / "meshwright-fuzz"
+"""Where the files of failing calls are kept."""
+
+
+class Call(NamedTuple):
+    """One command line with how it ended: what is wrong with that, if anything."""
+
+    number: int
+    kind: str
+    arguments: list[str]
+    code: int
+    out: str
+    err: str
+    seconds: float
+    wrong: tuple[str, ...]
+
+
+class TooLong(BaseException):
+    """A call used up its seconds; no handler of ours may take it for an error of its own."""
+
+
+def kinds_of(seed: int, calls: int, kinds: Sequence[str] = tuple(KINDS)) -> list[str]:
+    """The kind of each call, in the proportions of KINDS."""
+    chance = Random(f"{seed}: kinds")
+    return chance.choices(list(kinds), [KINDS[kind][1] for kind in kinds], k=calls)
+
+
+def called(seed: int, number: int, kind: str) -> Call:
+    """Make and run one call in a folder of its own."""
+    chance = Random(f"{seed}: {kind} {number}")
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, contextlib.chdir(folder):
+        arguments = KINDS[kind][0](chance)
+        before = _files(Path())
+        began = time.process_time()
+        code, out, err = _run(arguments)
+        seconds = time.process_time() - began
+        wrong = tuple(_wrong(arguments, code, out, err, before))
+        if wrong:
+            shutil.copytree(folder, KEPT / f"{seed}-{number}", dirs_exist_ok=True, symlinks=True)
+    return Call(number, kind, arguments, code, out, err, seconds, wrong)
+
+
+def _run(arguments: list[str]) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a command line, with the encodings that a terminal's streams have."""
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
+    before = signal.signal(signal.SIGPROF, _too_long)
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = command.exit_code(group, arguments, name="planner")
+    except TooLong:
+        code = -signal.SIGPROF
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    return code, *(stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TooLong
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _wrong(arguments: list[str], code: int, out: str, err: str, before: dict[str, bytes]) -> Iterator[str]:
+    """Everything about an end that must not be."""
+    errors = [line for line in err.splitlines() if line.startswith("error:")]
+    if code == -signal.SIGPROF:
+        yield f"takes more than {MOST_SECONDS} s"
+        return
+    if code not in CODES:
+        yield f"exit code {code}"
+    if "Traceback" in err or "internal error" in err:
+        yield "internal error"
+    if len(errors) != 1 and code == 2 and not err.startswith("Usage:"):
+        yield f"{len(errors)} error lines for a mistake"
+    if code == 3 and not errors:
+        yield "exit code 3 and no error line"
+    if code == 0 and errors:
+        yield "an error line and exit code 0"
+    if code == 2 and out:
+        yield "a mistake, and an answer on stdout"
+    longest = max((len(line) for line in _read(out, err, code)), default=0)
+    if longest > LONGEST_LINE:
+        yield f"a line of {longest} characters"
+    if "--json" in arguments and code in (0, 3) and out.strip() and not out.startswith("Usage:"):
+        try:
+            json.loads(out)
+        except ValueError:
+            yield "--json, and no JSON on stdout"
+    after = _files(Path())
+    if changed := [name for name in before if after.get(name) != before[name]]:
+        yield f"changed {changed}"
+    new = after.keys() - before.keys()
+    named = {arguments[place + 1] for place, one in enumerate(arguments[:-1]) if one in ("-o", "--output", "--svg")}
+    if stray := [name for name in new if name not in {os.path.normpath(one) for one in named if one}]:
+        yield f"left {stray}"
+    if new and code == 2:
+        yield f"wrote {sorted(new)} and refused"
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES:
+        yield f"more than {MOST_BYTES} bytes of memory"
+
+
+def _read(out: str, err: str, code: int) -> list[str]:
+    """The lines that a person reads: tables may be wide, JSON is for programs."""
+    return err.splitlines() if code else [*err.splitlines(), *([] if out.startswith(("{", "[")) else out.splitlines())]
+
+
+def main() -> int:
+    """Run the calls; exit code 1 when something is wrong with any."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=None, help="Drawn and printed when not given.")
+    parser.add_argument("--only", type=int, default=None, help="One call of the seed, with what it printed.")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="Of %(default)s.")
+    given = parser.parse_args()
+    os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody is asked
+    seed = Random().randrange(10**6) if given.seed is None else given.seed
+    kinds = kinds_of(seed, given.calls, given.kinds.split(","))
+    again = f"python {shlex.quote(sys.argv[0])} --seed {seed} --calls {given.calls} --kinds {given.kinds}"
+    print(f"seed {seed}: {given.calls} calls, {dict(Counter(kinds))}", flush=True)
+    found, codes = Counter[str](), Counter[int]()
+    began, slowest = time.process_time(), 0.0
+    for number, kind in enumerate(kinds):
+        if given.only not in (None, number):
+            continue
+        call = called(seed, number, kind)
+        codes[call.code] += 1
+        slowest = max(slowest, call.seconds)
+        found.update(call.wrong)
+        if call.wrong or given.only is not None:
+            print(f"call {number} ({kind}): {'; '.join(call.wrong) or 'nothing wrong'}")
+            print(f"    planner {shlex.join(call.arguments)[:400]}")
+            print(f"    {call.code}, {call.seconds:.1f} s: {call.err.strip()[:500]}")
+            print(f"    {again} --only {number}; its files: {KEPT / f'{seed}-{number}'}", flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    spent = time.process_time() - began
+    print(f"exit codes {dict(codes)}; slowest call {slowest:.1f} s, peak {peak:.0f} MB, {spent:.0f} s of a processor")
+    print(f"{sum(found.values())} wrong: {dict(found)}" if found else "nothing wrong")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""400 of the calls of `make fuzz`, by one seed: nothing is wrong with the end of any."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import fuzz
+
+SEED, CALLS = 20261122, 400
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_wrong_input_ends_wrongly(part: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    kinds = fuzz.kinds_of(SEED, CALLS)
+    calls = [fuzz.called(SEED, number, kinds[number]) for number in range(part, CALLS, 4)]
+
+    assert {call.kind for call in calls} == set(fuzz.KINDS)
+    wrong = [(call.number, call.kind, call.arguments, call.wrong, call.err[:300]) for call in calls if call.wrong]
+    assert not wrong
+    assert {0, 2} <= {call.code for call in calls} <= set(fuzz.CODES)
+    assert sum(call.code == 0 for call in calls) > CALLS // 40 and sum(call.code == 2 for call in calls) > CALLS // 16
+
+
+def test_the_same_seed_makes_the_same_calls():
+    again = [fuzz.called(SEED, number, kind) for number, kind in enumerate(fuzz.kinds_of(SEED, 12))]
+    assert [(call.arguments, call.code, call.err) for call in again] == [
+        (call.arguments, call.code, call.err)
+        for call in (fuzz.called(SEED, number, kind) for number, kind in enumerate(fuzz.kinds_of(SEED, 12)))
+    ]
+
+
+def test_each_check_can_fail(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").write_text("new")
+
+    def told(code: int = 0, out: str = "", err: str = "", *arguments: str) -> str:
+        return "; ".join(fuzz._wrong([*arguments], code, out, err, {"kept": b"new"}))
+
+    assert told() == ""
+    assert "internal error" in told(1, err="error: internal error: x") and "exit code 1" in told(1)
+    assert "0 error lines" in told(2) and "2 error lines" in told(2, err="error: a\nerror: b\n")
+    assert "no error line" in told(3) and "exit code 0" in told(0, err="error: a\n")
+    assert "a line of 301" in told(2, err="error: " + "x" * 294) and "a line of 400" in told(0, "x" * 400)
+    assert "no JSON" in told(0, "text", "", "estimate", "--json")
+    assert "answer on stdout" in told(2, "text", "error: a\n")
+    assert "takes more" in told(-27)
+    (tmp_path / ".out.tmp").write_text("half")
+    assert "left ['.out.tmp']" in told() and "and refused" in told(2, err="error: a\n")
+    assert "changed" in "; ".join(fuzz._wrong([], 0, "", "", {"kept": b"old"}))
