@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor import processes, rundir
-from executor.joining import JOIN
+from executor.joining import JOIN, read_joined
 from executor.launchers import namespaces
 from executor.rundir import Launcher
 from executor.verdict import NODE_LOST
@@ -82,6 +82,11 @@ def standing(folder: Path) -> Standing:
     found = len(processes.processes_of(run_id)) if run_id else 0
     if launcher is not None or found:
         return Standing("running", f"{found} processes", processes=found)
+    if (folder / JOIN).is_file():  # node 0 says who launched, and nobody else
+        there = [one for one in read_joined(folder).values() if not one.refusal]
+        ends = [f" ({one.end.status})" if one.end else "" for one in there]
+        said = ", ".join(f"node {one.node} on {one.host}{end}" for one, end in zip(there, ends, strict=True))
+        return Standing("joined", said) if there else Standing("not started", "no node has joined")
     return Standing("ended without a record", "its launcher was killed")
 
 

@@ -17,6 +17,7 @@ from executor.dryrun import dry_run, write
 from executor.join import Asked, check_equal, prepared
 from executor.joining import End, Joined
 from executor.prepare import Options
+from executor.reap import Standing, standing
 from executor.supervise import hang_up
 from planner.errors import PlannerError
 from planner.plan import Plan, encode_plan, read_plan
@@ -94,6 +95,16 @@ def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_pat
     assert (other := refusal(folder)).exit_code == 3 and "is another plan" in other.rule
     (folder / "join.json").unlink()
     assert "holds no join.json" in refusal(folder).sentence
+
+
+def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
+    assert standing(folder) == Standing("not started", "no node has joined")
+    joining.claim(folder, Joined(node=0, host="red", process="1:1", refusal="no data"))
+    joining.claim(folder, Joined(node=1, host="blue", process="1:1"))
+    assert standing(folder) == Standing("joined", "node 1 on blue")
+    end = End(status="completed", exit_code=0, message="")
+    joining.update(folder, Joined(node=1, host="blue", process="1:1", end=end))
+    assert standing(folder) == Standing("joined", "node 1 on blue (completed)")
 
 
 def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
