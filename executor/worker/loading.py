@@ -83,15 +83,22 @@ def _quantise(linear: Any, value: Value, device: torch.device) -> nn.Parameter:
     return weight
 
 
-def _allocate_shards(model: Any, device: torch.device) -> None:
-    """Memory for every sharded weight: FSDP2 notes where its shards are whenever a whole model is moved."""
-    if any(isinstance(weight, DTensor) for weight in model.parameters()):
-        model._apply(
-            lambda tensor: (
-                torch.empty_like(tensor, device=device) if isinstance(tensor, DTensor) and tensor.is_meta else tensor
-            )
-        )
-        model.tie_weights()  # each of the two got memory of its own
+def _allocate_shards(model: nn.Module, device: torch.device) -> None:
+    """Memory for every sharded weight; FSDP2 is told to look at its shards anew, as when a model is moved."""
+    from torch.distributed.fsdp import FSDPModule
+
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a tied weight is found twice
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if isinstance(weight, DTensor) and weight.is_meta:
+                if weight not in made:
+                    shard = torch.empty_like(weight, device=device)
+                    made[weight] = nn.Parameter(shard, requires_grad=weight.requires_grad)
+                module._parameters[name] = made[weight]
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for held in group.fsdp_params if group else ():
+            held.reset_sharded_param()
 
 
 def cast(model: Any, dtype: torch.dtype) -> None:
