@@ -42,6 +42,7 @@ def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
         autocast=mixed and not casts_weights,
         lora=case.lora,
         adapter_bytes=narrow if casts else adapter_bytes(case),
+        on_cpu=case.cluster.gpu.kind == "cpu",
         **parallel_compute(case),
     )
 

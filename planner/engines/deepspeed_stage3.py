@@ -26,6 +26,7 @@ from planner.engines.deepspeed_common import (
 )
 from planner.engines.zero3_fetch import Codes, Fetches, Gather, Limits, fetches
 from planner.inventory import Moment
+from planner.inventory.ends import first_weights
 from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.parallelism import zero
 from planner.parallelism.zero import StateBytes, padded_elements, whole_bytes
@@ -113,15 +114,19 @@ def holder(case: Case, stay: Held) -> Holder:
     in_use: dict[float, Number] = {}
     looks_ahead, live, persistent = _looked_ahead(case)
     copied = _copied(case)
-    # What a layer's second forward gathered stays with its graph until each weight's backward, which gathers it once
-    # more: checkpoint keeps the weight's storage, not the parameter that ZeRO empties (seen in a timeline, torch 2.13).
     again = _layer_elements(case) if runs_layers_again(case) and case.job.base_quantization is None else {}
 
     def held(moment: Moment, later: bool) -> Held:
         if looks_ahead:
             whole = live.get((moment.phase, moment.unit, moment.layer), 0)
         elif moment.unit in again and moment.phase == "backward":
-            whole = again[moment.unit] - moment.unit_grads + (moment.weight if moment.unit_grads else 0)
+            # What a layer's second forward gathered of trained weights stays with its graph until each weight's
+            # backward, which gathers it once more: checkpoint keeps the weight's storage, not the parameter that ZeRO
+            # empties (seen in a timeline, torch 2.13). Frozen weights stay parameters until the layer's first backward
+            # is over (update_recompute_parameters in partitioned_param_coordinator.py).
+            trained, frozen = again[moment.unit]
+            gathered_anew = moment.weight if moment.unit_grads or moment.begun else 0
+            whole = trained - moment.unit_grads + (0 if moment.begun else frozen) + gathered_anew
         else:
             whole = moment.weight
         if whole not in in_use:
@@ -150,8 +155,13 @@ def _looked_ahead(case: Case) -> tuple[bool, dict[tuple[str, str, int], float], 
     return limits.prefetch + limits.max_reuse > 0, plan.live, persistent
 
 
-def _layer_elements(case: Case) -> dict[str, float]:
-    return {unit: float(sum(weight.elements for weight in case.units()[unit])) for unit in LAYERS}
+def _layer_elements(case: Case) -> dict[str, tuple[float, float]]:
+    """Elements of a layer's trained and frozen weights."""
+    found: dict[str, tuple[float, float]] = {}
+    for unit in LAYERS:
+        trained = float(sum(weight.elements for weight in case.units()[unit] if weight.trainable))
+        found[unit] = (trained, float(sum(weight.elements for weight in case.units()[unit])) - trained)
+    return found
 
 
 def runs_layers_again(case: Case) -> bool:
@@ -192,12 +202,20 @@ def _copies(case: Case) -> int:
 
 
 def final_reduction(case: Case, stay: Held) -> Held:
-    """The last reduction after backward: of the gradients in the last bucket."""
+    """The last reduction after backward: of the gradients in the last bucket, beside the weights that are never
+    released and the embedding, whose module is released only when its backward is over."""
     each = states(case)
+    tables = {weight.name for weight in first_weights(case.model)}  # a tied head's unit has them
+    passing = sum(
+        weight.elements
+        for unit in ("embed", "tail")
+        for weight in case.units()[unit]
+        if weight.name in tables and weight.trainable and weight.elements > case.layout.zero3_persistence_elements
+    )
     return stay | {
         "params": stay["params"] + secondary_bytes(case),
         "buckets": stay["buckets"] + flushes(case, False)[-1][1] * _copies(case) * each.grad,
-        "gathered": sum(w.elements for w in case.units()["embed"] if w.trainable) * each.weight * _copied(case),
+        "gathered": (_looked_ahead(case)[2] + passing * each.weight) * _copied(case),
     }
 
 

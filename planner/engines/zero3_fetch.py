@@ -60,12 +60,13 @@ class Fetches(msgspec.Struct, frozen=True):
 
 
 class _Use(msgspec.Struct, frozen=True):
-    """One module at one moment of the trace."""
+    """One module at one moment of the trace; `again` in a forward that runs again."""
 
     phase: str
     unit: str
     layer: int
     weight: int  # index of the weight tensor
+    again: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +83,7 @@ def fetches(
     again in backward."""
     form = "plain" if codes is None else codes.form
     compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels)
-    uses, weights = _trace(model, lora, compute, codes, recomputes)
+    uses, weights, frozen = _trace(model, lora, compute, codes, recomputes)
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     again_in_backward = {use.weight for use in uses if use.phase == "backward"}
@@ -91,6 +92,7 @@ def fetches(
     following = _next_uses(uses)
     passed = [0, *accumulate(sizes[use.weight] for use in uses)]  # elements traversed before each step
     available: set[int] = set()
+    waiting: list[int] = []  # frozen weights that a forward run again has fetched, until its layer's first backward
     fetched_for = [-1] * len(sizes)
     queue = 0  # the next use that the prefetcher has not looked at
     gathers: list[Gather] = []
@@ -128,10 +130,17 @@ def fetches(
             of_graph.discard(use.weight)
         again = following[step]
         reused_soon = again is not None and passed[again] - passed[step + 1] < limits.max_reuse
-        if use.weight in available and fetched_for[use.weight] <= step and not reused_soon:
-            available.discard(use.weight)
-            of_graph.discard(use.weight)  # fetched again, it will be there twice
-            whole -= sizes[use.weight]
+        released = [use.weight] if fetched_for[use.weight] <= step and not reused_soon else []
+        if use.again and use.weight in frozen:
+            waiting.append(use.weight)
+            released = []
+        elif use.phase == "backward" and waiting:
+            released, waiting = [*waiting, *released], []
+        for index in released:
+            if index in available:
+                available.discard(index)
+                of_graph.discard(index)  # fetched again, it will be there twice
+                whole -= sizes[index]
         if use.phase == "forward" and use.unit == "tail":
             whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
@@ -146,13 +155,15 @@ def _format(code: float | None, codes: Codes | None) -> float | None:
 
 def _trace(
     model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None, recomputes: bool
-) -> tuple[list[_Use], list[tuple[int, float | None]]]:
-    """Every use of a weight in a step, forward then backward, and of each weight the elements and `Gather.code`."""
+) -> tuple[list[_Use], list[tuple[int, float | None]], set[int]]:
+    """Every use of a weight in a step, forward then backward, of each weight the elements and `Gather.code`, and which
+    are frozen."""
     units = unit_weights(model, lora)
     sizes: list[tuple[int, float | None]] = []
     modules: list[str] = []
     forward: list[_Use] = []
-    trained_so_far = False
+    trained_so_far = recomputes  # the table's rows are asked for their gradient then, see ends.walk_embedding
+    frozen: set[int] = set()
     needs_backward: list[bool] = []
     order: dict[str, tuple[int, int]] = {}
 
@@ -165,6 +176,8 @@ def _trace(
             needs_backward.append(weight.trainable or trained_so_far or before)
             if weight.trainable:
                 trained_here.append(weight)
+            else:
+                frozen.add(len(sizes))
             forward.append(_Use("forward", unit, layer, len(sizes)))
             modules.append(weight.name.removesuffix(".bias"))
             held = compute.local(compute.trained(weight))
@@ -194,9 +207,9 @@ def _trace(
             # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
             last = modules[uses[0][0].weight]
             again = [use.weight for use, _ in reversed(uses) if modules[use.weight] != last]
-            backward += [_Use("backward", unit, at, weight) for weight in again]
+            backward += [_Use("backward", unit, at, weight, again=True) for weight in again]
         backward += [_Use("backward", unit, at, use.weight) for use, needed in uses if needed]
-    return forward + backward, sizes
+    return forward + backward, sizes, frozen
 
 
 def _place(one: tuple[_Use, bool]) -> tuple[str, int]:

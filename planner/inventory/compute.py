@@ -44,7 +44,8 @@ class Compute(msgspec.Struct, frozen=True):
     `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
     (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
-    none). `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
+    none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
+    `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
     `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
     """
 
@@ -52,6 +53,11 @@ class Compute(msgspec.Struct, frozen=True):
     def residual_share(self) -> float:
         """This rank's part of the residual stream's tokens: 1/tp under sequence parallelism."""
         return 1 / self.tp if self.sequence_parallel else 1.0
+
+    @property
+    def runs_layers_again(self) -> bool:
+        """Whether backward makes a layer's forward anew."""
+        return self.recompute in ("full", "sac:matmul")
 
     @property
     def routed_share(self) -> float:
@@ -132,6 +138,7 @@ class Compute(msgspec.Struct, frozen=True):
     masked: bool = False
     layer_form: str = "plain"
     codes_kept_above: float | None = None
+    on_cpu: bool = False
 
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters, QLoRA packs the layers' matrices."""
@@ -167,7 +174,7 @@ class Compute(msgspec.Struct, frozen=True):
                 keeps_input=self.linear_keeps_input,
                 keeps_codes=self._keeps_codes(weight),
                 product_bytes=self.adapter_product_bytes,
-                autocast=self.autocast,
+                casts_input=not self.autocast or self.on_cpu,
                 bias=bias,
             )
         return ops.linear(

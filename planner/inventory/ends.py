@@ -57,11 +57,14 @@ def walk_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     """Token lookup, and what positions and norms do to it."""
     weight = compute.local(compute.trained(embedding_weight(model)))
     tape.weight = weight.elements
-    x = tape.new(residual(model, compute), needs_grad=weight.trainable)
+    # Transformers asks for the gradient of what a frozen table gives too where layers run again, for checkpoints that
+    # pass none on otherwise (activation_checkpointing_enable, enable_input_require_grads).
+    x = tape.new(residual(model, compute), needs_grad=weight.trainable or compute.runs_layers_again)
 
     def backward(grad: Storage) -> None:
         # Tied: the head's gradient waits for this one, and the two are added into a third tensor.
-        tape.weight_grad(2 * weight.elements if model.tied else weight.elements)
+        if weight.trainable:
+            tape.weight_grad(2 * weight.elements if model.tied else weight.elements)
 
     tape.record(x, (), backward)
     tape.weight = 0

@@ -50,14 +50,14 @@ def adapted_linear(
     base_copied: bool,
     keeps_input: bool,
     keeps_codes: bool,
-    autocast: bool,
+    casts_input: bool,
     bias: Weight | None = None,
 ) -> Tensor:
     """`base(x) + B(A(x)) * scaling`: the base is frozen; peft casts x to the adapter's own format first.
 
     Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
     peft clones the base's result, casts the adapter's to its format before it adds them (elsewhere their sum), and
-    casts nothing where CUDA's autocast is on (peft 0.21, tuners/lora/bnb.py).
+    casts its input only where told (`casts_input`; peft 0.21, tuners/lora/bnb.py).
     """
     packed = weight.form in NF4
     a, b = adapter_weights(weight, lora)
@@ -76,7 +76,7 @@ def adapted_linear(
         result = base
         base = cloned(tape, result)
         tape.drop(result)
-    casts = not (packed and autocast)
+    casts = casts_input or not packed
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
     copied = product_bytes < adapter_bytes
     down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)

@@ -26,7 +26,8 @@ class Moment(NamedTuple):
     `unit` is "embed", "layer", "tail" (final norm and head) or "loss"; `layer` its 0-based index, else -1. `live`
     follows TERMS. `unit_grads` counts the elements of weight gradients this unit has finished in this backward,
     `in_flight` those just produced and not yet handed to whoever keeps gradients. `entering` marks the moment before
-    a unit's first operation; `weight` counts the elements of the weight that the operation at hand uses.
+    a unit's first operation; `weight` counts the elements of the weight that the operation at hand uses. `begun` is
+    whether the backward of one of the unit's matrices, trained or frozen, is over.
     """
 
     phase: str
@@ -37,6 +38,7 @@ class Moment(NamedTuple):
     in_flight: int
     entering: bool = False
     weight: int = 0
+    begun: bool = False
 
 
 class Storage:
@@ -89,12 +91,13 @@ class Tape:
         self.grads: dict[Tensor, Storage] = {}
         self.phase, self.unit, self.layer = "forward", "", -1
         self.unit_grads = self.in_flight = self.weight = 0
+        self.begun = False
         self._given: list[tuple[Tensor, Storage]] = []
         self._cached: list[Storage] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""
-        self.unit, self.layer, self.unit_grads = unit, layer, 0
+        self.unit, self.layer, self.unit_grads, self.begun = unit, layer, 0, False
         self._mark(entering=True)
 
     # -- storages --------------------------------------------------------------------------------------------
@@ -144,10 +147,8 @@ class Tape:
         self.release(*cached)
 
     def _mark(self, *, entering: bool = False) -> None:
-        live = tuple(self.live.values())
-        self.moments.append(
-            Moment(self.phase, self.unit, self.layer, live, self.unit_grads, self.in_flight, entering, self.weight)
-        )
+        live, grads = tuple(self.live.values()), (self.unit_grads, self.in_flight)
+        self.moments.append(Moment(self.phase, self.unit, self.layer, live, *grads, entering, self.weight, self.begun))
 
     # -- autograd --------------------------------------------------------------------------------------------
     def new(self, size: Size, *, needs_grad: bool = False, term: str = TEMPORARIES) -> Tensor:
@@ -206,6 +207,7 @@ class Tape:
             self.release(grad, *node.saved)
             self.unit_grads += self.in_flight
             self.in_flight = self.weight = 0
+            self.begun |= node.weight > 0
             for tensor, value in given:
                 self._deliver(tensor, value)
 

@@ -193,7 +193,7 @@ def _highest(moments: list[Moment]) -> list[Moment]:
     return [moment for rivals in kept.values() for _, moment in rivals]
 
 
-Height = tuple[float, float, float, float, int, int, int, int]
+Height = tuple[float, float, float, float, int, int, int, int, bool]
 
 
 def _height(moment: Moment) -> Height:
@@ -207,6 +207,7 @@ def _height(moment: Moment) -> Height:
         -moment.unit_grads,
         moment.in_flight,
         moment.weight,
+        not moment.begun,  # what waits for a unit's first backward is there
     )
 
 
@@ -221,6 +222,7 @@ def _covers(high: Height, low: Height) -> bool:
         and high[5] >= low[5]
         and high[6] >= low[6]
         and high[7] >= low[7]
+        and high[8] >= low[8]
     )
 
 

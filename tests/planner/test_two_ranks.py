@@ -36,26 +36,49 @@ def _ddp(recompute: str) -> Layout:
     return Layout(engine="ddp", dp_replicate=2, recompute=recompute)
 
 
+def _zero3(recompute: str = "none", **limits: int) -> Layout:
+    return Layout(engine="deepspeed", dp_shard=2, zero_stage=3, recompute=recompute, **limits)
+
+
+NO_LOOK_AHEAD = {
+    "zero3_prefetch_elements": 0,
+    "zero3_persistence_elements": 0,
+    "zero3_max_live_elements": 0,
+    "zero3_max_reuse_elements": 0,
+}
+
 RUNS = {
     # Autocast caches its 16-bit copy of every trained fp32 weight until the forward is over.
     "ddp-bf16-full": Run(
-        "tiny-llama",
-        "bf16",
-        "full",
-        _ddp("full"),
-        "forward",
-        {
-            "params": 3478016,
-            "grads": 3478016,
-            "optimizer": 6956188,
-            "activations": 460296,
-            "logits": 655360,
-            "gathered": 1605632,
-            "buckets": 4,
-            "temporaries": 70688,
-        },
+        "tiny-llama", "bf16", "full", _ddp("full"), "forward",
+        {"params": 3478016, "grads": 3478016, "optimizer": 6956188, "activations": 460296, "logits": 655360,
+         "gathered": 1605632, "buckets": 4, "temporaries": 70688},
     ),
-}
+    # Weights that are never released are whole while the last gradients are reduced.
+    "zero3-limits-pure-bf16-full": Run(
+        "tiny-llama", "pure-bf16", "full", _zero3("full"), "backward",
+        {"params": 869504, "grads": 869504, "optimizer": 2608516, "activations": 12, "gathered": 1739008,
+         "buckets": 5217028, "temporaries": 3045},
+    ),
+    # The table of a tied head is whole then too.
+    "zero3-tied-pure-bf16-full": Run(
+        "tiny-llama-tied", "pure-bf16", "full", _zero3("full", **NO_LOOK_AHEAD), "backward",
+        {"params": 803968, "grads": 803968, "optimizer": 2411908, "activations": 12, "gathered": 131072,
+         "buckets": 4823812, "temporaries": 3045},
+    ),
+    # DeepSpeed casts adapters with all else, in pure bf16 too.
+    "zero3-pure-bf16-lora": Run(
+        "tiny-llama", "pure-bf16", "lora", _zero3(**NO_LOOK_AHEAD), "backward",
+        {"params": 876672, "grads": 7168, "optimizer": 21508, "activations": 2691088, "logits": 786432,
+         "buckets": 14340, "temporaries": 3045},
+    ),
+    # What a second forward gathered of frozen weights goes when the layer's first backward is over.
+    "zero3-bf16-full-lora": Run(
+        "tiny-llama", "bf16", "lora", _zero3("full", **NO_LOOK_AHEAD), "backward",
+        {"params": 876672, "grads": 7168, "optimizer": 43012, "activations": 808976, "gathered": 372736,
+         "buckets": 14340, "temporaries": 125925},
+    ),
+}  # fmt: skip
 
 
 def _case(run: Run) -> Case:

@@ -75,7 +75,7 @@ class DeepSpeedEngine(Engine):
         def shard(weight: nn.Parameter) -> None:
             deepspeed.zero.Init(module=nn.ParameterList([weight]), **settings)
 
-        if self.plan.job.precision == "bf16":
+        if self.plan.job.precision != "fp32":  # adapters too: initialize casts no more what is sharded
             loading.cast(unfilled.model, torch.bfloat16)
         sharded = self.plan.layout.zero_stage == 3
         return loading.fill(unfilled.model, unfilled.values, self.device, kept=shard if sharded else None)
