@@ -112,13 +112,15 @@ def holder(case: Case, stay: Held) -> Holder:
     """Beside what stays: the gradient in flight, and the weights in use."""
     each, secondary, copies = states(case), secondary_bytes(case), _copies(case)
     in_use: dict[float, Number] = {}
-    looks_ahead, live, persistent = _looked_ahead(case)
+    looks_ahead, plan, persistent = _looked_ahead(case)
     copied = _copied(case)
     again = _layer_elements(case) if runs_layers_again(case) and case.job.base_quantization is None else {}
 
     def held(moment: Moment, later: bool) -> Held:
+        received = 0.0
         if looks_ahead:
-            whole = live.get((moment.phase, moment.unit, moment.layer), 0)
+            place = (moment.phase, moment.unit, moment.layer)
+            whole, received = plan.live.get(place, 0), plan.received.get(place, 0.0)
         elif moment.unit in again and moment.phase == "backward":
             # What a layer's second forward gathered of trained weights stays with its graph until each weight's
             # backward, which gathers it once more: checkpoint keeps the weight's storage, not the parameter that ZeRO
@@ -134,7 +136,7 @@ def holder(case: Case, stay: Held) -> Holder:
         return stay | {
             "params": stay["params"] + secondary,
             "grads": stay["grads"] + moment.in_flight * each.grad,
-            "buckets": stay["buckets"] + flush_bytes(case, moment) * copies,
+            "buckets": stay["buckets"] + flush_bytes(case, moment) * copies + received * each.weight * copied,
             "gathered": in_use[whole],
         }
 
@@ -147,12 +149,12 @@ def _copied(case: Case) -> Number:
     return 1.0 if case.layout.offload_params else where(case.layout.dp_shard > 1, 1.0, 0.0)
 
 
-def _looked_ahead(case: Case) -> tuple[bool, dict[tuple[str, str, int], float], float]:
-    """(whether anything is kept or fetched beyond the module at work, elements whole by unit, persistent bytes)."""
+def _looked_ahead(case: Case) -> tuple[bool, Fetches, float]:
+    """(whether anything is kept or fetched beyond the module at work, what is fetched when, persistent bytes)."""
     limits = limits_of(case)
     plan, each = _fetched(case, int(case.layout.tp)), states(case)
     persistent = sum(size * _bytes(code, each) for size, code in plan.persistent)
-    return limits.prefetch + limits.max_reuse > 0, plan.live, persistent
+    return limits.prefetch + limits.max_reuse > 0, plan, persistent
 
 
 def _layer_elements(case: Case) -> dict[str, tuple[float, float]]:

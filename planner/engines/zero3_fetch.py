@@ -22,6 +22,9 @@ from planner.inventory.ops import fetched_elements
 from planner.inventory.units import repeats
 from planner.spec import Kernels, Lora, ModelSpec
 
+ROOTS = 2
+"""Modules that are entered before the first with a weight, and look ahead too: the model and its body."""
+
 
 class Limits(msgspec.Struct, frozen=True):
     """DeepSpeed's four look-ahead limits, in elements: stage3_prefetch_bucket_size, _param_persistence_threshold,
@@ -51,11 +54,14 @@ class Gather(NamedTuple):
 
 class Fetches(msgspec.Struct, frozen=True):
     """`live` holds the most elements whole at once while a unit runs, by (phase, unit, layer), of 4-bit weights in
-    elements of the others' format and without those that the graph holds from forward to backward; `persistent`
-    (size, code) of the weights that are never released."""
+    elements of the others' format and without those that the graph holds from forward to backward. `received` holds
+    at the same moments the elements of buffers that several weights were gathered into: each is copied out when the
+    first of them is used, and the buffer stays until the last is (AllGatherCoalescedHandle in partition_parameters.py,
+    held for every weight in flight). `persistent` has (size, code) of the weights that are never released."""
 
     gathers: tuple[Gather, ...]
     live: dict[tuple[str, str, int], float]
+    received: dict[tuple[str, str, int], float]
     persistent: tuple[tuple[int, float | None], ...]
 
 
@@ -67,6 +73,15 @@ class _Use(msgspec.Struct, frozen=True):
     layer: int
     weight: int  # index of the weight tensor
     again: bool = False
+
+
+class _Buffer:
+    """What several weights were gathered into, until each of them has been used."""
+
+    __slots__ = ("copied", "elements", "unused")
+
+    def __init__(self, unused: set[int], elements: float) -> None:
+        self.unused, self.elements, self.copied = unused, elements, False
 
 
 @lru_cache(maxsize=256)
@@ -97,15 +112,12 @@ def fetches(
     queue = 0  # the next use that the prefetcher has not looked at
     gathers: list[Gather] = []
     live: dict[tuple[str, str, int], float] = {}
+    received: dict[tuple[str, str, int], float] = {}
+    buffers: list[_Buffer] = []
     whole = 0
-    for step, use in enumerate(uses):
-        if use.weight not in available and use.weight not in persistent:
-            gathers.append(Gather(use.phase, (sizes[use.weight],), weights[use.weight][1]))
-            available.add(use.weight)
-            whole += sizes[use.weight]
-        if fetched_for[use.weight] < step:
-            fetched_for[use.weight] = step
-            queue = max(queue, step + 1)
+
+    def look_ahead(phase: str) -> None:
+        nonlocal queue, whole
         ahead: list[int] = []
         coming_elements = 0
         room = min(limits.max_live - whole, limits.prefetch) if limits.prefetch else 0
@@ -118,14 +130,35 @@ def fetches(
                 available.add(coming)
             queue += 1
         whole += coming_elements
+        if len(ahead) > 1:
+            buffers.append(_Buffer(set(ahead), sum(sizes[index] * ratios[index] for index in ahead)))
         for code in dict.fromkeys(_format(weights[index][1], codes) for index in ahead):  # a call a format
             together = [index for index in ahead if _format(weights[index][1], codes) == code]
-            gathers.append(Gather(use.phase, tuple(sizes[index] for index in together), code))
+            gathers.append(Gather(phase, tuple(sizes[index] for index in together), code))
+
+    for _ in range(ROOTS):
+        look_ahead("forward")
+    for step, use in enumerate(uses):
+        if use.weight not in available and use.weight not in persistent:
+            gathers.append(Gather(use.phase, (sizes[use.weight],), weights[use.weight][1]))
+            available.add(use.weight)
+            whole += sizes[use.weight]
+        if fetched_for[use.weight] < step:
+            fetched_for[use.weight] = step
+            queue = max(queue, step + 1)
+        for buffer in buffers:
+            if use.weight in buffer.unused:
+                buffer.unused.discard(use.weight)
+                buffer.copied = True
+        buffers[:] = [buffer for buffer in buffers if buffer.unused]
+        held = sum(buffer.elements for buffer in buffers if buffer.copied)
+        look_ahead(use.phase)
         if use.phase == "forward" and weights[use.weight][1] is not None and use.weight in again_in_backward:
             of_graph.add(use.weight)
         place = (use.phase, use.unit, use.layer)
         whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
-        live[place] = max(live.get(place, 0), whole_now)
+        if place not in live or whole_now + held > live[place] + received[place]:
+            live[place], received[place] = whole_now, held
         if use.phase == "backward":
             of_graph.discard(use.weight)
         again = following[step]
@@ -144,7 +177,8 @@ def fetches(
         if use.phase == "forward" and use.unit == "tail":
             whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
-    return Fetches(tuple(gathers), live, tuple(weights[index] for index in sorted(persistent)))
+            received[("forward", "loss", -1)] = received[("backward", "loss", -1)] = held
+    return Fetches(tuple(gathers), live, received, tuple(weights[index] for index in sorted(persistent)))
 
 
 def _format(code: float | None, codes: Codes | None) -> float | None:

@@ -78,6 +78,23 @@ RUNS = {
         {"params": 876672, "grads": 7168, "optimizer": 43012, "activations": 808976, "gathered": 372736,
          "buckets": 14340, "temporaries": 125925},
     ),
+    # What a prefetch gathered is copied out when the first of its weights is used, and stays until the last is.
+    "zero3-one-prefetch-fp32": Run(
+        "mini-llama", "fp32", "full", _zero3(), "forward",
+        {"params": 19670784, "grads": 19670784, "optimizer": 59012356, "activations": 23486976,
+         "gathered": 39341568, "buckets": 41156612, "temporaries": 4773},
+    ),
+    "zero3-one-prefetch-bf16-full-lora": Run(
+        "mini-llama", "bf16", "lora", _zero3("full"), "forward",
+        {"params": 9866112, "grads": 30720, "optimizer": 184324, "activations": 623616, "gathered": 19732224,
+         "buckets": 18542596, "temporaries": 986149},
+    ),
+    # peft casts what a 4-bit linear's adapter reads, for each adapter anew, where CUDA's autocast is off.
+    "ddp-bf16-qlora": Run(
+        "tiny-llama", "bf16", "qlora", _ddp("none"), "backward",
+        {"params": 704064, "grads": 28672, "optimizer": 57408, "activations": 2297868, "logits": 786432,
+         "gathered": 12288, "buckets": 1028, "temporaries": 5148},
+    ),
 }  # fmt: skip
 
 
