@@ -86,13 +86,28 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
         yield phase, held, None
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
-    others = in_flight(case) - 1
-    moments = walked.moments if others == 0 else tuple(_beside(moment, walked, others) for moment in walked.moments)
-    if case.layout.offload_activations:
-        moments = tuple(on_device(case, moment, walked, others) for moment in moments)
     for later in (False, True) if _accumulates(case) else (False,):
-        for moment in moments:
-            yield moment.phase + (".next" if later else ""), holder(moment, later), moment
+        beside = {phase: _others(case, phase, later) for phase in ("forward", "backward")}
+        for one in walked.moments:
+            others, after_backward = beside[one.phase]
+            moment = _beside(one, walked, others) if others else one
+            if case.layout.offload_activations:
+                moment = on_device(case, moment, walked, others)
+            yield moment.phase + (".next" if later else ""), holder(moment, after_backward), moment
+
+
+def _others(case: Case, phase: str, later: bool) -> tuple[float, bool]:
+    """(micro-batches whose activations a stage holds beside the one at hand, whether a backward has been) in the first
+    or a later micro-batch's forward or backward.
+
+    Where a pipeline has all forwards before its first backward, no later forward finds gradients, and a later backward
+    one micro-batch less.
+    """
+    count = in_flight(case)
+    filled = case.pipelined and case.layout.virtual_stages == 1 and case.layout.pp_schedule in ("1f1b", "gpipe")
+    if later and filled and count >= case.layout.grad_accum:
+        return (count - 1, False) if phase == "forward" else (count - 2, True)
+    return count - 1, later
 
 
 def in_flight(case: Case) -> float:
@@ -247,13 +262,13 @@ def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:
         yield _line(held, (), seq)
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
-    others, accumulates = in_flight(case) - 1, _accumulates(case)
     sums, kept = _summed(walked)
-    for moment, live in zip(walked.moments, sums, strict=True):
-        here = live if others == 0 else tuple(one + others * more for one, more in zip(live, kept, strict=True))
-        yield _line(holder(moment, False), here, seq)
-        if accumulates:
-            yield _line(holder(moment, True), here, seq)
+    for later in (False, True) if _accumulates(case) else (False,):
+        beside = {phase: _others(case, phase, later) for phase in ("forward", "backward")}
+        for moment, live in zip(walked.moments, sums, strict=True):
+            others, after_backward = beside[moment.phase]
+            here = live if others == 0 else tuple(one + others * more for one, more in zip(live, kept, strict=True))
+            yield _line(holder(moment, after_backward), here, seq)
 
 
 def _line(held: Held, live: Sequence[float], seq: float) -> tuple[float, float]:

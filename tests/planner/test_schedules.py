@@ -12,7 +12,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from planner import presets
+from planner.case import Case
+from planner.memory import memory_breakdown, memory_lines, peak_at
 from planner.parallelism.pipeline import micro_batches_match_torch, virtual_stages_match
 from planner.parallelism.schedules import (
     SCHEDULES,
@@ -24,6 +28,7 @@ from planner.parallelism.schedules import (
     rank_of,
     stage_of,
 )
+from planner.spec import Layout, TrainingJob
 
 CHUNKS = {"interleaved": (2, 3, 4), "zb-h1": (1, 2, 3), "zb-v": (2,)}
 SHAPES = [
@@ -190,3 +195,20 @@ def test_a_stage_s_rank_holds_it(schedule):
     for chunks in CHUNKS.get(schedule, (1,)):
         places = [(stage_of(schedule, 4, rank, chunk), rank) for rank in range(4) for chunk in range(chunks)]
         assert sorted(places) == [(stage, rank_of(schedule, 4, stage)) for stage in range(4 * chunks)]
+
+
+def test_a_later_backward_finds_one_micro_batch_less_where_all_forwards_are_over_before_the_first() -> None:
+    """Two ranks, tiny-llama in fp32, two micro-batches of 2 x 128 tokens: a real run's fullest moment was in the first
+    backward, with 20,578,860 bytes. The second one was planned as the fullest, with 22,127,104."""
+    layout = Layout(engine="deepspeed-pipeline", pp=2, zero_stage=1, micro_batch_size=2, grad_accum=2)
+    cluster = replace(presets.cluster("localhost"), nodes=1, gpus_per_node=2)
+    runtime = presets.runtime("deepspeed-pipeline")
+    case = Case(presets.model("tiny-llama"), TrainingJob(precision="fp32", seq_len=128), layout, cluster, runtime)
+
+    found = memory_breakdown(case)
+    phases = {phase.phase: phase.terms for phase in found.phases}
+
+    assert found.peak.phase == "backward"
+    assert found.peak.total == pytest.approx(20_578_860, rel=0.005)
+    assert phases["backward.next"]["activations"] < phases["backward"]["activations"]
+    assert peak_at(memory_lines(case), 2) == pytest.approx(found.peak.total)
