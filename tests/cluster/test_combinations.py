@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from agents import run_warm
 from cases import CASES, KeepCombination
-from combinations import ALL, REFUSED, RUN, TRACED, UNTRACED
+from combinations import ALL, REFUSED, RUN, TRACED, UNTRACED, sample
 from stages import furthest, size_of_error, stages_of, told
 
 from executor.report import MemoryReport
@@ -33,6 +33,22 @@ def run(name: str, folder: Path) -> tuple[int, MemoryReport]:
     assert set(finished.exit_codes) == {0}, finished.output[-3000:]
     plan, measured = read_run_plan(folder), tuple(read_measured(folder))
     return furthest(stages_of(plan, measured))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", sample(TRACED))
+def test_the_peak_of_a_sample_of_traced_combinations_is_as_planned(name: str) -> None:
+    report = traced(name)
+
+    assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", sample(RUN))
+def test_the_peak_of_a_sample_of_run_combinations_is_as_planned(name: str, tmp_path: Path) -> None:
+    _, report = run(name, tmp_path)
+
+    assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
 
 
 @pytest.mark.long
