@@ -224,6 +224,11 @@ def test_an_interrupted_loop_leaves_nothing_on_any_host(
     pair: TestHosts, waiting: tuple[Path, list[subprocess.Popen[str]]]
 ) -> None:
     folder, turns = waiting
+    port = json.loads((folder / "join.json").read_text())["port"]
+    for host, store in zip(pair.hosts, (f"*:{port}", None), strict=True):  # of torch's store alone on every address
+        heard = {line.split()[3] for line in host.run("ss", "-Hltn").stdout.splitlines()} - {f"{host.address}:22"}
+        assert {one for one in heard if not one.startswith(f"{host.address}:")} == {store} - {None}
+
     for one in turns:  # ssh without a terminal tells the other side nothing but that nobody reads
         os.killpg(one.pid, signal.SIGKILL)
 
