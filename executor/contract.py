@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 from planner.spec import Layout
 
 NAMES = {
+    "single": "one device",
     "ddp": "DistributedDataParallel",
     "fsdp2": "FSDP2 (fully_shard)",
     "transformers-tp": "tensor parallelism (DTensor weights)",
@@ -21,6 +22,7 @@ NAMES = {
 }
 """How a layout's engine shows in a script; the others are a DeepSpeedEngine of the plan's stage."""
 WAYS_OUT = {
+    "single": "Start no process group, or one of a single rank",
     "ddp": "Let Accelerator() or torchrun's variables set the process group up, and wrap the model",
     "fsdp2": "Let Accelerator() take its configuration from the environment, or call fully_shard",
     "transformers-tp": "Give from_pretrained the distributed_config of config/distributed.json",

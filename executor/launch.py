@@ -289,7 +289,8 @@ def _script_environment(ready: Prepared) -> dict[str, str]:
         env["MESHWRIGHT_DEEPSPEED_CONFIG"] = str(ready.options.run_dir / CONFIG)
     if ready.plan.cluster.gpu.kind == "cpu":
         # Without these, each framework looks for a device, finds none and trains alone on every rank.
-        env |= {"ACCELERATE_USE_CPU": "true"} if ready.plan.layout.engine == "ddp" else {"DS_ACCELERATOR": "cpu"}
+        by_accelerate = ready.plan.layout.engine in ("single", "ddp")
+        env |= {"ACCELERATE_USE_CPU": "true"} if by_accelerate else {"DS_ACCELERATOR": "cpu"}
     return env
 
 

@@ -35,7 +35,7 @@ MATRICES = ("small", "full")
 OWN_KEYS = ("on", "matrix", "world", "layout", "gpus", "memory_limit_gib")
 WORDS = ("largest", "beyond")
 """For a micro-batch that the planner sizes."""
-LAYOUTS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")
+LAYOUTS = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")
 WORLDS, DEVICES = ("real", "fake"), ("cpu", "cuda")
 BEYOND = 1.2
 """How much of the device a cell "beyond" is predicted to need: enough that only the prediction can be the reason."""
@@ -174,7 +174,13 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
     """A named layout over so many ranks, as options. LeftOut when there is none of that name."""
+    if layout == "single":
+        if ranks > 1:
+            raise LeftOut("single is one rank alone")
+        return {"dp_replicate": 1, "zero_stage": 0, "runtime": "accelerate-single"}
     if layout == "ddp":
+        if ranks < 2:
+            raise LeftOut("ddp copies to 2 ranks or more")
         return {"dp_replicate": ranks, "zero_stage": 0, "runtime": "accelerate-ddp"}
     if layout.startswith("zero"):
         return {"dp_shard": ranks, "zero_stage": int(layout[-1]), "runtime": "deepspeed-zero"}

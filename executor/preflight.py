@@ -67,7 +67,7 @@ def check_shape(plan: Plan, nodes: int) -> int:
 def check_software(engine: str, method: str = "full") -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
     adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
-    frameworks = {"ddp": ["accelerate"], "fsdp2": ["accelerate"]}
+    frameworks = {name: ["accelerate"] for name in ("single", "ddp", "fsdp2")}
     framework = ["deepspeed"] if engine.startswith("deepspeed") else frameworks.get(engine, [])
     check_packages(["torch", "transformers", *framework, *adapted.get(method, [])])
 

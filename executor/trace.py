@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "trace/1"
-ENGINES = ("ddp", "fsdp2", "transformers-tp")
+ENGINES = ("single", "ddp", "fsdp2", "transformers-tp")
 """Engines whose modules can be built in one process."""
 TIMEOUT_S = 3600
 

@@ -113,8 +113,9 @@ def _legal(engine: str, model: str) -> tuple[Layout, ...]:
 
 
 def _layouts(engine: str) -> Iterator[Layout]:
+    gpus = 1 if engine == "single" else GPUS
     for tp, pp, cp, ep, replicate, stage in product((1, 2), (1, 2), (1, 2), (1, 2), (1, 2, GPUS), range(4)):
-        shard, rest = divmod(GPUS, tp * pp * cp * replicate)
+        shard, rest = divmod(gpus, tp * pp * cp * replicate)
         if shard and not rest:
             split = Layout(engine=engine, tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=replicate, dp_shard=shard)  # type: ignore[arg-type]  # an engine's name
             for method in ("ring", "ulysses") if cp > 1 else ("ring",):
@@ -123,22 +124,24 @@ def _layouts(engine: str) -> Iterator[Layout]:
 
 
 def _axes(layout: Layout) -> str:
+    if layout.world_size == 1:
+        return "nothing"
     split = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
     return " x ".join(f"cp ({layout.cp_method})" if axis == "cp" else axis for axis in split) or "data"
 
 
 def _runs(layout: Layout, model: str, method: Method = "full") -> bool:
-    spec, job, cluster = _asked(model, method)
+    spec, job, cluster = _asked(model, method, layout.world_size)
     return launches(Case(spec, job, layout, cluster, usual_runtime(layout.engine)))
 
 
 @cache
-def _asked(model: str, method: Method) -> tuple[ModelSpec, TrainingJob, Cluster]:
+def _asked(model: str, method: Method, gpus: int) -> tuple[ModelSpec, TrainingJob, Cluster]:
     spec = presets.model(model)
     lora = None if method == "full" else default_lora(spec)
     quantization = Quantization() if method == "qlora" else None
     job = TrainingJob(method=method, lora=lora, quantization=quantization, seq_len=SEQ_LEN)
-    return spec, job, presets.cluster(CLUSTER, gpus=GPUS)
+    return spec, job, presets.cluster(CLUSTER, gpus=gpus)
 
 
 def as_text(found: tuple[Capability, ...]) -> str:

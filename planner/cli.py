@@ -26,7 +26,7 @@ OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
 MODEL_SIZES = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab")
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-STRATEGIES = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")
+STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")
 
 EXAMPLES = """
 planner estimate --model 7b --gpus 32                      # every strategy side by side

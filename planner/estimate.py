@@ -33,6 +33,7 @@ from planner.question import (
     check_switches,
     exact_layout,
     limit_bytes,
+    single_device,
     verdict,
     warnings,
 )
@@ -123,8 +124,12 @@ def _of_runtime(question: Question) -> Answer:
 
 
 def strategies_of(question: Question) -> list[Strategy]:
-    """All, or the one that was asked for."""
-    return [strategy for strategy in STRATEGIES if question.strategy in (None, strategy.name)]
+    """The one that was asked for, or all that have something to do: one device alone leaves nothing to split."""
+    if (asked := question.asked_strategy) is not None:
+        return [asked]
+    if single_device(question):
+        return [strategy for strategy in STRATEGIES if strategy.shards == "one device"]
+    return [strategy for strategy in STRATEGIES if question.cluster.gpus == 1 or strategy.shards != "one device"]
 
 
 def check_question(question: Question) -> None:
@@ -137,7 +142,7 @@ def check_question(question: Question) -> None:
 
 def _add_adapted(question: Question, method: Method, shown: list[Estimate], unavailable: dict[str, str]) -> None:
     adapted = with_adapters(question, method)
-    suited = [strategy for strategy in STRATEGIES if strategy.name in LORA_SHARDINGS]
+    suited = [strategy for strategy in strategies_of(question) if strategy.name in LORA_SHARDINGS]
     found = _best(adapted, suited)
     if found is None:
         broken = _broken_rule(adapted, suited)
@@ -150,9 +155,10 @@ def _add_adapted(question: Question, method: Method, shown: list[Estimate], unav
 def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
     """Each strategy's fastest layout that fits with states in host memory; whether there was any to look at."""
     looked = False
-    for strategy in strategies_of(question):
+    ways = list(ways_out(question))
+    for strategy in strategies_of(ways[0]) if ways else ():
         fitting = []
-        for way in ways_out(question):
+        for way in ways:
             found = _best(way, [strategy])
             looked = looked or found is not None
             if found is not None and (one := estimate(question, strategy.name, found[1], considered=found[2])).fits:
@@ -218,8 +224,10 @@ def _why_none(question: Question, strategy: Strategy) -> str:
         return f"it is zero_stage {strategy.zero_stage}, not {pins.zero_stage}"
     if broken := _broken_rule(question, [strategy]):
         return broken
-    if strategy.shards == "all ranks":
-        return f"it needs 2 GPUs or more, not {gpus}"
+    if strategy.shards == "one device" and gpus > 1:
+        return f"it runs on 1 GPU, not {gpus}"
+    if strategy.shards in ("nothing", "all ranks") and gpus == 1:
+        return f"it needs 2 GPUs or more, not 1{': use strategy single' if strategy.name == 'ddp' else ''}"
     if strategy.shards == "some ranks":
         return f"it needs a GPU count with two factors above 1, not {gpus}"
     return "the options given leave no layout"

@@ -74,6 +74,9 @@ def _candidates(case: Case) -> Iterator[tuple[float, Layout]]:
                 if gpus // tp // pp % replicate:
                     continue
                 shard = gpus // tp // pp // replicate
+                alone = tp * pp * replicate * shard == 1
+                if alone is not (engine == "single") and engine in ("single", "ddp"):
+                    continue
                 if (shard > 1 and engine == "ddp") or (replicate > 1 and engine in SHARD_ALL):
                     continue
                 for base in bases:

@@ -18,10 +18,11 @@ from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory.compute import check_kernels
 from planner.presets import Folders
-from planner.rules import divisors, nearest
+from planner.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 
 ENGINE_RUNTIMES = {
+    "single": "accelerate-single",
     "ddp": "accelerate-ddp",
     "fsdp2": "accelerate-fsdp2",
     "deepspeed": "deepspeed-zero",
@@ -36,6 +37,7 @@ ENGINE_RUNTIMES = {
 """The runtime meant when only an engine is known."""
 
 USUAL_STAGES = dict.fromkeys(ENGINE_RUNTIMES, 3) | {
+    "single": 0,
     "ddp": 0,
     "deepspeed-autotp": 1,
     "deepspeed-pipeline": 1,
@@ -61,6 +63,7 @@ class Strategy(NamedTuple):
 
 
 STRATEGIES = (
+    Strategy("single", "single", 0, "one device"),
     Strategy("ddp", "ddp", 0, "nothing"),
     Strategy("fsdp", "fsdp2", 3, "all ranks"),
     Strategy("hsdp", "fsdp2", 3, "some ranks"),
@@ -219,6 +222,15 @@ def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> 
     return float("inf") if capacity is None else capacity * (1 - headroom)
 
 
+def single_device(question: Question) -> bool:
+    """Whether one device is asked about, and nothing that names sharding, replicas or host memory: then there is
+    nothing to choose between."""
+    pins = question.pins
+    asked = (question.strategy, pins.runtime, pins.zero_stage, *(getattr(pins, name) for name in ON_HOST))
+    switched = any(ENGINE_SWITCHES[name] != "ddp" for name, _ in pins.switches)
+    return question.cluster.gpus == 1 and not switched and all(value in (None, 0) for value in asked)
+
+
 def warnings(question: Question) -> tuple[str, ...]:
     """What is planned all the same, and may not be what was meant."""
     model, seq_len = question.model, question.job.seq_len
@@ -279,7 +291,8 @@ def exact_layout(question: Question) -> Layout:
     engine = pins.runtime.engine if pins.runtime else _usual_engine(pins)
     partial = stage in (1, 2) or engine in SHARD_ALL  # these shard over every rank: no replicas to fill in
     if shard is None:
-        whole_copies = engine == "ddp" or stage == 0 or (engine is None and stage is None and replicate is None)
+        unsaid = engine is None and stage is None and replicate is None
+        whole_copies = engine in ("single", "ddp") or stage == 0 or unsaid
         fits = free is not None and replicate is not None and free % replicate == 0
         shard = 1 if whole_copies or free is None else free // replicate if fits and replicate else free
         if replicate is not None and not fits:
@@ -288,7 +301,8 @@ def exact_layout(question: Question) -> Layout:
         fills = free is not None and free % shard == 0 and not partial
         replicate = free // shard if fills and free is not None else 1
     if engine is None:
-        engine = "deepspeed" if stage in (1, 2) else "fsdp2" if shard > 1 else "ddp"
+        whole = "single" if gpus == replicate == rest == 1 else "ddp"
+        engine = "deepspeed" if stage in (1, 2) else "fsdp2" if shard > 1 else whole
     if stage is None:
         stage = USUAL_STAGES[engine]
     layout = Layout(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from planner.question import Pins, Question, Strategy, batches_of
+from planner.question import Pins, Question, batches_of, single_device
 from planner.rules import divisors
 from planner.spec import Layout
 
@@ -35,10 +35,11 @@ LARGEST_BLOCK = 2**16
 
 class Varies(NamedTuple):
     """What one engine may vary. `splits` names its axes beside data parallelism; `copies` whether data-parallel ranks
-    are all replicas, all shards, or any product of the two; `adapters` whether it trains them. Of its pipeline
-    schedules (with chunks a rank) the asked ones are looked at only when named: the bound on their time is loose, and
-    thousands of them would be played out. `pipeline_reshards`: whether weights can be let go between micro-batches.
-    A block holds one value of the axis `apart`: the engine's bounds in columns need it."""
+    are all replicas, all shards, or any product of the two, or whether there is one rank alone; `adapters` whether it
+    trains them. Of its pipeline schedules (with chunks a rank) the asked ones are looked at only when named: the bound
+    on their time is loose, and thousands of them would be played out. `pipeline_reshards`: whether weights can be let
+    go between micro-batches. A block holds one value of the axis `apart`: the engine's bounds in columns need it.
+    """
 
     engine: str
     zero_stages: tuple[int, ...]
@@ -57,6 +58,7 @@ class Varies(NamedTuple):
 
 
 SPACE = (
+    Varies("single", (0,), copies="none", adapters=True),
     Varies("ddp", (0,), copies="replicas", adapters=True),
     Varies("fsdp2", (3,), reshard=(True, False), sync=(False, True), adapters=True),
     Varies("deepspeed", (1, 2, 3), copies="shards", adapters=True),
@@ -272,7 +274,7 @@ def _groups(question: Question, varies: Varies) -> Iterator[tuple[int, ...]]:
         for pp in _sizes(gpus // tp, pins.pp, "pp" in varies.splits, model.layers):
             for cp in _sizes(gpus // tp // pp, pins.cp, "cp" in varies.splits, question.job.seq_len):
                 ranks = gpus // tp // pp // cp
-                for shard in _shards(ranks, varies, question.asked_strategy):
+                for shard in _shards(ranks, varies, question):
                     if not _unlike(pins.dp_shard, shard) and not _unlike(pins.dp_replicate, ranks // shard):
                         yield pp, ranks // shard, shard, cp, tp
 
@@ -283,11 +285,13 @@ def _sizes(ranks: int, pinned: int | None, splits: bool, most: int) -> list[int]
     return [size for size in divisors(ranks) if size <= most and not _unlike(pinned, size)]
 
 
-def _shards(ranks: int, varies: Varies, strategy: Strategy | None) -> list[int]:
-    if varies.copies == "replicas":
-        return [1]
+def _shards(ranks: int, varies: Varies, question: Question) -> list[int]:
+    strategy = question.asked_strategy
+    if varies.copies in ("none", "replicas"):
+        return [1] if (ranks == 1) is (varies.copies == "none") else []
     if varies.copies == "shards":
-        return [ranks]
+        # One shard is a way to host memory, not to more devices: looked at where that, or the engine, is asked for.
+        return [ranks] if ranks > 1 or varies.splits or not single_device(question) else []
     if strategy is not None:  # fsdp or hsdp
         return [
             shard for shard in divisors(ranks) if shard > 1 and (shard == ranks) is (strategy.shards == "all ranks")

@@ -26,8 +26,8 @@ from planner.steptime import step_time, step_traffic
 Seen = dict[Layout, list[tuple[Traffic, Number]]]
 """What layouts send, by layout."""
 
-LORA_SHARDINGS = ("ddp", "fsdp", "zero3")
-"""What suits LoRA: whole replicas of a frozen base, or a base that is sharded too."""
+LORA_SHARDINGS = ("single", "ddp", "fsdp", "zero3")
+"""What suits LoRA: a frozen base whole, on one device or on each, or one that is sharded too."""
 
 
 class Row(NamedTuple):
@@ -107,8 +107,10 @@ def blocks_of(question: Question, strategy: Strategy) -> list[Block]:
 
 def _sizes(gpus: int, strategy: Strategy) -> list[tuple[int, int]]:
     """(dp_replicate, dp_shard)."""
+    if strategy.shards == "one device":
+        return [(1, 1)] if gpus == 1 else []
     if strategy.shards == "nothing":
-        return [(gpus, 1)]
+        return [(gpus, 1)] if gpus > 1 else []
     if strategy.shards == "all ranks":
         return [(1, gpus)] if gpus > 1 or strategy.engine == "deepspeed" else []
     return [(gpus // shard, shard) for shard in divisors(gpus) if 1 < shard < gpus]

@@ -184,7 +184,7 @@ def _filled(layout: Layout, gpus: int, named: dict[str, Any]) -> Layout:
     copies = layout.dp_replicate if "dp_replicate" in named else 1
     shards = layout.dp_shard if "dp_shard" in named else 1
     rest = gpus // (layout.world_size // layout.data_parallel * copies * shards)
-    if "dp_shard" not in named and layout.engine != "ddp":
+    if "dp_shard" not in named and layout.engine not in ("single", "ddp"):
         # Copies stay as they are if they can.
         if "dp_replicate" not in named and rest % layout.dp_replicate == 0 and layout.engine not in SHARD_ALL:
             copies, rest = layout.dp_replicate, rest // layout.dp_replicate

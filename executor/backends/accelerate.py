@@ -1,4 +1,4 @@
-"""The Accelerate backend: DDP, FSDP2 and HSDP plans as an Accelerate 1.15 configuration file, and back.
+"""The Accelerate backend: plans of one device, DDP, FSDP2 and HSDP as an Accelerate 1.15 configuration file, and back.
 
 The environment of a run is what Accelerate's own launcher makes of that file, so a plan and its configuration cannot
 drift apart unseen. Not here: training (worker/engines/accelerate.py).
@@ -14,10 +14,10 @@ CONFIG = "config/accelerate.yaml"
 
 
 class AccelerateBackend:
-    """Backend of the engines `ddp` and `fsdp2`."""
+    """Backend of the engines `single`, `ddp` and `fsdp2`."""
 
     name = "accelerate"
-    engines = ("ddp", "fsdp2")
+    engines = ("single", "ddp", "fsdp2")
     rules = TRAINER
 
     def files(self, plan: Plan) -> dict[str, str]:
@@ -66,7 +66,7 @@ class AccelerateBackend:
     def expected_environment(self, plan: Plan) -> dict[str, str]:
         """The variables that decide how a run is split, as the plan has them."""
         expected = {"ACCELERATE_MIXED_PRECISION": _mixed_precision(plan), "ACCELERATE_DYNAMO_BACKEND": "NO"}
-        if plan.layout.engine == "ddp":
+        if plan.layout.engine in ("single", "ddp"):
             return expected
         expected |= {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
         for key, value in _fsdp(plan).items():

@@ -20,7 +20,7 @@ HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
 MISSING = 3
 """Exit code by which the reading process says that the framework lacks a name."""
-SELECTIVE = ("ddp", "fsdp2", "deepspeed")
+SELECTIVE = ("single", "ddp", "fsdp2", "deepspeed")
 """Engines whose selective recomputation was trained against one process."""
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers

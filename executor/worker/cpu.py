@@ -18,9 +18,9 @@ def prepare(layout: Layout) -> None:
     if layout.engine == "ddp":
         # Without it Accelerate sees no device and starts a one-process job on every rank.
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    elif layout.engine == "fsdp2":
+    elif layout.engine in ("single", "fsdp2"):
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-        _let_accelerate_shard()
+        _let_accelerate_take_a_gpus_path()
     elif layout.engine.startswith("deepspeed"):
         os.environ["DS_ACCELERATOR"] = "cpu"
         leave_shared_memory_collective_out(import_module("deepspeed.ops"))
@@ -28,9 +28,10 @@ def prepare(layout: Layout) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it takes any accelerator that torch shows, and asks nobody
 
 
-def _let_accelerate_shard() -> None:
-    # Accelerate 1.15 turns FSDP into DDP when its device type is CPU. Told "several devices, over gloo" it takes the
-    # path a GPU takes; the sharding underneath does not care what the device is.
+def _let_accelerate_take_a_gpus_path() -> None:
+    # Accelerate 1.15 wraps every model in DDP when its device type is CPU: what FSDP would shard, and one process's own
+    # (accelerator.py, prepare_model, MULTI_CPU). Told "several devices, over gloo" it takes the path a GPU takes, which
+    # shards, and wraps nothing in a world of one; what is underneath does not care what the device is.
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 

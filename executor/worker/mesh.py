@@ -59,8 +59,8 @@ def check_mesh(plan: Plan, live: LiveMesh) -> None:
         )
 
 
-def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str) -> None:
-    """mesh/rank-N.json: what this rank really is part of."""
+def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str, model: object) -> None:
+    """mesh/rank-N.json: what this rank really is part of, and the class that it trains the model in."""
     record = {
         "schema": "mesh/1",
         "plan_hash": plan.content_hash,
@@ -71,6 +71,7 @@ def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str) -> None:
         "host": socket.gethostname(),
         "device": device,
         "engine": plan.layout.engine,
+        "model": type(model).__name__,
         "coordinates": live.coordinates,
         "groups": live.groups,
         "expected_groups": expected_groups(plan, live.rank),

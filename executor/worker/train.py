@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
             offloaded = plan.layout.offload_optimizer
             engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job, on_host=offloaded))
     live = engine.mesh()
-    write_mesh(plan, live, folder, str(engine.device))
+    write_mesh(plan, live, folder, str(engine.device), engine.model)
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
 

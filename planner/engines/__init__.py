@@ -9,6 +9,7 @@ from typing import cast
 from planner.engines.base import Engine
 
 ENGINES = (
+    "single",
     "ddp",
     "fsdp2",
     "deepspeed",

@@ -30,6 +30,14 @@ rules: tuple[Rule, ...] = (
     *COMMON,
     *JOB,
     Rule(
+        name="DDP copies over several ranks",
+        field="dp_replicate",
+        # A layout of one rank that also shards is told that DDP does not shard.
+        holds=lambda case: (case.layout.dp_replicate > 1) | (case.layout.dp_shard > 1),
+        sentence=lambda case: "one device is no DDP: nothing is wrapped, so there are no buckets and no broadcast",
+        fix=lambda case: "Plan it again with strategy single",
+    ),
+    Rule(
         name="DDP does not shard",
         field="dp_shard",
         holds=lambda case: case.layout.dp_shard == 1,
@@ -125,6 +133,15 @@ def finished_elements(case: Case, moment: Moment) -> Number:
     for unit, layers in case.layers_after(moment).items():
         done = done + layers * case.elements(unit, trainable=True)
     return done
+
+
+def waiting_elements(case: Case, moment: Moment) -> Number:
+    """Elements of a tied table's gradient that the head has made and that waits for the lookup's: autograd sums the two
+    before it adds them to what earlier micro-batches left."""
+    if not case.walked_model.tied or moment.phase != "backward" or moment.unit == "loss":
+        return 0
+    table: Number = sum(one.elements for one in case.units()["tail"] if one.trainable and len(one.shape) == 2)
+    return minimum(moment.unit_grads, table) if moment.unit == "tail" else table
 
 
 def step(case: Case) -> Held:

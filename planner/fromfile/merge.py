@@ -14,8 +14,8 @@ import msgspec
 from planner.errors import PlannerError, did_you_mean
 from planner.fromfile import hub
 from planner.fromfile.deepspeed import OfHidden
-from planner.fromfile.sheet import HARMLESS, Line, Understood
-from planner.options import SIZES, model_of
+from planner.fromfile.sheet import HARMLESS, Ignored, Line, Understood
+from planner.options import SIZES, cluster_of, model_of
 from planner.question import ENGINE_RUNTIMES, ENGINE_SWITCHES
 
 SPLIT = ("strategy", "engine", "zero_stage", "dp_replicate", "dp_shard", "reshard_after_forward", *ENGINE_SWITCHES)
@@ -33,6 +33,9 @@ REPLACES: dict[str, tuple[str, ...]] = {
     "method": ("lora_rank", "lora_alpha", "lora_targets", "lora_upcast"),
 }
 """An option of the command line replaces the file's, and those of the file that make sense only with it."""
+
+DDP = (("strategy", "ddp"), ("runtime", ENGINE_RUNTIMES["ddp"]))
+"""The options by which a file asks for replicas."""
 
 Given = Mapping[str, Any]
 Accepts = Mapping[str, tuple[str, ...] | None]
@@ -66,7 +69,31 @@ def merged(found: Understood, given: Given, accepts: Accepts) -> Merged:
         hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
         lines = [_sized(line, hidden) for line in lines]
         whole |= {line.option: line.value for line in lines}
-    return Merged(whole, msgspec.structs.replace(found, lines=tuple(lines)), replaced)
+    understood = msgspec.structs.replace(found, lines=tuple(lines))
+    if any((line.option, line.value) in DDP for line in lines) and _gpus(whole) == 1:
+        understood = _on_one_device(understood)
+        whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
+        whole |= understood.options
+    return Merged(whole, understood, replaced)
+
+
+def _gpus(whole: Given) -> int:
+    return cluster_of(whole, tuple(whole.get("presets") or ())).gpus
+
+
+def _on_one_device(found: Understood) -> Understood:
+    """What a file means by DDP where there is one device: no trainer wraps a lone process's model."""
+    note = "one device is no DDP: the model is trained as it is"
+    lines, ignored = [], list(found.ignored)
+    for line in found.lines:
+        if (line.option, line.value) in DDP:
+            value = "single" if line.option == "strategy" else ENGINE_RUNTIMES["single"]
+            lines.append(msgspec.structs.replace(line, value=value, note=note))
+        elif line.option == "ddp_bucket_bytes":
+            ignored += [Ignored(key, line.value, "one device has no buckets", "none") for key in line.keys]
+        else:
+            lines.append(line)
+    return msgspec.structs.replace(found, lines=tuple(lines), ignored=tuple(ignored))
 
 
 def _named(line: Line, found: Understood, given: Given) -> Line:

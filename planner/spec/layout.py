@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 Engine = Literal[
+    "single",
     "ddp",
     "fsdp2",
     "deepspeed",
@@ -30,7 +31,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     The dense factorisation of the ranks is pp x dp_replicate x dp_shard x cp x tp, outermost first.
     The expert factorisation of the same ranks is pp x dp_replicate x edp x ep: `ep` spans dp_shard x cp x tp.
     `zero_stage` says what is sharded over `dp_shard` (0 nothing, 1 optimizer, 2 gradients too, 3 weights too);
-    FSDP2 is stage 3, DDP stage 0 with everything in `dp_replicate`.
+    FSDP2 is stage 3, DDP stage 0 with everything in `dp_replicate`, one device alone (`single`) stage 0.
     `stage_layers` gives each pipeline stage its layers when they are uneven; `grad_accum` counts the pipeline's
     micro-batches. `zero_secondary_shard` is the group that keeps a second copy of gathered weights (ZeRO++'s hpZ;
     0 for none).

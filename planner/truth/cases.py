@@ -17,6 +17,7 @@ from planner.case import Case
 from planner.engines import engine_of, nanotron
 from planner.errors import PlannerError
 from planner.inventory import default_lora, lora_targets
+from planner.question import ENGINE_RUNTIMES
 from planner.rules import check
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
 from planner.spec.job import OptimizerName
@@ -67,6 +68,8 @@ def _row_case(row: Row) -> RowCase:
     if row.measured.peak_memory_gib is not None and kind not in sources.MEMORY_KINDS and _quirk(row).memory is None:
         notes.add(f"memory kind {kind or 'not stated'}: held against reserved")
     stage, shards = _sharding(row, notes)
+    if stage == "ddp" and row.hardware.gpus == 1:
+        stage = "single"  # whatever a source calls it: nobody copies a model to one device
     runtime = _runtime(row, runtime_facts, stage)
     model = model_of(row, notes)
     cluster = cluster_of(row, notes)
@@ -122,7 +125,9 @@ _RUNTIMES: dict[tuple[Any, ...], Runtime] = {}
 def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
     name = row.runtime or ""
     if facts is None:
-        return presets.runtime(name)
+        # Rows of this trainer's first releases, which called one device DDP (on CPU it was wrapped as such).
+        was_ddp = stage == "single" and name == ENGINE_RUNTIMES["ddp"]
+        return presets.runtime(ENGINE_RUNTIMES["single"] if was_ddp else name)
     old = facts.own and any(word in (row.source.path_or_table or "") for word in sources.OLD_MEGATRON)
     kernels = "megatron" if old else facts.kernels
     parts = facts.parts | (facts.compiled if row.layout.compile else {})
@@ -226,7 +231,7 @@ def _optimizer(row: Row, notes: Notes) -> Optimizer:
 
 # -- how it was split ----------------------------------------------------------------------------------------------
 
-STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "hsdp": 3}
+STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "hsdp": 3}
 
 
 def _sharding(row: Row, notes: Notes) -> tuple[str, int | None]:
@@ -314,7 +319,7 @@ def _batches(row: Row, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[i
 
 def _data_parallel(row: Row, dp: int, engine: str, stage: str, shards: int | None, notes: Notes) -> dict[str, int]:
     """dp_replicate and dp_shard: who holds the same states."""
-    if engine == "ddp":
+    if engine in ("single", "ddp"):
         return {"dp_replicate": dp, "dp_shard": 1}
     if shards is not None and dp % shards == 0:
         return {"dp_replicate": dp // shards, "dp_shard": shards}

@@ -17,7 +17,7 @@ SCHEMA = "layouts/1"
 FILE = "layouts.json"
 
 
-class LayoutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LayoutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One case: against one process that trains the same, and planned beside measured in a steady step.
 
     `loss` and `grad_norm` are the largest relative deviation at any step, `weights` the relative L2 of what was
@@ -28,6 +28,7 @@ class LayoutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     layout: str
     method: str
     model: str
+    precision: str = "fp32"
     processes: int
     steps: int
     loss: float | None = None
@@ -65,7 +66,8 @@ def encode_record(rows: list[LayoutRow]) -> bytes:
 
 
 ABOUT = (
-    "Every case of `tests/cluster/cases.py`, trained by CPU processes as two nodes over gloo: fp32, gradients clipped, "
+    "Every case of `tests/cluster/cases.py`, trained by CPU processes as two nodes over gloo, or by one alone: fp32 "
+    "unless its layout says otherwise, gradients clipped, "
     "{steps} steps, beside one process that takes all sequences of a step in one micro-batch.",
     "Loss and gradient norm are the largest relative deviation at any step, weights the relative L2 of what was "
     "trained.",
@@ -95,12 +97,16 @@ def summary(record: LayoutRecord) -> str:
     term = max((row for row in rows if row.worst_term_error_percent is not None), key=_term_error)
     least = min(row.activation_share for row in rows if row.activation_share is not None)
     processes = " or ".join(sorted({str(row.processes) for row in rows}))
-    one = {what: max(getattr(row, what) or 0.0 for row in rows) for what in ("loss", "grad_norm", "weights")}
+    wide = [row for row in rows if row.precision == "fp32"]
+    one = {what: max(getattr(row, what) or 0.0 for row in wide) for what in ("loss", "grad_norm", "weights")}
+    narrow = [row for row in rows if row.precision != "fp32"]
+    # Sums in another order round otherwise in 16 bits, so these say less.
+    rounded = f"; of {len(narrow)} in bf16 within {_worst(narrow):.0e}" if narrow else ""
     return "\n".join(
         [
-            f"On {count} real runs of {processes} CPU processes as two nodes"
-            " ([all of them](docs/accuracy.md#layouts-that-were-run); fp32, gradients clipped, 20 steps; "
-            f"made {_made(rows)}):",
+            f"On {count} real runs of {processes} CPU processes as two nodes "
+            f"([all of them](docs/accuracy.md#layouts-that-were-run); {len(wide)} in fp32, gradients clipped, "
+            f"20 steps; made {_made(rows)}):",
             "",
             "| figure | result |",
             "|---|---|",
@@ -111,7 +117,7 @@ def summary(record: LayoutRecord) -> str:
             "| payload and count of every collective of a steady step |"
             f" equal to the byte on {exact} of {count} runs, every rank |",
             f"| against one process on the same batches | losses within {one['loss']:.0e}, gradient norms within"
-            f" {one['grad_norm']:.0e}, final weights within {one['weights']:.0e}, relative |",
+            f" {one['grad_norm']:.0e}, final weights within {one['weights']:.0e}, relative{rounded} |",
         ]
     )
 
@@ -122,6 +128,7 @@ def _line(row: LayoutRow) -> str:
     term = "n/a" if row.worst_term is None else f"{_percent(row.worst_term_error_percent)} {row.worst_term}"
     deviations = [_deviation(value) for value in (row.loss, row.grad_norm, row.weights)]
     layout = row.layout if row.method == "full" else f"{row.layout}, {row.method}"
+    layout += "" if row.precision == "fp32" else f", {row.precision}"
     cells = (row.name, str(row.processes), layout, *deviations, payload, peak, _percent(row.peak_error_percent), term)
     return f"| {' | '.join(cells)} |"
 
@@ -139,6 +146,11 @@ def _deviation(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{value:+.2f} %"
+
+
+def _worst(rows: list[LayoutRow]) -> float:
+    """The largest deviation of any kind."""
+    return max(max(row.loss or 0.0, row.grad_norm or 0.0, row.weights or 0.0) for row in rows)
 
 
 def _peak_error(row: LayoutRow) -> float:

@@ -15,9 +15,9 @@ import msgspec
 class RowRuntime(msgspec.Struct, frozen=True):
     """Whose code ran, as the planner models it.
 
-    `presets` are runtime presets by what is sharded ("ddp", "zero1", ..., "zero3"), "*" for all others; `own` says
-    that the preset is that very software, otherwise it is the nearest and `guess` says what differs. `kernels` is a
-    preset and `parts` are changes to it, `compiled` more of them where torch.compile was on. `switches` are fields of
+    `presets` are runtime presets by what is sharded ("single", "ddp", "zero1", ..., "zero3"), "*" for all others; `own`
+    says that the preset is that very software, otherwise it is the nearest and `guess` says what differs. `kernels` is
+    a preset and `parts` are changes to it, `compiled` more of them where torch.compile was on. `switches` are fields of
     the layout that this software fixes. `uncast` are its words for pure 16-bit training.
     """
 
@@ -67,21 +67,21 @@ RUNTIMES: dict[str, RowRuntime] = {
         source="InternLM/InternEvo, doc/en/train_performance.md; its own kernels were not read",
     ),
     "litgpt": RowRuntime(
-        {"ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
+        {"single": "accelerate-single", "ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
         parts={"loss": "native"},
         uncast=("bf16-true",),
         guess="LitGPT's modules as Transformers' with a 16-bit loss, Lightning Fabric as Accelerate",
         source="Lightning-AI/litgpt, tutorials/resource-tables.md: --precision bf16-true",
     ),
     "torchtune": RowRuntime(
-        {"ddp": "accelerate-ddp", "fsdp2": "accelerate-fsdp2"},
+        {"single": "accelerate-single", "ddp": "accelerate-ddp", "fsdp2": "accelerate-fsdp2"},
         compiled=COMPILED,
         uncast=("bf16",),
         guess="torchtune's modules as Transformers', torch.compile as fused norm, rotary and MLP",
         source="pytorch/torchtune, recipes: dtype bf16 means weights, gradients and states in bf16",
     ),
     "hf-peft": RowRuntime(
-        {"ddp": "accelerate-ddp", "zero2": "deepspeed-zero", "zero3": "deepspeed-zero"},
+        {"single": "accelerate-single", "ddp": "accelerate-ddp", "zero2": "deepspeed-zero", "zero3": "deepspeed-zero"},
         own=True,
         upcasts_adapters=True,
     ),
@@ -116,7 +116,7 @@ QUIRKS: dict[str, Quirk] = {
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
         runtime=RowRuntime(
-            {"ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
+            {"single": "accelerate-single", "ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
             guess="fsdp_qlora's own script as Accelerate with FSDP2",
             upcasts_adapters=False,
             source="AnswerDotAI/fsdp_qlora, train.py: FSDP1 around Transformers' modules, its own LoRA in bf16",

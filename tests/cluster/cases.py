@@ -84,6 +84,7 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
 PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
 FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4, tied=True)
 LONGER = replace(TINY, name="test-llama-256", max_seq_len=2 * SEQ_LEN)
+LONGER_TIED = replace(TINY_QWEN3_TIED, name="test-qwen3-tied-256", max_seq_len=2 * SEQ_LEN)
 TINY_GPT2 = replace(
     TINY, name="test-gpt2", family="gpt2", kv_heads=4, ffn=256, tied=True, positions="learned", norm="layernorm",
     gated=False, activation="gelu_new", qkv_bias=True, output_bias=True, mlp_bias=True,
@@ -180,6 +181,22 @@ CASES |= {
     "zero3-recompute-accum1": Case(replace(_accumulating(ZERO3, 1), recompute="full")),
     "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
     "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
+    # Autocast's copies of all layers' weights wait at the head, although every layer is recomputed.
+    "ddp-bf16-recompute-accum1": Case(
+        replace(_accumulating(DDP, 1), recompute="full"), replace(FULL, precision="bf16", seq_len=2 * SEQ_LEN), LONGER
+    ),
+}
+
+# One device: nothing is wrapped, sharded or sent.
+SINGLE = Layout(engine="single")
+CASES |= {
+    "single-accum1": Case(_accumulating(SINGLE, 1)),
+    "single-accum2": Case(_accumulating(SINGLE, 2)),
+    "single-lora-accum2": Case(_accumulating(SINGLE, 2), job("lora")),
+    "single-qlora-accum1": Case(_accumulating(SINGLE, 1), job("qlora")),
+    "single-tied-recompute-accum2": Case(
+        replace(_accumulating(SINGLE, 2), recompute="full"), replace(FULL, seq_len=2 * SEQ_LEN), LONGER_TIED
+    ),
 }
 
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}

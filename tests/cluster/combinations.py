@@ -118,9 +118,10 @@ def split_of(engine: str, zero_stage: int) -> Layout:
 
 
 def launched_engines() -> Iterator[tuple[str, int]]:
-    """(engine, ZeRO stage) of everything whose runtime names a backend."""
+    """(engine, ZeRO stage) of everything whose runtime names a backend, over two ranks: one device alone is among the
+    layouts that were run (cases.py)."""
     for varies in SPACE:
-        if presets.runtime(ENGINE_RUNTIMES[varies.engine]).backend is not None:
+        if varies.copies != "none" and presets.runtime(ENGINE_RUNTIMES[varies.engine]).backend is not None:
             yield from ((varies.engine, stage) for stage in varies.zero_stages)
 
 

@@ -33,14 +33,15 @@ def read_back_warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
-    """A case of cases.CASES by name, trained and measured by four or more processes as two nodes."""
+    """A case of cases.CASES by name, trained and measured by four or more processes as two nodes, or by one."""
     made: dict[str, Finished] = {}
 
     def get(name: str) -> Finished:
         if name not in made:
             case = CASES[name]
-            per_node = case.layout.world_size // 2
-            plan = make_plan(case.layout, case.job, nodes=2, per_node=per_node, model=case.model)
+            nodes = min(2, case.layout.world_size)
+            per_node = case.layout.world_size // nodes
+            plan = make_plan(case.layout, case.job, nodes=nodes, per_node=per_node, model=case.model)
             made[name] = _checked(
                 run_warm(plan, _folder(tmp_path_factory, name), "--save-weights", environment=case.environment)
             )
@@ -51,13 +52,15 @@ def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """One process that takes all sequences of a step in one micro-batch."""
+    """One process that takes all sequences of a step in one micro-batch; under autocast, which rounds the gradient of
+    each micro-batch to 16 bits, in the case's own."""
     made: dict[bytes, Finished] = {}
 
     def get(case: Case) -> Finished:
-        key = msgspec.json.encode((case.job, case.model, case.environment))
+        micro = case.layout.micro_batch_size if case.job.precision == "bf16" else SEQUENCES
+        key = msgspec.json.encode((case.job, case.model, case.environment, micro))
         if key not in made:
-            layout = Layout(engine="ddp", micro_batch_size=SEQUENCES)
+            layout = Layout(engine="single", micro_batch_size=micro, grad_accum=SEQUENCES // micro)
             plan = make_plan(layout, case.job, nodes=1, per_node=1, model=case.model)
             folder = _folder(tmp_path_factory, f"one-{case.job.method}-{case.model.name}")
             made[key] = _checked(run_warm(plan, folder, "--no-meter", "--save-weights", environment=case.environment))
@@ -92,6 +95,7 @@ def _row(name: str, found: dict[str, object]) -> LayoutRow:
         layout=f"{layout.engine}{stage} {layout_text(layout)}, micro-batch {batch}",
         method=case.job.method,
         model=case.model.name,
+        precision=case.job.precision,
         processes=layout.world_size,
         steps=case.job.recipe.steps,
         **_made(),

@@ -29,7 +29,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def test_chats_train_what_one_process_trains_on_the_same_answers(split: Finished, tmp_path: Path) -> None:
-    plan = make_plan(Layout(engine="ddp", micro_batch_size=SEQUENCES), JOB, nodes=1, per_node=1)
+    plan = make_plan(Layout(engine="single", micro_batch_size=SEQUENCES), JOB, nodes=1, per_node=1)
     one = run_warm(plan, tmp_path, "--no-meter", "--save-weights")
 
     loss, norm, weights = deviations(one, split)

@@ -22,7 +22,7 @@ from planner.spec import Layout, ModelSpec, TrainingJob
 
 STEPS = 5
 SHORT = replace(FULL, recipe=replace(FULL.recipe, steps=STEPS))
-ONE = Layout(engine="ddp", micro_batch_size=SEQUENCES)
+ONE = Layout(engine="single", micro_batch_size=SEQUENCES)
 FAMILIES = {
     "mistral": replace(TINY, name="test-mistral", family="mistral", sliding_window=64),
     "qwen2": replace(TINY, name="test-qwen2", family="qwen2", qkv_bias=True, tied=True),

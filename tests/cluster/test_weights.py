@@ -132,7 +132,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelSpec]
         if model not in made:
             made[model] = tmp_path_factory.mktemp("checkpoint")
             fresh = TrainingJob(seq_len=SEQ_LEN, recipe=Recipe(seed=99))
-            built = build_model(make_plan(Layout(engine="ddp"), fresh, nodes=1, per_node=1, model=model))
+            built = build_model(make_plan(Layout(engine="single"), fresh, nodes=1, per_node=1, model=model))
             built.to(torch.bfloat16).save_pretrained(made[model], max_shard_size="100KB")
         return made[model]
 
@@ -148,7 +148,7 @@ def one_process(
 
     def get(case: Case) -> Finished:
         if case.model not in made:
-            alone = dataclasses.replace(case, layout=Layout(engine="ddp", micro_batch_size=SEQUENCES))
+            alone = dataclasses.replace(case, layout=Layout(engine="single", micro_batch_size=SEQUENCES))
             made[case.model] = first_step(alone, checkpoint(case.model), tmp_path_factory.mktemp("one"))
         return made[case.model]
 

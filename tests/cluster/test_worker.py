@@ -17,7 +17,7 @@ from executor import launch
 from executor.rundir import read_measured, read_run_plan
 from planner.spec import Layout, Optimizer, Recipe, TrainingJob
 
-ONE = Layout(engine="ddp", micro_batch_size=4)
+ONE = Layout(engine="single", micro_batch_size=4)
 TWO = Layout(engine="ddp", dp_replicate=2, micro_batch_size=2)
 HSDP = Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3)
 
@@ -36,6 +36,14 @@ def test_each_rank_records_the_groups_it_is_really_in(tmp_path: Path) -> None:
     assert third["groups"] == {"dp_replicate": [1, 3], "dp_shard": [2, 3]}
     assert third["coordinates"] == {"dp_replicate": 1, "dp_shard": 1}
     assert (third["node"], third["local_rank"], third["world_size"]) == (1, 1, 4)
+
+
+@pytest.mark.parametrize(("layout", "model"), [(ONE, "LlamaForCausalLM"), (TWO, "DistributedDataParallel")])
+def test_one_device_trains_the_model_itself_and_two_a_replica_each(tmp_path: Path, layout: Layout, model: str) -> None:
+    finished = run_warm(make_plan(layout, job(), nodes=1, per_node=layout.world_size), tmp_path, "--no-meter")
+
+    assert finished.exit_codes == (0,), finished.output[-3000:]
+    assert finished.json("mesh/rank-0.json")["model"] == model
 
 
 @pytest.mark.smoke

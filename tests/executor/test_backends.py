@@ -34,6 +34,7 @@ AUTOTP = Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stage=3)
 MODEL = ModelSpec(name="small", layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=704, vocab=1024)
 
 LAYOUTS = {
+    "single": Layout(engine="single"),
     "ddp": Layout(engine="ddp", dp_replicate=4),
     "fsdp2": Layout(engine="fsdp2", dp_shard=4, zero_stage=3),
     "hsdp": Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3, reshard_after_forward=False),
@@ -58,7 +59,10 @@ LAYOUTS = {
 
 def plan(layout: Layout, job: TrainingJob | None = None, model: ModelSpec = MODEL) -> Plan:
     link = Link(name="ethernet", bytes_per_s_per_direction=1e9, latency_s=1e-5)
-    cluster = Cluster(name="two-nodes", gpu=Gpu(name="gpu"), nodes=2, gpus_per_node=2, intra_link=link, inter_link=link)
+    nodes, per_node = (1, 1) if layout.engine == "single" else (2, 2)
+    cluster = Cluster(
+        name="nodes", gpu=Gpu(name="gpu"), nodes=nodes, gpus_per_node=per_node, intra_link=link, inter_link=link
+    )
     runtime = Runtime(name=layout.engine, engine=layout.engine, kernels="transformers")
     return Plan(model=model, cluster=cluster, job=job or TrainingJob(), layout=layout, runtime=runtime).sealed()
 
@@ -204,7 +208,7 @@ def refusal(backend: Backend, made: Plan) -> str:
     ("chosen", "layout", "job", "model", "said"),
     [
         ("fsdp2", Layout(engine="fsdp2", dp_shard=2, tp=2, zero_stage=3), {}, {}, "tp=2: the fsdp2 engine does not"),
-        ("fsdp2", LAYOUTS["zero2"], {}, {}, "engine=deepspeed: is not one that accelerate runs: ddp or fsdp2"),
+        ("fsdp2", LAYOUTS["zero2"], {}, {}, "engine=deepspeed: is not one that accelerate runs: single, ddp or fsdp2"),
         ("zero2", LAYOUTS["ddp"], {}, {}, "engine=ddp: is not one that deepspeed runs"),
         ("fsdp2", Layout(engine="fsdp2", dp_replicate=4, zero_stage=3), {}, {}, "dp_shard=1: "),
         ("ddp", Layout(engine="ddp", dp_replicate=2), {}, {}, "2 x 1 = 2, but there are 4 GPUs"),
@@ -319,7 +323,7 @@ def test_selective_recomputation_runs_where_layers_are_whole_and_is_refused_else
     name: str, recompute: str
 ) -> None:
     asked, whole = (plan(replace(LAYOUTS[name], recompute=one)) for one in (recompute, "full"))
-    selective = LAYOUTS[name].engine in ("ddp", "fsdp2", "deepspeed")
+    selective = LAYOUTS[name].engine in ("single", "ddp", "fsdp2", "deepspeed")
 
     assert (refusal(backend(name), asked) == "") == selective
     assert selective or f"recompute={recompute}: only whole layers are recomputed" in refusal(backend(name), asked)

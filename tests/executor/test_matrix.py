@@ -17,7 +17,7 @@ from planner.errors import PlannerError
 from planner.units import GIB
 
 HEAD = '[[cells]]\non = "cpu"\n'
-PLAIN = HEAD + 'model = "tiny-llama"\nlayout = "ddp"\n'
+PLAIN = HEAD + 'model = "tiny-llama"\nlayout = "single"\n'
 
 
 @lru_cache(maxsize=32)
@@ -88,7 +88,7 @@ def test_a_smaller_card_gets_other_cells_none_of_them_hopeless():
 
 def test_largest_is_the_last_micro_batch_that_fits_and_beyond_the_first_well_past_it(tmp_path: Path):
     text = (
-        HEAD + 'model = "mini-llama"\nlayout = "ddp"\nprecision = "fp32"\nseq_len = 256\nmemory_limit_gib = 0.5\n'
+        HEAD + 'model = "mini-llama"\nlayout = "single"\nprecision = "fp32"\nseq_len = 256\nmemory_limit_gib = 0.5\n'
         'micro_batch_size = ["largest", "beyond"]\n'
     )
     largest, beyond = cells(matrix(tmp_path, text), this_machine("cpu"))
@@ -111,11 +111,11 @@ def test_a_fake_world_fills_nodes_with_tensor_groups_and_shards_over_the_rest():
 
 
 def test_what_the_planner_refuses_is_a_cell_with_its_reason(tmp_path: Path):
-    text = HEAD + 'model = "gpt2"\nlayout = "ddp"\nseq_len = 100000\n'
+    text = HEAD + 'model = "gpt2"\nlayout = "single"\nseq_len = 100000\n'
     (found,) = cells(matrix(tmp_path, text), this_machine("cpu"))
     assert found.estimate is None and "seq_len=100000" in found.refusal
 
-    text = HEAD + 'model = "tiny-llama"\nlayout = "ddp"\noptimizer = "lion"\n'
+    text = HEAD + 'model = "tiny-llama"\nlayout = "single"\noptimizer = "lion"\n'
     (found,) = cells(matrix(tmp_path, text), this_machine("cpu"))
     assert "optimizer=lion" in found.refusal
 
@@ -126,7 +126,7 @@ def test_a_mistake_in_a_matrix_names_the_table_and_the_key(tmp_path: Path):
         in refusal(tmp_path, HEAD + 'model = "tiny-llama"\nprecison = "fp32"\n').sentence
     )
     assert "cells[1]: layout=fsdp3" in refusal(tmp_path, HEAD + 'model = "tiny-llama"\nlayout = "fsdp3"\n').sentence
-    assert "model: is missing" in refusal(tmp_path, HEAD + 'layout = "ddp"\n').sentence
+    assert "model: is missing" in refusal(tmp_path, HEAD + 'layout = "single"\n').sentence
     assert "cells[1]: gpus=two: must be" in refusal(tmp_path, PLAIN + 'gpus = "two"\n').sentence
     assert "memory_limit_gib=-1: must be" in refusal(tmp_path, PLAIN + "memory_limit_gib = -1\n").sentence
     assert "holds no [[cells]]" in refusal(tmp_path, "a = 1\n").sentence

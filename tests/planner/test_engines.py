@@ -22,6 +22,7 @@ from planner.rules import check
 from planner.spec import Kernels, Layout, Lora, TrainingJob
 
 RUNTIMES = {
+    "single": "accelerate-single",
     "ddp": "accelerate-ddp",
     "fsdp2": "accelerate-fsdp2",
     "deepspeed": "deepspeed-zero",
@@ -225,6 +226,7 @@ def test_ulysses_deals_heads_among_the_ranks_of_a_sequence_and_zero_shards_over_
 # -- laws ----------------------------------------------------------------------------------------------------------
 
 SHAPES: list[dict[str, Any]] = [
+    {"engine": "single", "grad_accum": 2},
     {"engine": "ddp", "dp_replicate": 8},
     {"engine": "ddp", "dp_replicate": 8, "gradient_as_bucket_view": False, "grad_accum": 2},
     {"engine": "fsdp2", "dp_shard": 8, "grad_accum": 2},

@@ -66,11 +66,53 @@ def test_every_strategy_is_shown_and_can_be_launched():
     assert all(one.launchable for one in found.estimates)
 
 
-def test_a_strategy_that_one_gpu_cannot_have_says_so():
-    found = answer(asked(gpus="1"))
+@pytest.mark.parametrize("model", ["tiny", "1b", "gpt2", "7b"])
+def test_one_device_alone_has_one_strategy_which_estimate_and_recommend_both_name(model: str):
+    shown, found = answer(asked(model=model, gpus="1")), recommend(asked(model=model, gpus="1", method="full"))
+    fit = [one for one in shown.estimates if not one.case.layout.offload_optimizer]
 
-    assert set(found.unavailable) == {"fsdp", "hsdp"}
-    assert "2 GPUs" in found.unavailable["fsdp"]
+    assert [(one.strategy, one.sharding) for one in fit] == [("single", None), ("lora", "single"), ("qlora", "single")]
+    assert all(one.launchable and not one.comm.engine for one in fit)
+    if fit[0].fits:
+        assert {one.strategy for one in found.answer.estimates} == {"single"}
+        assert found.answer.estimates[0].case.layout == fit[0].case.layout
+
+
+def test_a_single_device_holds_no_bucket_and_no_gradient_between_steps():
+    """16 bytes a parameter and the optimizer's copy; DDP's buckets were 4 more."""
+    model = asked(model="1b").model
+    memory = answer(asked(model="1b", gpus="1", dp_replicate="1", micro_batch_size="1")).estimates[0].memory
+    phases = {phase.phase: phase.terms for phase in memory.phases}
+
+    assert all(terms["buckets"] == 0 for terms in phases.values())
+    assert phases["forward"]["grads"] == 0
+    assert phases["load"]["params"] == sum(phases["load"].values()) == 4 * model.parameters
+    assert phases["optimizer"]["grads"] == 4 * model.parameters
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"strategy": "ddp", "gpus": "1"}, "it needs 2 GPUs or more, not 1: use strategy single"),
+        ({"strategy": "fsdp", "gpus": "1"}, "it needs 2 GPUs or more, not 1"),
+        ({"strategy": "single", "gpus": "8"}, "it runs on 1 GPU, not 8"),
+    ],
+)
+def test_a_strategy_that_so_many_gpus_cannot_have_says_so(given: dict[str, str], told: str):
+    found = answer(asked(**given))
+
+    assert (found.estimates, found.unavailable) == ((), {given["strategy"]: told})
+
+
+def test_zero_on_one_gpu_is_shown_where_it_is_asked_for_or_states_go_to_the_host():
+    by_stage = answer(asked(model="1b", gpus="1", zero_stage="2"))
+    offloaded = answer(asked(model="1b", gpus="1", offload_optimizer=True))
+    nothing_fits = answer(asked(model="7b", gpus="1", gpu="a100-sxm-40gb", method="full"))
+
+    assert [one.strategy for one in by_stage.estimates] == ["zero2"]
+    assert [one.strategy for one in offloaded.estimates if one.sharding is None] == ["zero1", "zero2", "zero3"]
+    assert nothing_fits.offload_tried
+    assert nothing_fits.estimates[nothing_fits.recommended].strategy.startswith("zero")
 
 
 def test_full_training_is_recommended_before_lora_and_lora_when_nothing_else_fits():

@@ -22,7 +22,7 @@ from planner.space import SPACE, Block, blocks_of
 from planner.spec import Layout, TrainingJob
 from planner.steptime import step_time
 
-LAUNCHED = ("ddp", "fsdp2", "deepspeed")
+LAUNCHED = ("single", "ddp", "fsdp2", "deepspeed")
 
 
 def asked(model: str = "7b", gpus: int = 32, batch: int | None = None, **pins: object) -> Question:

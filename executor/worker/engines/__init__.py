@@ -31,6 +31,8 @@ def start_engine(plan: Plan, folder: str) -> Engine:
         from executor.worker.engines.transformers_tp import TransformersTpEngine
 
         return TransformersTpEngine(plan, folder)
-    from executor.worker.engines.accelerate import DdpEngine, Fsdp2Engine
+    from executor.worker.engines.accelerate import DdpEngine, Fsdp2Engine, SingleEngine
 
+    if plan.layout.engine == "single":
+        return SingleEngine(plan, folder)
     return DdpEngine(plan, folder) if plan.layout.engine == "ddp" else Fsdp2Engine(plan, folder)

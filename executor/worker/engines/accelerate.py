@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and HSDP through Accelerate, configured by the environment its own launcher would set.
+"""One device, DDP, FSDP2 and HSDP through Accelerate, configured by the environment its own launcher would set.
 
 Not here: that environment (executor/backends/accelerate.py) or CPU's obstacles (executor/worker/cpu.py).
 """
@@ -25,7 +25,7 @@ from planner.plan import Plan
 
 
 class AccelerateEngine(Engine):
-    """What DDP and FSDP2 share under Accelerate."""
+    """What one device, DDP and FSDP2 share under Accelerate."""
 
     optimizer: torch.optim.Optimizer
 
@@ -102,8 +102,8 @@ class AccelerateEngine(Engine):
                 yield
 
 
-class DdpEngine(AccelerateEngine):
-    """Whole replicas, gradients all-reduced in buckets."""
+class WholeEngine(AccelerateEngine):
+    """The whole model in every process."""
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
@@ -111,16 +111,28 @@ class DdpEngine(AccelerateEngine):
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
 
     @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
-        if not isinstance(self.model, nn.parallel.DistributedDataParallel):
-            return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": [rank]})
-        ranks = dist.get_process_group_ranks(self.model.process_group)
-        return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
-
-    @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.accelerator.unwrap_model(self.model).state_dict().items()
+
+
+class SingleEngine(WholeEngine):
+    """One process that trains the module as it is, wrapped in nothing."""
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        return LiveMesh(world_size=world, rank=rank, groups={})
+
+
+class DdpEngine(WholeEngine):
+    """Whole replicas, gradients all-reduced in buckets."""
+
+    @override
+    def mesh(self) -> LiveMesh:
+        rank, world = self.world()
+        assert isinstance(self.model, nn.parallel.DistributedDataParallel)
+        ranks = dist.get_process_group_ranks(self.model.process_group)
+        return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
 
 
 class Fsdp2Engine(AccelerateEngine):

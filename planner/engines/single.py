@@ -1,0 +1,87 @@
+"""One device that trains the whole model: no collective, no bucket, and gradients that are the weights' own.
+
+Accelerate 1.15 and Transformers' Trainer wrap a model in DistributedDataParallel only where there are several
+processes (`Accelerator.multi_device`); a lone process trains the module as it is. Not here: replicas (ddp.py), or
+shards that wait in host memory beside one device (deepspeed.py).
+"""
+
+from __future__ import annotations
+
+from planner.case import Case
+from planner.engines.base import Call, Held, Holder
+from planner.engines.common import moments, optimizer_temporaries, packed_weight_bytes, trained_states
+from planner.engines.ddp import compute as compute  # the same module code under autocast
+from planner.engines.ddp import finished_elements, grad_bytes, waiting_elements, weight_bytes
+from planner.inventory import Moment
+from planner.parallelism.base import IdealCollective
+from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
+
+name = "single"
+rules: tuple[Rule, ...] = (
+    *splits_only(),
+    *reads_only(),
+    Rule(
+        name="a single device has one rank",
+        field="dp_replicate",
+        holds=lambda case: case.layout.dp_replicate == 1,
+        sentence=lambda case: "a single device holds the only copy of the model",
+        fix=lambda case: "Use dp_replicate=1, or engine ddp",
+    ),
+    Rule(
+        name="a single device does not shard",
+        field="dp_shard",
+        holds=lambda case: case.layout.dp_shard == 1,
+        sentence=lambda case: "a single device holds the whole model",
+        fix=lambda case: "Use dp_shard=1, or engine fsdp2",
+    ),
+    *COMMON,
+    *JOB,
+)
+
+
+def resident(case: Case) -> Held:
+    """What stays between steps: weights and moments. Gradients are dropped at the end of a step (set_to_none)."""
+    return {"params": weight_bytes(case), "optimizer": moments(case, sharded=False)}
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Building and the optimizer's step."""
+    return [("load", held) for held in load(case)] + [("optimizer", step(case))]
+
+
+def load(case: Case) -> list[Held]:
+    """Weights while the last is packed into 4 bits; moments come with the first step."""
+    return [{"params": weight_bytes(case), "temporaries": packed_weight_bytes(case)}]
+
+
+def holder(case: Case) -> Holder:
+    """A gradient lives from its own backward to the end of the step; later micro-batches add to it in place.
+
+    A tied table's first gradient is the head's own until the lookup's is there, and no weight's yet: logits' term.
+    """
+    element, whole, stay = trained_states(case).grad, grad_bytes(case), resident(case)
+
+    def held(moment: Moment, later: bool) -> Held:
+        waiting = waiting_elements(case, moment) * element
+        made = whole if later else finished_elements(case, moment) * element - waiting
+        return stay | {"grads": made + moment.in_flight * element, "logits": waiting}
+
+    return held
+
+
+def step(case: Case) -> Held:
+    """Weights, gradients, moments, and the optimizer's temporaries."""
+    return resident(case) | {
+        "grads": grad_bytes(case),
+        "temporaries": optimizer_temporaries(case, trained_states(case).weight, sharded=False),
+    }
+
+
+def collectives(case: Case) -> list[Call]:
+    """None: there is nobody to send to."""
+    return []
+
+
+def ideal(case: Case) -> list[IdealCollective]:
+    """None."""
+    return []

@@ -1,0 +1,30 @@
+"""Plans of earlier commits (old/*.json, as they were written): they are read, and run or refused with the way out.
+
+Not here: plans of another major version (tests/planner/test_plan.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executor.prepare import check_launchable, load_backend
+from planner.errors import PlannerError
+from planner.plan import read_plan
+
+OLD = Path(__file__).parent / "old"
+
+
+def test_a_plan_of_one_rank_under_ddp_is_read_and_refused_with_the_way_to_make_it_again() -> None:
+    plan = read_plan(OLD / "one-rank-ddp.json")  # by f5a3542, which planned one device as DDP
+
+    with pytest.raises(PlannerError) as refused:
+        check_launchable(plan, load_backend(plan))
+
+    assert (plan.layout.engine, plan.layout.world_size) == ("ddp", 1)
+    assert any(phase.terms["buckets"] for phase in plan.prediction.memory)
+    assert refused.value.exit_code == 3
+    assert "one device is no DDP" in refused.value.sentence
+    assert "Plan it again with strategy single" in refused.value.sentence
+    assert "Nearest that runs: engine=single" in refused.value.sentence
