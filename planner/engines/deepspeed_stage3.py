@@ -105,7 +105,9 @@ def load(case: Case, on_host: Held) -> list[Held]:
     drawn = narrowed_bytes(case) if case.cluster.gpu.kind == "cpu" else 0.0
     codes = packed_weight_bytes(case) * (1 + CODE_BYTES / base_weight_bytes(case))
     filled: Held = {"params": shards, "temporaries": maximum(whole + drawn, codes) + 0.0 * shards}
-    return [built | {"params": shards + whole}, filled]
+    # Every trained weight is gathered once, to hang its reduction on (stage3.py, create_reduce_and_remove_grad_hooks).
+    hooked = max(weight.elements for unit in UNITS for weight in case.units()[unit] if weight.trainable) * each.weight
+    return [built | {"params": shards + hooked}, filled]
 
 
 def holder(case: Case, stay: Held) -> Holder:
