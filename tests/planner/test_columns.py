@@ -213,7 +213,7 @@ MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite")
 @cache
 def unpiped_blocks(engine: str, model: str) -> tuple[Question, list[SpaceBlock]]:
     """The parts of an engine's space that have no pipeline, whose stages columns take for equal."""
-    cluster = presets.cluster("dgx-h100", nodes=4)
+    cluster = presets.cluster("dgx-h100", 1 if engine == "single" else 32)
     asked = Question(presets.model(model), cluster, TrainingJob(), calibration())
     return asked, [block for block in blocks_of(asked, (engine,)) if (block.rows["pp"] == 1).all()]
 

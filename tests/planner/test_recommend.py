@@ -394,7 +394,8 @@ def test_differences_are_what_makes_one_layout_the_other():
     ("engine", "method"), [(one.engine, method) for one in capabilities() for method in one.methods]
 )
 def test_every_method_that_an_engine_is_launched_with_is_in_its_space(engine: str, method: str):
-    found = recommend(asked(model="llama-3.1-8b", gpus="16", runtime=engine, method=method, seq_len="1024"), 1)
+    gpus = "1" if engine == "single" else "16"
+    found = recommend(asked(model="llama-3.1-8b", gpus=gpus, runtime=engine, method=method, seq_len="1024"), 1)
 
     (best,) = found.answer.estimates
     assert best.launchable and (best.case.layout.engine, best.case.job.method) == (engine, method)
