@@ -241,6 +241,19 @@ def test_another_strategy_takes_the_files_engine_and_its_switches_with_it():
     assert (layout.engine, layout.zero_stage, layout.micro_batch_size) == ("ddp", 0, 2)
 
 
+def test_ddp_on_one_device_is_that_device_alone_and_its_buckets_are_accounted_for(tmp_path: Path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: MULTI_GPU\nnum_processes: 1\nmixed_precision: bf16\n")
+
+    alone = merge.merged(fromfile.read(path), {"model": "1b"}, ACCEPTS)
+    several = merge.merged(fromfile.read(path), {"model": "1b", "gpus": "2"}, ACCEPTS)
+
+    assert (alone.given["strategy"], alone.given["runtime"]) == ("single", "accelerate-single")
+    assert all("one device is no DDP" in line.note for line in alone.found.lines if line.option == "strategy")
+    assert (several.given["strategy"], several.given["runtime"]) == ("ddp", "accelerate-ddp")
+    assert layout_of(path, model="1b", seq_len="512").engine == "single"
+
+
 def test_auto_is_filled_in_as_trainer_fills_it_in():
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 

@@ -208,6 +208,21 @@ def test_the_rows_of_the_documentation_are_predicted_every_one(tmp_path, capsys)
 # -- what a row means ----------------------------------------------------------------------------------------------
 
 
+def test_rows_of_one_device_are_predicted_as_one_device():
+    engines = {}
+    for row in read_rows(sorted(TRUTH.glob("*.jsonl"))):
+        if row.method == "collective" or row.hardware.gpus != 1 or row.layout.zero_or_fsdp != "ddp":
+            continue
+        try:
+            engines[row.id] = case_of(row).layout.engine
+        except CannotPredict:
+            continue
+
+    assert set(engines.values()) == {"single"}
+    own = "own-cpu-mini-llama-ddp-x1-b6-s512-fp32-limited-5a18bb"
+    assert {"qwen_finetune_profile-019", "torchtune-013", own} <= set(engines)
+
+
 def test_every_published_row_is_a_case_or_has_a_reason():
     reasons = set()
     cases = 0

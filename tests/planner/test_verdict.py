@@ -19,7 +19,7 @@ from planner.options import question
 from planner.question import verdict
 from planner.truth import fits
 from planner.units import format_byte_range
-from tui import state
+from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
 BANDS = Bands(memory_low=0.9, memory_high=1.4, time_low=0.8, time_high=1.5)
@@ -84,7 +84,7 @@ def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.Capt
 
 
 def test_the_explorer_says_the_same_words():
-    found, planned = answer(question(FOUR)), state.plan({"model": "8b", "gpus": "4"})
+    found, planned = answer(question(FOUR)), state.plan(state.ask(inputs.typed({"model": "8b", "gpus": "4"})))
 
     assert [one.verdict for one in planned.shown.strategies] == [one.verdict for one in found.estimates]
     likely = next(one for one in planned.shown.strategies if one.verdict == "likely")
