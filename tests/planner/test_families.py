@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from packed import pack
 
 from executor.worker.memory import LiveTensors
 from executor.worker.model import transformers_config
@@ -244,10 +245,8 @@ def measured_peaks(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[
 def test_bitsandbytes_packs_the_matrices_that_the_planner_counts_in_4_bits(name: str):
     from bitsandbytes.nn import Linear4bit
 
-    from executor.worker.quantized import quantize_layers
-
     spec, model = small(name), real(small(name), "cpu")
-    quantize_layers(model, Quantization(), torch.float32, torch.device("cpu"))
+    pack(model, Quantization(), torch.float32)
 
     packed = sum(module.quant_state.shape.numel() for module in model.modules() if isinstance(module, Linear4bit))
     counted = [weight for weight in model_weights(spec) if is_layer_linear(weight)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from packed import pack
 
 from planner import presets
 from planner.huggingface import config_dict
@@ -132,7 +133,7 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
 
     from executor.worker import recompute
     from executor.worker.memory import LiveTensors
-    from executor.worker.quantized import quantize_layers, scales
+    from executor.worker.quantized import scales
 
     torch.manual_seed(0)
     real = LlamaForCausalLM(LlamaConfig(**config_dict(model), attn_implementation="sdpa"))
@@ -140,7 +141,7 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
         real = real.to(torch.bfloat16)
     if compute.layer_form != "plain":
         dtype = next(real.parameters()).dtype
-        quantize_layers(real, Quantization(double=compute.layer_form == "nf4-double"), dtype, torch.device("cpu"))
+        pack(real, Quantization(double=compute.layer_form == "nf4-double"), dtype)
     if compute.lora:
         from peft import LoraConfig, get_peft_model
 
