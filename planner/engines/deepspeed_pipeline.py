@@ -7,8 +7,8 @@ Gradients are all-reduced once a step, after the schedule, as are those of embed
 A stage receives inputs and gradients in one buffer, and copies an input twice. Layers are recomputed by the model's
 own code. A PipelineModule brings tensor parallelism along in its layers: the executor splits them as AutoTP does, and
 every tensor rank sends the whole hidden states to its neighbour (pipe_partitioned off).
-Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Left out: the buffer and the batch while
-the optimizer steps. Not here: ZeRO-1 (deepspeed.py), or AutoTP (deepspeed_autotp.py).
+Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Left out: the batch while the optimizer
+steps. Not here: ZeRO-1 (deepspeed.py), or AutoTP (deepspeed_autotp.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from planner import optimizers
-from planner.arith import Number, ceil_div, is_column, maximum, minimum, where
+from planner.arith import Number, ceil_div, is_column, maximum, where
 from planner.case import Case
 from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Call, Held, Holder
@@ -26,6 +26,7 @@ from planner.engines.deepspeed_common import drawn_bytes
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
 from planner.engines.deepspeed_stage12 import START_ALIGNMENT
 from planner.inventory import Compute, Moment
+from planner.inventory.ends import residual
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.zero import StateBytes, moment_bytes
@@ -127,14 +128,28 @@ def load_host(case: Case) -> Number:
     return 0.0 if _narrow(case) else deepspeed.load_host(case)
 
 
+def _received_bytes(case: Case) -> Number:
+    """Buffers that a stage receives into, for its input and for its output's gradient: made once, and kept."""
+    buffers = 1 if case.here.first or case.here.last else 2
+    each = residual(case.model, compute(case)).at(case.layout.micro_batch_size, case.rank_seq_len)
+    return buffers * each
+
+
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """Flattening the weights; the reduction after the schedule; the step on the partition."""
-    if not _narrow(case):
-        return [("load", load(case)), *deepspeed.outside(case)]
+    """Flattening the weights; the reduction after the schedule; the step on the partition, beside the buffers."""
+    found = _outside_of_bf16(case) if _narrow(case) else [("load", load(case)), *deepspeed.outside(case)]
+    received = _received_bytes(case)
+    return [
+        (phase, held if phase == "load" else held | {"temporaries": held.get("temporaries", 0.0) + received})
+        for phase, held in found
+    ]
+
+
+def _outside_of_bf16(case: Case) -> list[tuple[str, Held]]:
     each, trained, stay = states(case), case.total(trainable=True), resident(case)
     loaded = {"params": case.total() * each.weight + _flat(case) * each.weight}
     with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
-    copied = minimum(trained, REDUCED_AT_ONCE) * (float(BYTES["fp32"]) + each.grad)  # laid end to end, then narrowed
+    copied = _flat(case) * each.grad  # the fp32 sums are one buffer, of which a narrow copy is reduced
     part: optimizers.Units = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
     on_cpu = case.cluster.gpu.kind == "cpu"
     step = optimizers.temporaries(case.job.optimizer, part, each.master, on_cpu=on_cpu)

@@ -81,13 +81,14 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     tape = Tape()
     table: tuple[Tensor, ...]
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
-    tape.live[TEMPORARIES] = buffer
+    tape.live[TEMPORARIES] = buffer if first or last else buffer * 2  # of its input and of its gradient
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
         table = rotary_tables(tape, model, compute)
     else:
-        # The received input stays until its gradient has been sent back.
+        # The received input stays until its gradient has been sent back: what came into a buffer, as a copy of it, of
+        # which forward is given another copy.
         if dense + layers:
             tape.enter(LAYERS[0] if dense else LAYERS[1], 0)
         else:  # nothing but the head
@@ -96,6 +97,9 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         if compute.receives_into_buffer:
             tape.allocate(residual(model, compute), ACTIVATIONS)
         table = rotary_tables(tape, model, compute)
+    if compute.receives_into_buffer and first:
+        tape.hold(x)  # callers hold what a stage is given until its forward is over
+    begun = x
     held, cached = [tuple(tape.live.values())], [tape.held_by_autocast()]
     for index in range(dense + layers):
         kind = LAYERS[0] if index < dense else LAYERS[1]
@@ -109,10 +113,14 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         x = output
         held.append(tuple(tape.live.values()))
         cached.append(tape.held_by_autocast())
+    if compute.receives_into_buffer and not last:
+        tape.drop(begun)
     if last:
         tape.enter("tail")
         tape.drop(*table)
         loss = walk_loss(tape, x, model, compute)
+        if compute.receives_into_buffer:
+            tape.drop(begun)
         tape.end_autocast()
         kept = tuple(tape.live.values())
         tape.backward(loss)
