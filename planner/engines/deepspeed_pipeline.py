@@ -129,10 +129,8 @@ def load_host(case: Case) -> Number:
 
 
 def _received_bytes(case: Case) -> Number:
-    """Buffers that a stage receives into, for its input and for its output's gradient: made once, and kept."""
-    buffers = 1 if case.here.first or case.here.last else 2
-    each = residual(case.model, compute(case)).at(case.layout.micro_batch_size, case.rank_seq_len)
-    return buffers * each
+    """The one buffer that a stage receives its input and its output's gradient into: made once, and kept."""
+    return residual(case.model, compute(case)).at(case.layout.micro_batch_size, case.rank_seq_len)
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:

@@ -81,7 +81,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     tape = Tape()
     table: tuple[Tensor, ...]
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
-    tape.live[TEMPORARIES] = buffer if first or last else buffer * 2  # of its input and of its gradient
+    tape.live[TEMPORARIES] = buffer
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
