@@ -85,6 +85,11 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
             optimizer=make_optimizer(pipeline),
             config=str(Path(self.folder) / "config" / "deepspeed.json"),
         )
+        for weight, _ in pipeline.get_tied_weights_and_groups():
+            if (
+                not weight.requires_grad
+            ):  # BF16_Optimizer gives sums to what it trains, and DeepSpeed asks for this one's
+                weight._hp_grad = None
         self.model = self.engine
         instructions = self.engine._INSTRUCTION_MAP
         self.engine._INSTRUCTION_MAP = {kind: self._measured(kind, do) for kind, do in instructions.items()}
