@@ -77,8 +77,9 @@ def run(options: argparse.Namespace) -> None:
         if options.build_on_meta:
             fake_world.prepare_with_zeros(engine)
         else:
-            offloaded = plan.layout.offload_optimizer
-            engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job, on_host=offloaded))
+            splits = plan.layout.engine == "fsdp2" and plan.job.optimizer.name == "sgd"  # no fused SGD of DTensors
+            fused = plan.layout.offload_optimizer and not splits
+            engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job, on_host=fused))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device), engine.model)
     check_mesh(plan, live)

@@ -416,7 +416,7 @@ def step(case: Case) -> Held:
     if offloads(case):
         return {"params": device_shards(case)}
     held = resident(case) | {"grads": trained_shards(case, states.grad)}
-    if case.layout.offload_optimizer:  # torch's fused kernel, in place
+    if case.layout.offload_optimizer and case.job.optimizer.name == "adamw":  # torch's fused kernel, in place
         return held
     return held | {"temporaries": optimizer_temporaries(case, states.weight, sharded=True)}
 
