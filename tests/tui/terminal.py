@@ -23,7 +23,9 @@ QUIET_S, BLINKS = 0.8, 500
 EXPLORE = "import sys; sys.argv[1:] = ['explore', *{words!r}]; from planner import cli; cli.main()"
 LEAVE = """
 import json
+from tui import app
 from tui.app import ExplorerApp
+app.AT_ONCE = ('ctrl+c',)
 leave = ExplorerApp.exit
 def told(self):
     focused, fields = self.main.focused, self.main.query('Fields').first()
@@ -33,7 +35,8 @@ def told(self):
     leave(self)
 ExplorerApp.exit = told
 """
-"""What the screen held when it was left, for a test to read."""
+"""What the screen held when it was left, for a test to read. The key that leaves waits for those before it, however slow
+the machine is."""
 
 
 class Terminal:
@@ -44,10 +47,12 @@ class Terminal:
     ) -> None:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *reversed(size), 0, 0))
+        # A size in the environment, which pytest's workers have, would come before the terminal's own.
+        around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             ["nice", "-n", str(nice), sys.executable, "-c", code],
             cwd=PROJECT, stdin=theirs, stdout=theirs, stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", **(env or {})},
+            env={**around, "TERM": "xterm-256color", **(env or {})},
         )  # fmt: skip
         os.close(theirs)
         self.seen = b""

@@ -29,7 +29,7 @@ def test_a_burst_of_keys_goes_where_each_key_is_meant(tmp_path, keys, field, tex
     left = left_after(keys, tmp_path / "left.json", *ASKED, size=WIDE)
 
     assert left is not None, "the explorer was quit"
-    assert (left["texts"][field], left["list"]) == (text, listed)
+    assert (left["texts"][field], left["list"]) == (text, listed), left
     assert {name: one for name, one in left["texts"].items() if name != field} == {
         name: one for name, one in inputs.typed(GIVEN).items() if name != field
     }
