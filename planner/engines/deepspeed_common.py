@@ -139,14 +139,20 @@ def _flushed(sizes: tuple[int, ...], limit: int, forward_order: bool) -> tuple[t
     return (*found, (finished, content))
 
 
-def flush_bytes(case: Case, moment: Moment) -> Number:
-    """The copy a reduction in the middle of backward makes: the bucket, concatenated."""
+def reduced_bytes(case: Case) -> float:
+    """Bytes of a gradient's element on its way to other ranks: its own format, or fp32 where ranks share sequences
+    (seq_parallel_communication_data_type of stage 3; stages 1 and 2 take fp32 whatever it says, `allreduce_bucket`)."""
+    return float(BYTES["fp32"]) if case.layout.cp_method == "ulysses" else states(case).grad
+
+
+def flush_bytes(case: Case, moment: Moment, element_bytes: float) -> Number:
+    """The copies a reduction in the middle of backward makes of its bucket, `element_bytes` an element."""
     if case.layout.zero_stage <= 1 or moment.phase != "backward" or not moment.in_flight:
         return 0.0
     finished = int(finished_elements(case, moment))
     for before, content in flushes(case, False)[:-1]:
         if finished <= before < finished + moment.in_flight:
-            return content * states(case).grad
+            return content * element_bytes
     return 0.0
 
 

@@ -24,6 +24,7 @@ from planner.engines.deepspeed_common import (
     flushes,
     frozen_bytes,
     optimizer_bytes,
+    reduced_bytes,
     states,
     trained_sizes,
     with_terms,
@@ -143,7 +144,7 @@ def holder(case: Case, stay: Held) -> Holder:
             added = {"temporaries": in_flight}
         else:
             grads = grads + in_flight
-        buckets = stay["buckets"] + flush_bytes(case, moment)
+        buckets = stay["buckets"] + flush_bytes(case, moment, copied_bytes(case))
         if later:
             grads = grads + accumulated
         finished = finished_elements(case, moment)
@@ -191,17 +192,25 @@ def _touching_elements(sizes: tuple[int, ...], ranks: int) -> float:
 def final_reduction(case: Case, stay: Held) -> Held:
     """The last reduction after backward: gradients are whole (up to stage 1) or in the last bucket."""
     each, stage, bucket = states(case), case.layout.zero_stage, bucket_elements(case)
-    held = dict(stay)
+    held, copied = dict(stay), copied_bytes(case)
     if stage == 0:  # each bucket is copied to be reduced, in turn
         held["grads"] = held["grads"] + case.total(trainable=True) * each.grad
         held["buckets"] = held["buckets"] + min(bucket, case.total(trainable=True)) * each.grad
     elif stage == 1:
         first = flushes(case, True)[0][1]
         held["grads"] = held["grads"] + (case.total(trainable=True) - first) * each.grad
-        held["buckets"] = held["buckets"] + (bucket + first) * each.grad
+        held["buckets"] = held["buckets"] + bucket * each.grad + first * copied
     else:
-        held["buckets"] = held["buckets"] + (bucket + flushes(case, False)[-1][1]) * each.grad
+        held["grads"] = held["grads"] + where(case.layout.grad_accum > 1, _accumulated(case), 0.0)
+        held["buckets"] = held["buckets"] + bucket * each.grad + flushes(case, False)[-1][1] * copied
     return held
+
+
+def copied_bytes(case: Case) -> float:
+    """Bytes of a bucket's element in the copies that a reduction makes: laid end to end, and once more in the format
+    that is sent where that is another (stage_1_and_2.py, `allreduce_bucket`)."""
+    own, sent = states(case).grad, reduced_bytes(case)
+    return own if own == sent else own + sent
 
 
 def collectives(case: Case) -> list[Call]:
@@ -218,7 +227,7 @@ def collectives(case: Case) -> list[Call]:
         "bucket",
         "backward",
         buckets * rounds,
-        trained * each.grad * rounds,
+        trained * reduced_bytes(case) * rounds,
         overlappable=layout.zero_stage == 2,
     )
     if layout.zero_stage == 0:

@@ -21,6 +21,7 @@ from planner.engines.deepspeed_common import (
     flushes,
     narrowed_bytes,
     optimizer_bytes,
+    reduced_bytes,
     states,
     with_terms,
 )
@@ -76,7 +77,7 @@ def resident(case: Case) -> Held:
         "params": whole_bytes(shard_elements(case), 0.0 if layout.offload_params else each.weight) + scale_bytes(case),
         "optimizer": optimizer_bytes(case, trained) * (not layout.offload_optimizer),
         "grads": whole_bytes(trained, 0.0 if layout.offload_optimizer else each.grad),
-        "buckets": whole_bytes(bucket_elements(case), each.grad) + 0.0 * trained,
+        "buckets": whole_bytes(bucket_elements(case), reduced_bytes(case)) + 0.0 * trained,
     }
 
 
@@ -112,7 +113,7 @@ def load(case: Case, on_host: Held) -> list[Held]:
 
 def holder(case: Case, stay: Held) -> Holder:
     """Beside what stays: the gradient in flight, and the weights in use."""
-    each, secondary, copies = states(case), secondary_bytes(case), _copies(case)
+    each, sent, secondary, copies = states(case), reduced_bytes(case), secondary_bytes(case), _copies(case)
     in_use: dict[float, Number] = {}
     looks_ahead, plan, persistent = _looked_ahead(case)
     copied = _copied(case)
@@ -135,10 +136,11 @@ def holder(case: Case, stay: Held) -> Holder:
             whole = moment.weight
         if whole not in in_use:
             in_use[whole] = (_padded(whole, case.layout.dp_shard) * each.weight + persistent) * copied
+        flushed = flush_bytes(case, moment, sent) * copies
         return stay | {
             "params": stay["params"] + secondary,
             "grads": stay["grads"] + moment.in_flight * each.grad,
-            "buckets": stay["buckets"] + flush_bytes(case, moment) * copies + received * each.weight * copied,
+            "buckets": stay["buckets"] + flushed + received * each.weight * copied,
             "gathered": in_use[whole],
         }
 
@@ -218,7 +220,7 @@ def final_reduction(case: Case, stay: Held) -> Held:
     )
     return stay | {
         "params": stay["params"] + secondary_bytes(case),
-        "buckets": stay["buckets"] + flushes(case, False)[-1][1] * _copies(case) * each.grad,
+        "buckets": stay["buckets"] + flushes(case, False)[-1][1] * _copies(case) * reduced_bytes(case),
         "gathered": (_looked_ahead(case)[2] + passing * each.weight) * _copied(case),
     }
 
@@ -241,7 +243,7 @@ def limits_of(case: Case) -> Limits:
 
 def collectives(case: Case) -> list[Call]:
     """Gathers by weight in both passes, reduce-scatters of buckets, persistent weights gathered after the step."""
-    each, layout = states(case), case.layout
+    layout = case.layout
     rounds, ranks = layout.grad_accum, layout.dp_shard
     gathered = _gathered(case)
     calls: list[Call] = []
@@ -250,7 +252,7 @@ def collectives(case: Case) -> list[Call]:
         for axis, passes in _gathered_over(case, phase) if is_column(count) or count else ():
             ahead = limits_of(case).prefetch > 0
             calls.append(Call("all_gather", axis, "params", phase, count * passes, payload * passes, ahead))
-    reduced = shard_elements(case, trainable=True) * ranks * each.grad
+    reduced = shard_elements(case, trainable=True) * ranks * reduced_bytes(case)
     buckets = bucket_count(case, False)
     calls.append(
         Call("reduce_scatter", "dp_shard", "bucket", "backward", buckets * rounds, reduced * rounds, overlappable=True)

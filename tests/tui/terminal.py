@@ -35,8 +35,8 @@ def told(self):
     leave(self)
 ExplorerApp.exit = told
 """
-"""What the screen held when it was left, for a test to read. The key that leaves waits for those before it, however slow
-the machine is."""
+"""What the screen held when it was left, for a test to read. The key that leaves waits for those before it, however
+slow the machine is."""
 
 
 class Terminal:
