@@ -220,7 +220,8 @@ def test_ulysses_deals_heads_among_the_ranks_of_a_sequence_and_zero_shards_over_
     alone = case_of("deepspeed", dp_shard=8, zero_stage=2)
     assert engine_of("deepspeed-ulysses").resident(case) == engine_of("deepspeed").resident(alone)
     (reduced,) = [call for call in calls if call.op == "all_reduce"]
-    assert (reduced.axis, reduced.payload_bytes) == ("dp_shard_cp", 2 * case.total())
+    # In fp32, as the runs of test_ulysses_reduction.py counted.
+    assert (reduced.axis, reduced.payload_bytes) == ("dp_shard_cp", 4 * case.total())
 
 
 # -- laws ----------------------------------------------------------------------------------------------------------
