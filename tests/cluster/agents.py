@@ -136,12 +136,13 @@ def run_warm(
     environment: dict[str, str] | None = None,
     module: str = "executor.worker.train",
     hosts: Hosts | None = None,
+    per_node: int | None = None,
 ) -> Finished:
     """Train a plan with ranks that are forked from a warm process; `environment` is added to every rank's. `module`
-    runs in place of the trainer, in the namespaces of `hosts`."""
+    runs in place of the trainer, in the namespaces of `hosts`, with `per_node` ranks a node instead of the plan's."""
     write_run_folder(plan, folder)
     added = _environment(plan, folder) | (environment or {})
-    port, nodes, local = _free_port(), plan.cluster.nodes, plan.cluster.gpus_per_node
+    port, nodes, local = _free_port(), plan.cluster.nodes, per_node or plan.cluster.gpus_per_node
     ranks = []
     for rank in range(nodes * local):
         node, local_rank = divmod(rank, local)

@@ -35,7 +35,7 @@ gpus = 2
 micro_batch_size = 4
 
 [[cells]]
-{COMMON}layout = "ddp"
+{COMMON}layout = "single"
 memory_limit_gib = 0.1
 micro_batch_size = "beyond"
 """
@@ -81,7 +81,7 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> dict[str, object]:
 
 
 def by_layout(path: Path) -> dict[str, Row]:
-    return {next(name for name in ("fsdp", "tp", "ddp") if f"-{name}-" in row.id): row for row in read_rows([path])}
+    return {next(name for name in ("fsdp", "tp", "single") if f"-{name}-" in row.id): row for row in read_rows([path])}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_an_interrupt_leaves_whole_rows_and_the_same_command_goes_on_from_there(
     assert [row.id for row in measured.after_interrupt] == [measured.rows["fsdp"].id]
     assert measured.rows["fsdp"] == measured.after_interrupt[0]
     assert [cell["measured_before"] for cell in measured.told["cells"]] == [True, False, False]
-    assert set(measured.rows) == {"fsdp", "tp", "ddp"}
+    assert set(measured.rows) == {"fsdp", "tp", "single"}
 
 
 def test_a_real_cell_s_row_has_the_figures_of_its_run_folder(measured: Measured):
@@ -127,7 +127,7 @@ def test_a_real_cell_s_row_has_the_figures_of_its_run_folder(measured: Measured)
 
 
 def test_memory_that_runs_out_for_real_is_a_row_and_no_crash(measured: Measured):
-    row = measured.rows["ddp"]
+    row = measured.rows["single"]
     assert (row.measured.oom, row.status, row.measured.peak_memory_gib) == (True, "out of memory", None)
     assert row.hardware.memory_gib == pytest.approx(0.1)
     (cell,) = (cell for cell in measured.told["cells"] if cell["id"] == row.id)

@@ -77,9 +77,9 @@ def test_groups_other_than_the_plans_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_a_world_of_another_size_stops_the_run(tmp_path: Path) -> None:
-    plan = make_plan(replace(TWO, dp_replicate=4), job(), nodes=1, per_node=2)
+    plan = make_plan(replace(TWO, dp_replicate=4), job(), nodes=1, per_node=4)
 
-    finished = run_warm(plan, tmp_path, "--no-meter")
+    finished = run_warm(plan, tmp_path, "--no-meter", per_node=2)
 
     assert finished.exit_codes != (0,)
     assert "2 ranks" in finished.output
