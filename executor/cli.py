@@ -50,6 +50,13 @@ LATER = {
 
 
 CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
+MEET_TIMEOUT = click.option(
+    "--meet-timeout",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    help="Seconds for all ranks to meet.",
+)
 TOLERANCE = click.option(
     "--tolerance",
     multiple=True,
@@ -110,13 +117,7 @@ def executor() -> None:
 )
 @CHECK
 @TOLERANCE
-@click.option(
-    "--meet-timeout",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    show_default=True,
-    help="Seconds for all ranks to meet.",
-)
+@MEET_TIMEOUT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run(
     plan_file: Path,

@@ -26,13 +26,7 @@ from executor import join as joins
     metavar="NAME[=VALUE]",
     help="Give this node's ranks this variable too; without a value, this host's own. Repeatable.",
 )
-@click.option(
-    "--meet-timeout",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    show_default=True,
-    help="Seconds for all ranks to meet.",
-)
+@cli.MEET_TIMEOUT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def join(
     run: Path, node_rank: int, master: str | None, env: tuple[str, ...], meet_timeout: float, as_json: bool
