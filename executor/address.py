@@ -9,12 +9,17 @@ import contextlib
 import ipaddress
 import re
 import socket
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
 
 FIELD = "--master"
 ALONE = "127.0.0.1"
+EVERY_BIT = ("255.255.255.255", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
+RETRY_S = 1.0
+"""After how long a name that did not resolve is asked for again."""
 UNUSED_PORT = 9
 """Of a UDP socket that only asks for a route: nothing is sent."""
 
@@ -55,8 +60,9 @@ class Place:
     interface: str
 
 
-def find(master: Master | None, node: int, nodes: int) -> Place:
-    """Where this host is as `node` of so many. Refuses (exit code 3) a node 0 that it could not be, or not reach."""
+def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -> Place:
+    """Where this host is as `node` of so many; node 0's name may take `resolve_s` to resolve. Refuses (exit code 3) a
+    node 0 that it could not be, or not reach."""
     own, here = addresses(), socket.gethostname()
     if nodes == 1:
         return Place(ALONE, ALONE, own.get(ALONE, ""))
@@ -65,7 +71,7 @@ def find(master: Master | None, node: int, nodes: int) -> Place:
             fix = "Give the address of node 0: --master HOST"
             raise PlannerError(FIELD, None, f"is not given, and node {node} has to reach node 0", fix)
         return _only(own, here)
-    target = resolve(master.host)
+    target = resolve(master.host, resolve_s)
     outside = _listed(own)
     if _loopback(target):
         rule = f"is {target} on {here}, which no other node reaches"
@@ -81,17 +87,25 @@ def find(master: Master | None, node: int, nodes: int) -> Place:
     return Place(target, address, own.get(address, ""))
 
 
-def resolve(host: str) -> str:
-    """The IP address of a name, IPv4 before IPv6. Refuses (exit code 3) a name without one."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        why = error.strerror if isinstance(error, socket.gaierror) else "no name at all"
-        rule = f"does not resolve on {socket.gethostname()} ({why})"
-        fix = "Give node 0's IP address, or a name that every node resolves"
-        raise PlannerError(FIELD, host, rule, fix, exit_code=3) from None
-    families = sorted(found, key=lambda one: one[0] != socket.AF_INET)
-    return str(families[0][4][0])
+def resolve(host: str, patience_s: float = 0.0) -> str:
+    """The IP address of a name, IPv4 before IPv6. Refuses (exit code 3) a name that has none for `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            if time.monotonic() < deadline and isinstance(error, socket.gaierror):
+                time.sleep(RETRY_S)
+                continue
+            raise _unresolved(host, error) from None
+        families = sorted(found, key=lambda one: one[0] != socket.AF_INET)
+        return str(families[0][4][0])
+
+
+def _unresolved(host: str, error: OSError | UnicodeError) -> PlannerError:
+    why = error.strerror if isinstance(error, OSError) else "no name at all"
+    rule = f"does not resolve on {socket.gethostname()} ({why})"
+    return PlannerError(FIELD, host, rule, "Give node 0's IP address, or a name that every node resolves", exit_code=3)
 
 
 def route(target: str, master: Master) -> str:
@@ -117,6 +131,45 @@ def addresses() -> dict[str, str]:
         for one in every
         if one.family in (socket.AF_INET, socket.AF_INET6) and name in up
     }
+
+
+def networks() -> dict[str, tuple[str, int]]:
+    """The interface and the length of the network's prefix of each address by which others may know this host."""
+    import psutil  # part of the [run] extra
+
+    masks = {  # an end of a tunnel has none
+        one.address.partition("%")[0]: one.netmask or EVERY_BIT[":" in one.address]
+        for every in psutil.net_if_addrs().values()
+        for one in every
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    return {
+        one: (name, int(ipaddress.ip_address(masks[one])).bit_count())
+        for one, name in addresses().items()
+        if not _loopback(one) and not ipaddress.ip_address(one).is_link_local
+    }
+
+
+def meeting(views: Sequence[Mapping[str, tuple[str, int]]]) -> str:
+    """The address of the first host by which all others reach it: one that none of them has itself, in a network that
+    each of them is in; else one that none of them has. `views` are the hosts' networks. Refuses (exit code 3) where
+    there is none."""
+    first, others = views[0], views[1:]
+    own = [one for one in first if all(one not in other for other in others)]
+    near = [one for one in own if all(_in_network_of(one, other) for other in others)]
+    chosen = sorted(near or own, key=lambda one: ":" in one)  # IPv4 before IPv6, in the host's own order
+    if not chosen:
+        rule = "has no address that is its own" if first else "has no address but its loopback"
+        raise PlannerError(FIELD, None, f"node 0 {rule}", "Give one that the others reach: --master HOST", exit_code=3)
+    return chosen[0]
+
+
+def _in_network_of(one: str, other: Mapping[str, tuple[str, int]]) -> bool:
+    """Whether a host with these networks is in one with an address."""
+    return any(
+        ipaddress.ip_address(one) in ipaddress.ip_network(f"{mine}/{length}", strict=False)
+        for mine, (_, length) in other.items()
+    )
 
 
 def answers(place: Place, port: int, timeout_s: float = 1.0) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from executor import dryrun, launch, rundir
+from executor import checkpoints, dryrun, environment, launch, rundir
 from executor import report as reports
 from executor.reap import standing
 from executor.report_text import render
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 OUTSIDE_BAND = 6
 
 EXAMPLES = """
+ executor check plan.json                            # can it run here: devices, files, limits, an all-reduce
  executor run plan.json --dry-run                    # show files, commands and environment; start nothing
  executor run plan.json --run-dir runs/first --yes   # run it, live
+ executor run plan.json --hosts hosts.txt --yes      # run it on the hosts of this file, by ssh
  executor join launch --node-rank 1 --master node1   # be one of several hosts, in a loop of your own over them
+ executor resume runs/first                          # go on from its newest checkpoint
  executor report runs/first                          # predicted against measured, line by line
  executor export runs/first my-model                 # the trained weights as one Hugging Face model
  executor probe -o machine                           # measure this machine: a cluster preset and a calibration
@@ -39,11 +42,18 @@ EXAMPLES = """
  executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
 """
 
+EMULATIONS = ("auto", "loopback", "namespaces")
+
 LATER = {
+    "check": "executor.cli_check:check",
     "export": "executor.cli_export:export",
+    "export-launch": "executor.cli_export_launch:export_launch",
     "join": "executor.cli_join:join",
+    "logs": "executor.cli_resume:logs",
     "measure": "executor.cli_measure:measure",
     "probe": "executor.cli_probe:probe",
+    "resume": "executor.cli_resume:run_again",
+    "stop": "executor.cli_resume:end",
     "trace": "executor.cli_trace:trace",
 }
 """Commands that are imported when they are called."""
@@ -53,9 +63,27 @@ CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measu
 MEET_TIMEOUT = click.option(
     "--meet-timeout",
     type=click.FloatRange(min=1),
+    callback=command.finite,
     default=600.0,
     show_default=True,
     help="Seconds for all ranks to meet.",
+)
+MAX_RESTARTS = click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="Start again from the newest checkpoint so often, where a rank or a node died or hung.",
+)
+STALL_TIMEOUT = click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=1),
+    callback=command.finite,
+    default=None,
+    help="Seconds without progress after which a run hangs (default: 60, or 20 median steps).",
+)
+DEBUG_NETWORK = click.option(
+    "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."
 )
 TOLERANCE = click.option(
     "--tolerance",
@@ -80,19 +108,40 @@ def executor() -> None:
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
+@click.option("--run-dir", type=command.NewPath(), help="Run folder (default: runs/<model>-<strategy>-<UTC time>).")
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Run folder (default: runs/<model>-<strategy>-<UTC time>)."
+    "--launcher",
+    type=click.Choice(["local", "slurm"]),
+    default="local",
+    show_default=True,
+    help="How nodes are reached.",
 )
 @click.option(
-    "--launcher", type=click.Choice(["local"]), default="local", show_default=True, help="How nodes are reached."
+    "--sbatch",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="With --launcher slurm: an option of the job, such as partition=gpu or time=4:00:00. Repeatable.",
 )
-@click.option("--hosts", type=click.Choice(["auto", "loopback", "namespaces"]), default="auto", show_default=True,
-              help="How several nodes are emulated on this machine.")  # fmt: skip
+@click.option(
+    "--hosts",
+    default="auto",
+    show_default=True,
+    metavar="FILE|auto|loopback|namespaces",
+    help="Run on the hosts of this file, one a line, by ssh; or how nodes are emulated on this machine.",
+)
+@click.option(
+    "--master", metavar="HOST[:PORT]", help="With a host file: node 0 as the others reach it (default: found)."
+)
+@click.option(
+    "--remote-dir",
+    metavar="DIR",
+    help="With a host file: where a host that does not see the run folder makes its own (default: ~/.cache).",
+)
 @click.option("--dry-run", is_flag=True, help="Print files, commands and environment, on any machine; start nothing.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=command.NewPath(),
     metavar="DIR",
     help="With --dry-run: write the files too, and a script for each node.",
 )
@@ -104,6 +153,14 @@ def executor() -> None:
     default=None,
     help="Save the trained weights in the run folder, for executor export (default: saved).",
 )
+@click.option(
+    "--checkpoint-every",
+    metavar="STEPS|TIME|signal",
+    help="Write a checkpoint every 20 steps (20) or 10 minutes (10m), on a signal alone (signal), or never; on a "
+    "signal in any case (default: the plan's interval, where it states one, else never).",
+)
+@click.option("--keep-last", type=int, metavar="K", help="Checkpoints to keep (default: 2).")
+@click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -118,6 +175,9 @@ def executor() -> None:
 @CHECK
 @TOLERANCE
 @MEET_TIMEOUT
+@DEBUG_NETWORK
+@STALL_TIMEOUT
+@MAX_RESTARTS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run(
     plan_file: Path,
@@ -125,27 +185,46 @@ def run(
     nodes: int | None,
     run_dir: Path | None,
     launcher: str,
+    sbatch: tuple[str, ...],
     hosts: str,
+    master: str | None,
+    remote_dir: str | None,
     dry_run: bool,
     yes: bool,
     steps: int | None,
     data: Path | None,
     save_weights: bool | None,
+    checkpoint_every: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
     script: Path | None,
     env: tuple[str, ...],
     output: Path | None,
     judge: bool,
     tolerance: tuple[str, ...],
     meet_timeout: float,
+    debug_network: bool,
+    stall_timeout: float | None,
+    max_restarts: int,
     as_json: bool,
 ) -> int:
-    """Run PLAN on this machine: check, launch, watch, record."""
+    """Run PLAN, on this machine, on hosts by ssh or as a job of Slurm: check, launch, watch, record."""
     if script_arguments and script is None:
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
-    if script and (steps or data or save_weights):
+    if script and (steps or data or save_weights or checkpoint_every):
         raise click.UsageError(
-            "--steps, --data and --save-weights are the built-in trainer's; give --script its own after --"
+            "--steps, --data, --save-weights and --checkpoint-every are the built-in trainer's; give --script its own "
+            "after --"
         )
+    if sbatch and launcher != "slurm":
+        raise click.UsageError("--sbatch is for a job of Slurm: add --launcher slurm")
+    by_ssh = hosts not in EMULATIONS
+    if by_ssh and launcher != "local":
+        raise click.UsageError("a host file is for ssh, and Slurm has its own: leave out --hosts or --launcher")
+    if (master or remote_dir) and not by_ssh:
+        raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
+    if max_restarts and (launcher != "local" or script):
+        raise click.UsageError("--max-restarts is for the built-in trainer, here or by ssh: leave it out")
     if output and not dry_run:
         raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
     tolerances = reports.parse_tolerances(tolerance)
@@ -158,16 +237,24 @@ def run(
         data=data,
         save_weights=save_weights is not False and script is None,
         script=(str(script), *script_arguments) if script else (),
-        env=env,
+        env=environment.debugging(env) if debug_network else env,
         meet_s=meet_timeout,
+        stall_s=stall_timeout,
+        checkpoints=None if script else checkpoints.asked(plan, checkpoint_every, keep_last, keep_every),
+        max_restarts=max_restarts,
     )
+    if launcher == "slurm":
+        return _by_slurm(plan, options, sbatch, (output, dry_run), tolerances if judge else None, as_json)
+    if by_ssh:
+        from executor import cli_ssh  # where it is asked for
+
+        asked = cli_ssh.Asked(Path(hosts), master, remote_dir, dry_run, output, yes)
+        return cli_ssh.run(plan, options, asked, tolerances if judge else None, as_json)
     if dry_run:
         return _show_dry_run(plan, options, output, as_json)
     ready = launch.prepare(plan, options, tell)
-    tell(_headline(ready))
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm("Start?", abort=True, default=True, err=True)
-    record = launch.execute(ready, tell)
+    confirm(ready, yes)
+    record = launch.run(ready, tell)
     return finish(ready, record, tolerances if judge else None, as_json)
 
 
@@ -193,7 +280,7 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> int:
     """How RUN stands: running, or ended and how. What a killed launcher left of it is ended and removed."""
-    stands = standing(folder)
+    stands = standing(folder, end_on_hosts)
     if as_json:
         found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
         click.echo(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))
@@ -217,6 +304,13 @@ def console(stderr: bool) -> Console:
     from rich.console import Console  # rich only where something is drawn
 
     return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
+
+
+def confirm(ready: launch.Prepared, yes: bool) -> None:
+    """Say what will run, and ask whether it shall where somebody can answer."""
+    tell(_headline(ready))
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm("Start?", abort=True, default=True, err=True)
 
 
 def _headline(ready: launch.Prepared) -> str:
@@ -246,6 +340,38 @@ def _show_dry_run(plan: Plan, options: launch.Options, output: Path | None, as_j
     return 0
 
 
+def _by_slurm(
+    plan: Plan,
+    options: launch.Options,
+    sbatch: tuple[str, ...],
+    dry: tuple[Path | None, bool],
+    tolerances: reports.Tolerances | None,
+    as_json: bool,
+) -> int:
+    """Show or write the job's script, or run in the allocation that there is, or submit the job."""
+    from executor import slurm, slurm_run  # where it is asked for
+
+    output, is_dry = dry
+    if is_dry:
+        if output is not None:
+            rundir.check_new(output, "--output")
+        found, script = slurm_run.dry_run(plan, options, tell, sbatch)
+        click.echo(dryrun.as_json(found) if as_json else script, nl=as_json)
+        if output is not None:
+            tell(f"wrote {output}: {', '.join(slurm_run.write(found, script, output))}")
+        return 0
+    if slurm_run.inside():
+        ready, record = slurm_run.run(plan, options, tell)
+        return finish(ready, record, tolerances, as_json)
+    job = slurm_run.submit(plan, options, tell, sbatch)
+    word, sentence = slurm.standing(job)
+    folder = shlex.quote(os.path.relpath(options.run_dir))
+    if as_json:
+        click.echo(msgspec.json.encode({"run_dir": str(options.run_dir), "job": job, "status": word}))
+    tell(f"{word}: {sentence}. How it stands: executor status {folder}")
+    return 0
+
+
 def finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Tolerances | None, as_json: bool) -> int:
     """Print how a run ended, and its report where there is one; the exit code of the command."""
     folder = ready.options.run_dir
@@ -268,6 +394,13 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Tolera
         if ready.options.save_weights:
             tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
     return record.exit_code or verdict(outside)
+
+
+def end_on_hosts(folder: Path, run_id: str) -> list[str]:
+    """End what a run whose launcher is gone left on other hosts; a sentence for each."""
+    from executor import ssh_run  # where a run was on other hosts
+
+    return ssh_run.ended_on_hosts(folder, run_id, tell)
 
 
 def verdict(outside: tuple[str, ...] | None) -> int:

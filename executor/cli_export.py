@@ -11,17 +11,19 @@ import click
 import msgspec
 
 from executor import export as exports
+from planner import command
 from planner.units import format_bytes
 
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=command.NewPath())
 @click.option("--merge", is_flag=True, help="Add a run's adapters to its base: one model (default: the adapters).")
 @click.option("--dtype", type=click.Choice(list(exports.DTYPE_BYTES)), help="Cast the weights (default: as trained).")
 @click.option(
     "--shard-gb",
     type=click.FloatRange(min=0, min_open=True),
+    callback=command.finite,
     default=exports.DEFAULT_SHARD_GB,
     show_default=True,
     help="Largest file, in GB of 1e9 bytes; more than one get an index.",

@@ -5,39 +5,65 @@ Parses, calls one function, prints. Imported when it is called. Not here: any of
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 import msgspec
 
-from executor import cli
+from executor import cli, environment, slurm
 from executor import join as joins
 
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--node-rank", type=int, required=True, metavar="N", help="Which node this host is, from 0.")
+@click.option("--node-rank", type=int, metavar="N", help="Which node this host is, from 0.")
 @click.option(
     "--master", metavar="HOST[:PORT]", help="Node 0 as every node reaches it; node 0 itself may leave it out."
 )
+@click.option("--slurm", "by_slurm", is_flag=True, help="Read both from what Slurm tells a task that srun started.")
 @click.option(
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
     help="Give this node's ranks this variable too; without a value, this host's own. Repeatable.",
 )
+@click.option(
+    "--resolve-timeout",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Seconds that node 0's name may take to resolve, where names come and go with pods.",
+)
 @cli.MEET_TIMEOUT
+@cli.DEBUG_NETWORK
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def join(
-    run: Path, node_rank: int, master: str | None, env: tuple[str, ...], meet_timeout: float, as_json: bool
+    run: Path,
+    node_rank: int | None,
+    master: str | None,
+    by_slurm: bool,
+    env: tuple[str, ...],
+    resolve_timeout: float,
+    meet_timeout: float,
+    debug_network: bool,
+    as_json: bool,
 ) -> int:
     """Be node N of the run in RUN, a folder made by executor run --dry-run -o RUN: shared, or a copy on each host."""
-    asked = joins.Asked(node=node_rank, master=master, env=env, meet_s=meet_timeout)
+    if by_slurm == (node_rank is not None) or (by_slurm and master):
+        raise click.UsageError("give --node-rank (and --master), or --slurm, which reads both")
+    part = slurm.part(os.environ) if by_slurm else None
+    if part is not None:
+        node_rank, master = part.node, part.master
+    assert node_rank is not None
+    env = environment.debugging(env) if debug_network else env
+    asked = joins.Asked(
+        node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout
+    )
     ready, record = joins.join(run, asked, cli.tell)
     if node_rank == 0:
         return cli.finish(ready, record, None, as_json)
     if as_json:
-        click.echo(msgspec.json.encode({"run_dir": str(run), "node": node_rank} | msgspec.to_builtins(record)))
+        click.echo(msgspec.json.encode({"run_dir": str(run), "node": asked.node} | msgspec.to_builtins(record)))
     if record.exit_code:
         cli.tell(f"error: {record.message.rstrip('.')}. Logs: {ready.options.run_dir / 'logs'}")
     return record.exit_code

@@ -14,20 +14,23 @@ from executor import measure as measuring
 from executor import measure_text
 from executor.machine import this_machine
 from executor.matrix import cells as cells_of
+from planner import command
 from planner.errors import PlannerError
-from planner.output import check_file
+from planner.output import check_file, check_folder
+
+LISTED = "See executor measure --list"
 
 
 @click.command()
 @click.option("--matrix", default="small", show_default=True, metavar="small|full|FILE",
               help="Which cells: a built-in matrix, or a TOML file like executor/matrix.toml.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="JSON Lines file that rows are added to.")
+@click.option("-o", "--output", type=command.NewPath(), help="JSON Lines file that rows are added to.")
 @click.option("--fake-world", type=click.IntRange(min=2), metavar="N",
               help="One rank of N, in torch's fake process group: memory only.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu"]), help="Leave the GPUs aside.")
 @click.option("--only", metavar="PATTERN", multiple=True, help="Only cells whose id matches, such as '*fsdp*'.")
 @click.option("--list", "list_only", is_flag=True, help="Show the cells and their predictions; run nothing.")
-@click.option("--runs", type=click.Path(path_type=Path), help="Keep the run folders here.")
+@click.option("--runs", type=command.NewPath(), help="Keep the run folders here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def measure(
     matrix: str,
@@ -44,11 +47,18 @@ def measure(
         raise click.UsageError("give -o ROWS.jsonl, or --list to run nothing")
     if output is not None:
         check_file(output, "--output")
+    if runs is not None:
+        check_folder(runs, "--runs")
     machine = this_machine(device)
     cells = [cell for cell in cells_of(matrix, machine, fake_world) if _wanted(cell.id, only)]
     if not cells:
         where = f"{machine.devices} x {machine.name}"
-        raise PlannerError("--only" if only else "--matrix", ", ".join(only) or matrix, f"has no cell for {where}")
+        raise PlannerError(
+            "--only" if only else "--matrix",
+            ", ".join(only) or matrix,
+            f"has no cell for {where}",
+            "See executor measure --list",
+        )
     if list_only or output is None:
         listed = [measuring.Result(cell, refusal=cell.refusal) for cell in cells]
         click.echo(measure_text.as_json(listed, machine, output) if as_json else measure_text.listing(cells))

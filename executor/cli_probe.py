@@ -13,13 +13,18 @@ import click
 import msgspec
 
 from executor import probe as probing
+from executor import probe_hosts
+from executor.hosts import read_hosts
+from planner import command
 from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
 from planner.truth.probe import Probe
 from planner.units import GB, TERA, format_seconds
 
+EMULATIONS = ("auto", "loopback", "namespaces")
+
 
 @click.command()
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path),
+@click.option("-o", "--output", required=True, type=command.NewPath(),
               help="Folder for probe.json and, beside it, presets: planner takes it with --presets.")  # fmt: skip
 @click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
 @click.option("--ranks", type=int, help="Ranks of a node that work at once (default: its GPUs; two on a CPU).")
@@ -28,8 +33,8 @@ from planner.units import GB, TERA, format_seconds
 @click.option(
     "--launcher", type=click.Choice(["local"]), default="local", show_default=True, help="How nodes are reached."
 )
-@click.option("--hosts", type=click.Choice(["auto", "loopback", "namespaces"]), default="auto", show_default=True,
-              help="How several nodes are emulated on this machine.")  # fmt: skip
+@click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
+              help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Few sizes, once each: shows that it works, with poor figures.")
 @click.option("--force", is_flag=True, help="Overwrite an earlier probe of that name.")
 @click.option("--json", "as_json", is_flag=True, help="probe.json on stdout.")
@@ -49,10 +54,16 @@ def probe(
     options = probing.Options(
         folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
     )
-    ready = probing.prepare(options, _tell)
-    each = f"{nodes} x {ready.ranks} ranks on {ready.kind} ({ready.hosts.emulation})"
-    _tell(f"probing {each}: other work on this machine makes every figure worse")
-    written = probing.execute(ready, _tell)
+    if hosts in EMULATIONS:
+        ready = probing.prepare(options, _tell)
+        each = f"{nodes} x {ready.ranks} ranks on {ready.kind} ({ready.hosts.emulation})"
+        _tell(f"probing {each}: other work on this machine makes every figure worse")
+        written = probing.execute(ready, _tell)
+    else:
+        machines = read_hosts(Path(hosts))
+        if nodes not in (1, len(machines)):
+            raise click.UsageError(f"--nodes {nodes}: the host file names {len(machines)}, and all are measured")
+        written = probe_hosts.run(options, machines, _tell)
     if as_json:
         click.echo(msgspec.json.encode(written.probe))
     else:
@@ -61,8 +72,8 @@ def probe(
     for path in written.files:
         _tell(f"wrote {os.path.relpath(path)}")
     folder = shlex.quote(os.path.relpath(output))
-    total = ready.ranks * nodes
-    chosen = f"--presets {folder} --cluster {ready.name} --calibration {ready.name} --gpus {total}"
+    total = written.probe.ranks
+    chosen = f"--presets {folder} --cluster {written.probe.name} --calibration {written.probe.name} --gpus {total}"
     _tell(f"next: planner estimate --model tiny-llama {chosen}")
     return 0
 

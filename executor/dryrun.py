@@ -54,8 +54,14 @@ class DryRun:
         return tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in self.spec.commands)
 
 
-def dry_run(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> DryRun:
-    """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run."""
+def dry_run(
+    plan: Plan, options: Options, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
+) -> DryRun:
+    """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run.
+
+    Without `read_back` the backend's variables are the plan's, and not what the framework, which takes seconds to
+    import, makes of its files here: every node asks the one that it has.
+    """
     made = decided(plan, options, echo, backend)
     checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
     refused = {name: error.sentence for name, error in preflight.refusals(checks).items()}
@@ -69,12 +75,12 @@ def dry_run(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     made = replace(made, files=made.backend.files(made.plan))
     port = local.hold_port(hosts, made.run_id)
     port.close()
-    configured = _configured(made, refused)
+    configured = _configured(made, refused) if read_back else _expected(made)
     return DryRun(made, launch_spec(made, port.number, configured), port.number, refused)
 
 
 def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
-    if any(name in refused for name in OF_MACHINES):
+    if options.hosts == "elsewhere" or any(name in refused for name in OF_MACHINES):
         return local.describe(options.nodes, "elsewhere")
     try:
         emulation, reason = local.choose_emulation(options.hosts, options.nodes)
@@ -87,7 +93,6 @@ def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
 
 def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
     """What the framework makes of its files; where it is not installed, what the plan says it should."""
-    expected: Any = getattr(made.backend, "expected_environment", None)
     if "software" not in refused:
         with tempfile.TemporaryDirectory() as scratch:
             rundir.create(Path(scratch), made.plan, made.files)
@@ -101,34 +106,50 @@ def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
         refused["configuration"] = (
             f"{made.backend.name} is not here to read its file back: the variables are the plan's"
         )
+    return _expected(made)
+
+
+def _expected(made: Prepared) -> dict[str, str]:
+    expected: Any = getattr(made.backend, "expected_environment", None)
     return dict(sorted(expected(made.plan).items())) if expected else {}
 
 
-def write(found: DryRun, folder: Path) -> list[str]:
-    """A run folder that its nodes can join, with a script for each; the names of what was written."""
+def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None) -> list[str]:
+    """A run folder that its nodes can join, with scripts by name, by default one for each node; the names of what was
+    written."""
+    if scripts is None:
+        nodes = len(found.ready.hosts.hosts)
+        scripts = {SCRIPT.format(node): script(node, nodes) for node in range(nodes)}
     rundir.check_new(folder)
     rundir.create(folder, found.ready.plan, found.ready.files)
     rundir.write_launch(folder, found.spec)
     joining.write(folder, to_join(found))
-    for host in found.ready.hosts.hosts:
-        path = folder / SCRIPT.format(host.node)
-        path.write_text(script(host.node, len(found.ready.hosts.hosts)))
-        path.chmod(0o700)
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def to_join(found: DryRun) -> joining.Joining:
     """What each node has to know to join the run."""
-    ready, program = found.ready, found.ready.options.script
+    return joining_of(found.ready, found.port)
+
+
+def joining_of(ready: Prepared, port: int) -> joining.Joining:
+    """The same of what was prepared, with the port of node 0."""
+    program = ready.options.script
     return joining.Joining(
         run_id=ready.run_id,
         plan_hash=ready.plan.content_hash,
         version=__version__,
         code=joining.code_digest(),
-        port=found.port,
+        port=port,
         save_weights=ready.options.save_weights,
+        stall_s=ready.options.stall_s,
         script=(str(Path(program[0]).absolute()), *program[1:]) if program else (),
         environment=joining.without_secrets(ready.environment),
+        checkpoints=ready.options.checkpoints,
+        resume=os.path.relpath(ready.options.resume, ready.options.run_dir) if ready.options.resume else None,
     )
 
 

@@ -30,6 +30,17 @@ DECIDED = frozenset(
 )
 """What the plan and the launcher decide; another value would be another run."""
 
+ON_CPU = {
+    "single": {"ACCELERATE_USE_CPU": "true"},
+    "ddp": {"ACCELERATE_USE_CPU": "true"},
+    "fsdp2": {"ACCELERATE_TORCH_DEVICE": "cpu"},
+    "transformers-tp": {"CUDA_VISIBLE_DEVICES": ""},  # it takes any accelerator that torch shows, and asks nobody
+}
+"""What an engine needs on a CPU: without it each framework looks for a device, finds none and trains alone on every
+rank."""
+NETWORK_DEBUG = {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+"""What makes NCCL and torch say why ranks do not reach each other; gloo says it unasked."""
+
 SECRET_WORDS = frozenset(
     """
     KEY KEYS TOKEN TOKENS SECRET SECRETS PASSWORD PASSWD PASSPHRASE PASS PAT CREDENTIAL CREDENTIALS AUTH APIKEY COOKIE
@@ -68,6 +79,16 @@ def added(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str
             raise PlannerError(FIELD, name, "is not set here", f"Set it, or give --env {name}=VALUE")
         found[name] = value if has_value else environment[name]
     return found
+
+
+def on_cpu(engine: str) -> dict[str, str]:
+    """Variables by which an engine's framework trains on CPUs over gloo."""
+    return ON_CPU.get(engine, {"DS_ACCELERATOR": "cpu"})
+
+
+def debugging(given: tuple[str, ...]) -> tuple[str, ...]:
+    """What `--env` adds, with the networks' own debugging on where it says nothing else of it."""
+    return (*(f"{name}={value}" for name, value in NETWORK_DEBUG.items()), *given)
 
 
 def is_secret(name: str) -> bool:

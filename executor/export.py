@@ -20,6 +20,7 @@ from executor import preflight, rundir
 from executor.checkpoint import check_checkpoint
 from planner.errors import PlannerError
 from planner.inventory import parameters
+from planner.output import check_folder
 from planner.plan import Plan
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -113,7 +114,7 @@ def check_target(run: Path, target: Path, *, force: bool) -> None:
         here.is_relative_to(source / own) for own in (rundir.WEIGHTS, rundir.ADAPTER)
     ):
         raise PlannerError("DIR", target, "is where the run keeps its own files", "Name a folder of its own")
-    if target.is_file() or (target.is_symlink() and not target.is_dir()):
+    if target.is_file():
         raise PlannerError("DIR", target, "is a file", "Name a folder")
     if target.is_dir() and any(target.iterdir()):
         if not force:
@@ -121,7 +122,7 @@ def check_target(run: Path, target: Path, *, force: bool) -> None:
         if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
             rule = "holds no model (no config.json), and --force replaces nothing else"
             raise PlannerError("DIR", target, rule, "Name a new folder")
-    rundir.check_can_be_made(target, "DIR")
+    check_folder(target, "DIR")
 
 
 def check_space(plan: Plan, target: Path, options: Options) -> None:

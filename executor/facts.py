@@ -79,6 +79,33 @@ def card_facts(card: int | str) -> dict[str, Any]:
         pynvml.nvmlShutdown()
 
 
+def free_memory(card: int | str) -> float | None:
+    """Bytes of a card that nothing uses now, or None where NVML does not say."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, or no library: each its own type
+        return None
+    try:
+        by_uuid = isinstance(card, str)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(card) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(card)
+        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except pynvml.NVMLError:  # no such card
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def link_bits_per_s(interface: str) -> float | None:
+    """What the driver of a physical interface says of its speed; of a virtual one nothing is known."""
+    place = Path("/sys/class/net") / interface
+    with contextlib.suppress(OSError, ValueError):
+        if (place / "device").exists() and (speed := float((place / "speed").read_text())) > 0:
+            return speed * 1e6
+    return None
+
+
 def _said(ask: Callable[[], Any], refusal: type[Exception]) -> Any:
     try:
         value = ask()

@@ -12,18 +12,21 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from executor import address, cgroups, environment, joining, preflight, processes, rundir
+from executor import address, cgroups, environment, joining, preflight, processes, rundir, slurm
+from executor.backends.common import read_by
+from executor.checks import equal
 from executor.joining import End, Joined, Joining
-from executor.launch import configuration_environment, evidence_of, launch_spec, record_of, versions
+from executor.launch import configuration_environment, evidence_of, launch_spec, record_of, versions, watch_of
 from executor.launchers import local
 from executor.prepare import Options, Prepared, check_room, decided, host_checks
 from executor.reap import reap, this_launcher
+from executor.rollcall import RollCall
 from executor.supervise import Agent, Echo, Followed, hang_up, received_signals, supervise, tear_down
 from executor.verdict import LAUNCH_FAILED, UNKNOWN, Ending, Evidence, Verdict, judge
 from planner import __version__, inputs
@@ -34,20 +37,25 @@ from planner.record import RunRecord
 
 LOOK_S = 1.0
 """How often other nodes are looked for in the run folder."""
-FIRST_WORD_S, WORD_S = 10.0, 60.0
-"""After how long those that do not come are named, for the first time and then again."""
 OTHERS_END_S = 5.0
 """How long a node whose run failed waits for what others say of their end."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says it."""
+    """What was asked for on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says it.
+    `task` is what Slurm made of it, where Slurm did, and `resolve_s` how long node 0's name may take to resolve.
+    `launched`: a launcher that sees all nodes watches this one, calls its host `host`, waits for those that do not
+    come, and writes run.json."""
 
     node: int
     master: str | None = None
     env: tuple[str, ...] = ()
     meet_s: float = 600.0
+    task: slurm.Part | None = None
+    launched: bool = False
+    host: str = ""
+    resolve_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class Node:
     place: address.Place
     port: int
     claim: Joined
+    task: slurm.Part | None = None
+    launched: bool = False
 
     @property
     def folder(self) -> Path:
@@ -80,12 +90,12 @@ def join(folder: Path, asked: Asked, echo: Echo) -> tuple[Prepared, RunRecord]:
     node = prepared(folder.absolute(), asked, echo)
     reap()
     with received_signals() as signals, hang_up(signals, sys.stderr.fileno()):
-        return node.ready, _execute(node, signals, _unread(echo))
+        return node.ready, execute(node, signals, _unread(echo))
 
 
 def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
     """Check this host for its part and claim it. A refusal names the host, and is written where other nodes look."""
-    host = socket.gethostname()
+    host = asked.host or socket.gethostname()
     claim = Joined(node=asked.node, host=host, process=processes.identity(), versions=versions())
     with _on_host(host):
         plan, wanted = _run_of(folder, asked)
@@ -97,7 +107,7 @@ def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
         contents = {one.field: one.digest for one in inputs.resolved(ready.plan).inputs}
         claim = msgspec.structs.replace(claim, address=place.address, interface=place.interface, contents=contents)
         joining.claim(folder, claim)
-    return Node(ready, place, port, claim)
+    return Node(ready, place, port, claim, asked.task, asked.launched)
 
 
 def _run_of(folder: Path, asked: Asked) -> tuple[Plan, Joining]:
@@ -117,6 +127,9 @@ def _run_of(folder: Path, asked: Asked) -> tuple[Plan, Joining]:
     if not 0 <= asked.node < nodes:
         fix = f"Give each host a number of its own, from 0 to {nodes - 1}"
         raise PlannerError("--node-rank", asked.node, f"is no node of a plan for {nodes}", fix)
+    if asked.task is not None and asked.task.nodes != nodes:
+        rule = f"has {asked.task.nodes} nodes, and the plan needs {nodes}"
+        raise PlannerError("--slurm", f"job {asked.task.job}", rule, f"Start srun with --nodes={nodes}", exit_code=3)
     if rundir.read_record(folder) is not None:
         fix = "Make a new one with executor run PLAN --dry-run -o RUN"
         raise PlannerError("run", folder, "holds a run that has ended, and a run never mixes with another", fix)
@@ -133,52 +146,64 @@ def _checked(
     master = address.Master.parse(named) if named else None
     nodes = plan.cluster.nodes
     options = Options(
-        folder, nodes, save_weights=wanted.save_weights, script=wanted.script, env=asked.env, meet_s=asked.meet_s
-    )
+        folder, nodes, save_weights=wanted.save_weights, script=wanted.script, env=asked.env, meet_s=asked.meet_s,
+        stall_s=wanted.stall_s, checkpoints=wanted.checkpoints,
+        resume=folder / wanted.resume if wanted.resume else None,
+    )  # fmt: skip
     ready = decided(plan, options, echo)
     added = joining.environment_of(wanted, ready.environment, os.environ)
-    place, port = address.find(master, asked.node, nodes), (master and master.port) or wanted.port
-    preflight.require(host_checks(ready.plan, options, ready.processes))
+    place, port = address.find(master, asked.node, nodes, asked.resolve_s), (master and master.port) or wanted.port
+    if not asked.launched:  # a launcher has just asked them of this host, before it started any node
+        preflight.require(host_checks(ready.plan, options, ready.processes), echo)
     if asked.node == 0:
-        local.hold_one(port).close()
-        if options.save_weights:
-            check_room(plan, folder, "run", "Make it on another disk, or with --no-save-weights")
-    hosts = local.Hosts("join", tuple(_host(node, asked.node, place) for node in range(nodes)))
+        local.keep(port)
+        fix = "Make it on another disk" + (", or with --no-save-weights" if options.save_weights else "")
+        check_room(plan, options, "run", fix)
+    hosts = local.Hosts("join", tuple(_host(node, asked, place) for node in range(nodes)))
     found = replace(ready, run_id=wanted.run_id, environment=added, hosts=hosts, node=asked.node)
     return found, place, port
 
 
-def _host(node: int, mine: int, place: address.Place) -> local.Host:
-    if node == mine:
-        return local.Host(node, socket.gethostname(), place.address, place.interface or None)
+def _host(node: int, asked: Asked, place: address.Place) -> local.Host:
+    if node == asked.node:
+        return local.Host(node, asked.host or socket.gethostname(), place.address, place.interface or None)
     return local.Host(node, f"node-{node}", place.master if node == 0 else f"node-{node}", None, here=False)
 
 
-def _execute(node: Node, signals: list[int], echo: Echo) -> RunRecord:
-    """Run the node and write down how it ended, whatever happens."""
+def execute(node: Node, signals: list[int], echo: Echo) -> RunRecord:
+    """Run the node and write down how it ended, whatever happens; run.json is node 0's, or the launcher's."""
+    records = node.number == 0 and not node.launched
     started, clock, kills = datetime.now(UTC), time.monotonic(), cgroups.oom_kills()
-    meeting, ended = Meeting(node, echo), UNKNOWN
+    meeting, ended = Meeting(node), UNKNOWN
+    roll = RollCall(
+        node.folder, node.ready.processes, meeting.hosts, echo, meeting.absent, bool(node.ready.options.script)
+    )
     try:
         refusal = None
-        if node.number == 0:
+        if records:
             rundir.write_launcher(node.folder, this_launcher(node.ready.run_id, in_namespaces=False))
             rundir.keep_room(node.folder)
         try:
-            ending = _watched(node, meeting, signals, echo)
+            ending = _watched(node, meeting, roll, signals, echo)
         except PlannerError as error:
             # A Ctrl-C reaches the small programs we call as well: their failure is then not the story.
             ending, refusal = Ending(ok=False, signal=signals[0] if signals else None), error
-        ended = _verdict(node, ending, kills, refusal, meeting)
+        ended = _verdict(node, ending, kills, refusal, roll)
+        if node.task is not None and ending.signal is not None:
+            reason = slurm.why(node.task.job, node.task.hosts, node.task.restarts)
+            ended = replace(ended, message=f"{ended.message}: {reason}")
     finally:
         record = record_of(node.ready, ended, started, time.monotonic() - clock, ())
-        if node.number == 0 and (why := rundir.keep_record(node.folder, record)):
+        if node.task is not None:
+            record = msgspec.structs.replace(record, launcher="slurm")
+        if records and (why := rundir.keep_record(node.folder, record)):
             echo(
                 f"note: {node.folder / rundir.RECORD} could not be written ({why}); exit code and message are the run's"
             )
     return record
 
 
-def _watched(node: Node, meeting: Meeting, signals: list[int], echo: Echo) -> Ending:
+def _watched(node: Node, meeting: Meeting, roll: RollCall, signals: list[int], echo: Echo) -> Ending:
     ready, folder, run_id = node.ready, node.folder, node.ready.run_id
 
     def spec(configured: dict[str, str]) -> LaunchSpec:
@@ -189,7 +214,8 @@ def _watched(node: Node, meeting: Meeting, signals: list[int], echo: Echo) -> En
     held = local.hold_one(node.port) if node.number == 0 else local.HeldPort(node.port, None)
     agents: list[Agent] = local.start(spec({}), hosts, folder, held)
     try:
-        configured = spec(configuration_environment(ready, folder))
+        with read_by(local.reader(agents[0], signals)):
+            configured = spec(configuration_environment(ready, folder))
         command = configured.commands[0]
         shown = environment.masked(command.env)
         joining.update(folder, msgspec.structs.replace(node.claim, argv=command.argv, environment=shown))
@@ -200,22 +226,23 @@ def _watched(node: Node, meeting: Meeting, signals: list[int], echo: Echo) -> En
     label = hosts.hosts[0].name
     follow = [Followed(node.number, place, f"{label}:{rank}") for place, rank in enumerate(node.ranks_of(node.number))]
     return supervise(
-        agents, folder, run_id, echo, signals=signals, met=meeting.complete, meet_s=ready.options.meet_s, follow=follow
-    )
+        agents, folder, run_id, echo, signals=signals, met=meeting.complete, meet_s=ready.options.meet_s, follow=follow,
+        watch=watch_of(ready, node.ranks_of(node.number)), look=(lambda: None) if node.launched else roll.call,
+    )  # fmt: skip
 
 
 @dataclass
 class Meeting:
-    """Whether this node's ranks have met all others, and meanwhile who is missing, as far as it shows here."""
+    """Whether this node's ranks have met all others, and which nodes are missing, as far as it shows here."""
 
     node: Node
-    echo: Echo
     _looked: float = 0.0
-    _word: float = field(default_factory=lambda: time.monotonic() + FIRST_WORD_S)
 
     def complete(self) -> bool:
         """Whether they have met. PlannerError when another node says that it never will."""
         ready, number = self.node.ready, self.node.number
+        if self.node.launched:  # who waits for whom is the launcher's to say
+            return True
         if ready.options.script:  # an agent starts ranks when all agents are there
             met = rundir.rank_log(self.node.folder, number, 0, "stderr") is not None
         else:
@@ -228,13 +255,14 @@ class Meeting:
             if other != number:
                 _check_comes(joined)
                 check_equal(joined, self.node.claim)
-        if now >= self._word and (missing := self.missing()):
-            self._word = now + WORD_S
-            self.echo(f"waiting: {missing}")
         return False
 
-    def missing(self) -> str:
-        """Who did not come, in a sentence; empty where that does not show from here."""
+    def hosts(self) -> dict[int, str]:
+        """The nodes whose ranks show here, by name."""
+        return {number: one.host for number, one in joining.read_joined(self.node.folder).items()}
+
+    def absent(self) -> str:
+        """Which nodes did not come, in a sentence; empty where that does not show from here."""
         nodes, joined = len(self.node.ready.hosts.hosts), joining.read_joined(self.node.folder)
         if self.node.number and 0 not in joined and (why := address.answers(self.node.place, self.node.port)):
             return f"node 0 at {self.node.place.master}:{self.node.port} {why}"
@@ -242,9 +270,7 @@ class Meeting:
         if absent and self.node.number == 0:
             have = "have" if len(absent) > 1 else "has"
             return f"{', '.join(absent)} {have} not joined, as far as this folder on {self.node.claim.host} shows"
-        mesh = rundir.read_mesh(self.node.folder)
-        silent = [rank for one in sorted(joined) for rank in self.node.ranks_of(one) if rank not in mesh]
-        return f"ranks {silent} have not met the others" if silent else ""
+        return ""
 
     def _own(self) -> range:
         return self.node.ranks_of(self.node.number)
@@ -262,24 +288,26 @@ def _check_comes(joined: Joined) -> None:
 
 def check_equal(joined: Joined, own: Joined) -> None:
     """Refuse another node with other packages, or other content of a file that the plan has no digest of."""
-    kinds = (
-        ("", joined.versions, own.versions, "Install the same on every node"),
-        ("recipe.", joined.contents, own.contents, "Give every node the same file"),
-    )
-    for prefix, theirs, mine, fix in kinds:
-        for name in sorted(theirs.keys() & mine.keys() - {"python"}):
-            if theirs[name] != mine[name]:
-                rule = f"has {prefix}{name} {theirs[name][:20]}, and {own.host} has {mine[name][:20]}"
-                raise PlannerError(f"node {joined.node}", joined.host, rule, fix, exit_code=3)
+    theirs, mine = _facts(joined), _facts(own)
+    for name in sorted(theirs.keys() & mine.keys()):
+        status, fix = equal.rule_of(name)
+        if status == "fail" and equal.differing({joined.node: theirs}, name, mine[name]):
+            rule = f"has {name} {theirs[name][:20]}, and {own.host} has {mine[name][:20]}"
+            raise PlannerError(f"node {joined.node}", joined.host, rule, fix, exit_code=3)
 
 
-def _verdict(node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, meeting: Meeting) -> Verdict:
+def _facts(joined: Joined) -> dict[str, str]:
+    """In what nodes have to be equal, as a node says it of itself."""
+    return joined.versions | {f"{equal.INPUT}{field}": digest for field, digest in joined.contents.items()}
+
+
+def _verdict(node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall) -> Verdict:
     """How the run ended, as seen from this node: judged once for the others to read, and where it failed once more with
     what they say."""
-    found = judge(_evidence(node, ending, kills, refusal, meeting))
+    found = judge(_evidence(node, ending, kills, refusal, roll))
     joining.update(node.folder, _ended(node, found))
     others = [other for other in joining.read_joined(node.folder) if other != node.number]
-    if found.exit_code == 0 or ending.signal is not None or refusal is not None or not others:
+    if found.exit_code == 0 or ending.signal is not None or refusal is not None or not others or node.launched:
         return found
     deadline = time.monotonic() + OTHERS_END_S
     while time.monotonic() < deadline:
@@ -287,25 +315,23 @@ def _verdict(node: Node, ending: Ending, kills: int | None, refusal: PlannerErro
         if all(joined[other].end is not None for other in others if other in joined):
             break
         time.sleep(LOOK_S / 10)
-    found = judge(_evidence(node, ending, kills, refusal, meeting))
+    found = judge(_evidence(node, ending, kills, refusal, roll))
     for one in joining.read_joined(node.folder).values():
         if one.end is not None and one.end.cause == "interrupted":
             return Verdict("interrupted", one.end.exit_code, f"{one.end.message} on {one.host}", cause="interrupted")
     return found
 
 
-def _evidence(
-    node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, meeting: Meeting
-) -> Evidence:
+def _evidence(node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall) -> Evidence:
     """What is known here: of all nodes whose folder is this one, when this is node 0; else of its own ranks."""
     joined = joining.read_joined(node.folder)
-    seen = {node.number, *(joined if node.number == 0 else ())}
+    seen = {node.number, *(joined if node.number == 0 and not node.launched else ())}
     nodes = range(len(node.ready.hosts.hosts))
     elsewhere = frozenset(rank for one in nodes if one not in seen for rank in node.ranks_of(one))
-    awaited = meeting.missing() if ending.timed_out else ""
+    awaited = roll.missing() if ending.timed_out else ""
     names = [joined[one].host if one in joined else f"node-{one}" for one in nodes for _ in node.ranks_of(one)]
     found = evidence_of(node.ready, ending, kills, refusal, elsewhere)
-    return replace(found, hosts=names, awaited=awaited)
+    return replace(found, hosts=names, awaited=awaited, came=roll.came)
 
 
 def _ended(node: Node, found: Verdict) -> Joined:

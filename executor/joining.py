@@ -17,6 +17,7 @@ import msgspec
 
 import planner
 from executor import rundir
+from executor.checkpoints import Policy
 from executor.environment import masked
 from planner.errors import PlannerError
 from planner.plan import write_whole
@@ -28,7 +29,8 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """join.json. `master` is node 0's address where it is known; `code` is the digest of the code that made the folder.
 
     `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
-    where it is a secret, which each node has to be given.
+    where it is a secret, which each node has to be given. `checkpoints` says when they are written; None: never.
+    `resume` is the checkpoint to go on from, under the run folder.
     """
 
     schema: str = "join/1"
@@ -41,6 +43,9 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     save_weights: bool = False
     script: tuple[str, ...] = ()
     environment: dict[str, str | None] = {}
+    stall_s: float | None = None
+    checkpoints: Policy | None = None
+    resume: str | None = None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,12 +12,15 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from executor import cgroups, rundir, verdict
+from executor import attempts, cgroups, environment, hangs, rundir, verdict
+from executor.backends.common import read_by
+from executor.checks import causes
 from executor.contract import script_differences
 from executor.failures import failures, last_error_line
 from executor.launchers import local
@@ -25,6 +28,7 @@ from executor.prepare import Options as Options  # a launch is prepared and exec
 from executor.prepare import Prepared as Prepared
 from executor.prepare import prepare as prepare
 from executor.reap import reap, this_launcher
+from executor.rollcall import RollCall
 from executor.rundir import agent_log
 from executor.supervise import Echo, received_signals, supervise, tear_down
 from executor.verdict import UNKNOWN, Ending, Evidence, Verdict, judge, mesh_differences
@@ -47,7 +51,7 @@ def launch_spec(ready: Prepared, port: int, configured: Mapping[str, str]) -> La
     folder, hosts = ready.options.run_dir, ready.hosts.hosts
     emulated = ready.hosts.emulated
     here = ready.processes * (len(hosts) if emulated else 1)  # ranks that share this machine's cores
-    common = dict(configured) | (_script_environment(ready) if ready.options.script else {})
+    common = dict(configured) | (_of_script(ready) if ready.options.script else {})
     caller = os.environ | ready.environment
     commands = []
     for host in hosts:
@@ -93,31 +97,62 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
     chosen: list[str] = ["-m", options.trainer, str(options.run_dir)]
     if options.save_weights:
         chosen.append("--save-weights")
+    if options.resume is not None:
+        chosen += ["--resume", str(options.resume)]
     if options.fake_world:
         chosen.append("--fake-world")
     if options.build_on_meta:
         chosen.append("--build-on-meta")
     if options.memory_limit is not None:
         chosen += ["--memory-limit", str(int(options.memory_limit))]
+    if options.checkpoints is not None:
+        chosen += options.checkpoints.arguments()
     return tuple(chosen)
+
+
+def run(ready: Prepared, echo: Echo) -> RunRecord:
+    """`execute`, and once more with the networks' debugging on where the ranks came and did not meet."""
+    record = execute(ready, echo)
+    again = tried_again(ready, record, echo)
+    return execute(again, echo) if again is not None else record
+
+
+def tried_again(ready: Prepared, record: RunRecord, echo: Echo) -> Prepared | None:
+    """The second try of a start whose ranks came, did not meet, and did not say why; None where that was not so, or
+    where debugging was on. What the first left is kept in RUN/attempts."""
+    if record.cause != verdict.NOT_MET or environment.NETWORK_DEBUG.keys() <= ready.environment.keys():
+        return None
+    echo(f"{record.message.rstrip('.')}. Trying once more with {' and '.join(environment.NETWORK_DEBUG)} on")
+    again = attempts.after_failure(ready, echo)
+    return replace(again, environment=environment.NETWORK_DEBUG | ready.environment)
 
 
 def execute(ready: Prepared, echo: Echo) -> RunRecord:
     """Make the run folder, run, and write run.json whatever happens. The record's `exit_code` is the command's, also
-    where run.json cannot be written."""
-    folder = ready.options.run_dir
-    started, clock = datetime.now(UTC), time.monotonic()
+    where run.json cannot be written. A start that fails is followed by another, as often as the options allow."""
     reap()
+    ports: set[int] = set()
+    return attempts.repeated(ready, lambda one: _start(one, ports, echo), echo)
+
+
+def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, bool]:
+    """One start, on a port that none of `ports` is, and whether another may do better."""
+    folder, again = ready.options.run_dir, False
+    started, clock = datetime.now(UTC), time.monotonic()
     _make_folder(ready)
     sent: tuple[float, ...] = ()
     ended = UNKNOWN
     kills = cgroups.oom_kills()
+    roll = roll_call(ready, {host.node: host.name for host in ready.hosts.hosts}, echo)
     with received_signals() as signals:
         try:
             with local.opened(ready.hosts):
-                ending = _attempts(ready, signals, echo)
+                ending = _attempts(ready, signals, roll, echo, ports)
                 sent = tuple(float(count) for count in local.sent_bytes(ready.hosts))
-            ended = judge(evidence_of(ready, ending, kills))
+            awaited = roll.missing() if ending.timed_out else ""
+            evidence = replace(evidence_of(ready, ending, kills), awaited=awaited, came=roll.came)
+            ended = judge(evidence)
+            again = verdict.may_pass(evidence, ended)
         except PlannerError as error:
             # A Ctrl-C reaches the small programs we call as well: their failure is then not the story.
             ending = Ending(ok=False, signal=signals[0] if signals else None)
@@ -132,7 +167,18 @@ def execute(ready: Prepared, echo: Echo) -> RunRecord:
                 echo(
                     f"note: {folder / rundir.RECORD} could not be written ({why}); exit code and message are the run's"
                 )
-    return record
+    return record, again
+
+
+def roll_call(ready: Prepared, names: Mapping[int, str], echo: Echo) -> RollCall:
+    """Who of the ranks of these nodes is awaited."""
+    return RollCall(
+        ready.options.run_dir,
+        1 if ready.options.fake_world else ready.processes,
+        lambda: names,
+        echo,
+        others_first=bool(ready.options.script),
+    )
 
 
 def _make_folder(ready: Prepared) -> None:
@@ -141,10 +187,12 @@ def _make_folder(ready: Prepared) -> None:
     folder, in_namespaces = ready.options.run_dir, ready.hosts.emulation == "namespaces"
     try:
         rundir.create(folder, ready.plan, ready.files)
+        attempts.keep_asked(ready)
         rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=in_namespaces))
         rundir.keep_room(folder)
     except PlannerError:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not ready.options.again:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -176,8 +224,10 @@ def evidence_of(
         changed_inputs=shrunk(ready.plan.inputs),
         oom_kills=cgroups.kills_since(kills_before),
         meet_s=ready.options.meet_s,
+        network="" if ending.ok else causes.of_logs(rundir.rank_logs(folder)),
         log_line=last_error_line(agent_log(folder, ready.node)),
         elsewhere=elsewhere,
+        hung=hangs.read(folder) or tuple(filter(None, [ending.hang])),
     )
 
 
@@ -204,6 +254,7 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
         message=ended.message,
         failed_rank=ended.rank,
         node_tx_bytes=sent,
+        attempts=attempts.read(folder),
     )
 
 
@@ -216,10 +267,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _attempts(ready: Prepared, signals: list[int], echo: Echo) -> Ending:
+def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:
     folder, world = ready.options.run_dir, ready.ranks
 
     def spec_of(port: int) -> LaunchSpec:
+        ports.add(port)
         return launch_spec(ready, port, {})
 
     def configured(port: int) -> LaunchSpec:
@@ -231,9 +283,16 @@ def _attempts(ready: Prepared, signals: list[int], echo: Echo) -> Ending:
         return bool(ready.options.script) or all_met(folder, world)
 
     return start_and_watch(
-        ready.hosts, ready.run_id, folder, spec_of,
-        configured=configured, met=met, meet_s=ready.options.meet_s, signals=signals, echo=echo,
+        ready.hosts, ready.run_id, folder, spec_of, configured=configured, met=met, meet_s=ready.options.meet_s,
+        signals=signals, echo=echo, watch=lambda: watch_of(ready, range(world)), look=roll.call,
+        refused=frozenset(ports),
     )  # fmt: skip
+
+
+def watch_of(ready: Prepared, own: Sequence[int]) -> hangs.Watch:
+    """The watch over the ranks `own`, whose processes are on this host."""
+    options = ready.options
+    return hangs.Watch(options.run_dir, ready.run_id, ready.node, own, ready.ranks, options.stall_s)
 
 
 def all_met(folder: Path, world: int) -> bool:
@@ -252,22 +311,30 @@ def start_and_watch(
     meet_s: float,
     signals: list[int],
     echo: Echo,
+    watch: Callable[[], hangs.Watch] | None = None,
+    look: Callable[[], object] = lambda: None,
+    refused: frozenset[int] = frozenset(),
 ) -> Ending:
-    """Start and watch what `spec_of` makes of a rendezvous port; when that turns out taken, once more on the next.
+    """Start and watch what `spec_of` makes of a rendezvous port; when that turns out taken, once more on the next. The
+    ports `refused` are not tried.
 
     `configured` is `spec_of` with the ranks' whole environment. It may take its time or refuse: the agents import torch
     meanwhile, and no rank is started before it has answered.
     """
-    ending, refused = Ending(ok=False), frozenset[int]()
+    ending = Ending(ok=False)
     for _ in range(PORT_TRIES):
         port = local.hold_port(hosts, run_id, refused)
         agents = local.start(spec_of(port.number), hosts, folder, port)
         try:
-            local.configure(agents, (configured or spec_of)(port.number))
+            with read_by(local.reader(agents[0], signals)):
+                local.configure(agents, (configured or spec_of)(port.number))
         except BaseException:
             tear_down(agents, run_id)
             raise
-        ending = supervise(agents, folder, run_id, echo, signals=signals, met=met, meet_s=meet_s)
+        looks = watch() if watch is not None else None
+        ending = supervise(
+            agents, folder, run_id, echo, signals=signals, met=met, meet_s=meet_s, watch=looks, look=look
+        )
         if ending.ok or ending.signal is not None or not _port_was_taken(agents[0].log):
             break
         echo(f"port {port.number} was taken meanwhile, trying the next")
@@ -280,17 +347,23 @@ def _port_was_taken(log: Path) -> bool:
     return any(mark.lower() in text.lower() for mark in PORT_TAKEN)
 
 
-def _script_environment(ready: Prepared) -> dict[str, str]:
-    """What a person's own script needs to find the plan's configuration, as the trainer finds it by itself."""
+def _of_script(ready: Prepared) -> dict[str, str]:
     from executor.backends.deepspeed import CONFIG
 
+    path = str(ready.options.run_dir / CONFIG) if CONFIG in ready.files else None
+    return script_environment(ready.plan.layout.engine, ready.plan.cluster.gpu.kind, path)
+
+
+def script_environment(engine: str, device: str, deepspeed: str | None) -> dict[str, str]:
+    """What a person's own script needs to find the plan's configuration, as the trainer finds it by itself; `deepspeed`
+    is the path of DeepSpeed's file, where the plan has one."""
     env = {}
-    if CONFIG in ready.files:
-        env["MESHWRIGHT_DEEPSPEED_CONFIG"] = str(ready.options.run_dir / CONFIG)
-    if ready.plan.cluster.gpu.kind == "cpu":
-        # Without these, each framework looks for a device, finds none and trains alone on every rank.
-        by_accelerate = ready.plan.layout.engine in ("single", "ddp")
-        env |= {"ACCELERATE_USE_CPU": "true"} if by_accelerate else {"DS_ACCELERATOR": "cpu"}
+    if deepspeed is not None:
+        env["MESHWRIGHT_DEEPSPEED_CONFIG"] = deepspeed
+        if engine == "deepspeed":  # what Accelerator() and Trainer read; for the others they have no switch
+            env |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": deepspeed}
+    if device == "cpu":
+        env |= environment.on_cpu(engine)
     return env
 
 

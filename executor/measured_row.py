@@ -15,6 +15,7 @@ from executor.matrix import Cell
 from executor.rundir import RankError
 from planner import presets
 from planner.case import Case
+from planner.engines.common import implementation
 from planner.inventory import parameters
 from planner.plan import Plan
 from planner.record import Measured, RunRecord
@@ -134,6 +135,7 @@ def _layout(plan: Plan) -> rows.RowLayout:
         recompute=layout.recompute,
         precision=job.precision,
         optimizer=job.optimizer.name,
+        optimizer_implementation=implementation(Case.of(plan)) if job.optimizer.name == "adamw" else None,
         sequence_parallel=layout.sequence_parallel if layout.tp > 1 else None,
         switches={name: value for name, value in own.items() if value != getattr(plain, name)},
     )

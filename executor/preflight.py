@@ -10,11 +10,14 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from executor import cgroups
+from executor.checkpoints import expected_bytes
+from executor.facts import cores
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.host import loading_bytes
@@ -24,21 +27,31 @@ from planner.units import format_bytes
 PREFLIGHT = 3
 
 
+class Doubt(PlannerError):
+    """What may go wrong, and keeps no run from starting."""
+
+
 class Check(NamedTuple):
-    """One thing that must hold, by the name it has in a table. `run` raises PlannerError where it does not."""
+    """One thing that must hold, by the name it has in a table. `run` raises PlannerError where it does not, Doubt where
+    it may not; else it may return the measured value, as a text. `of_host`: it says something of the machine that
+    asks, and of no file that all nodes share."""
 
     name: str
     run: Callable[[], object]
+    of_host: bool = False
 
 
-def require(checks: Iterable[Check]) -> None:
-    """All of them, in order; the first that does not hold is the answer no."""
+def require(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
+    """All of them, in order; the first that does not hold is the answer no. Doubts are told."""
     for one in checks:
-        one.run()
+        try:
+            one.run()
+        except Doubt as doubt:
+            echo(f"note: {doubt.sentence}")
 
 
 def refusals(checks: Iterable[Check]) -> dict[str, PlannerError]:
-    """Every check that does not hold here, by name."""
+    """Every check that does not hold here, or may not, by name."""
     found = {}
     for one in checks:
         try:
@@ -80,16 +93,16 @@ def check_packages(needed: list[str]) -> None:
             "software",
             None,
             f"{' and '.join(missing)} not installed",
-            "pip install 'meshwright[run]'",
+            f"Install it: {sys.executable} -m pip install {' '.join(missing)}",
             exit_code=PREFLIGHT,
         )
 
 
-def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = None) -> None:
+def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = None) -> str:
     """This machine has the devices the plan names, or as many as `ranks`. `found` stands in for counting them."""
     kind = plan.cluster.gpu.kind
     if kind == "cpu":
-        return
+        return f"{cores()} CPU cores"
     if kind != "cuda":
         raise PlannerError(
             "plan: cluster.gpu.kind",
@@ -107,95 +120,101 @@ def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = N
             "Run it where the devices are, or plan with --cluster localhost",
             exit_code=PREFLIGHT,
         )
+    return f"{have} CUDA devices"
 
 
-def check_script(plan: Plan, script: str) -> None:
-    """A person's own script is there, and this machine would not train it in another way than planned."""
+def check_script(script: str) -> None:
+    """A person's own script is there."""
     if not Path(script).is_file():
         raise PlannerError("--script", script, "does not exist or is not a file", "Give the path of a Python file")
-    if plan.cluster.gpu.kind == "cpu" and plan.layout.engine == "fsdp2":
-        raise PlannerError(
-            "--script",
-            script,
-            "Accelerate turns FSDP into plain DDP on CPU without a word (1.15)",
-            "Plan for GPUs, or run the built-in trainer",
-            exit_code=PREFLIGHT,
-        )
 
 
-def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int | None = None) -> None:
+def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int | None = None) -> str:
     """On CPU the predicted peaks of all ranks (or of `ranks`) must fit in this machine's free memory together.
 
     No prediction, no verdict.
     """
     peaks = [phase.total for phase in plan.prediction.memory]
     if plan.cluster.gpu.kind != "cpu" or not peaks:
-        return
+        return "n/a"
     ranks = plan.layout.world_size if ranks is None else ranks
-    need = max(peaks) * ranks
-    have = available_memory() if available is None else available
-    if need > have:
-        raise PlannerError(
-            "memory",
-            f"{ranks} ranks x {format_bytes(max(peaks))}",
-            f"predicted {format_bytes(need)} on a machine with {format_bytes(have)} free",
-            "Plan a smaller model, micro-batch or sequence, or fewer ranks",
-            exit_code=PREFLIGHT,
-        )
+    fix = "Plan a smaller model, micro-batch or sequence, or fewer ranks"
+    rule = "predicted {need} on a machine with {have} free"
+    return _fits_in_host("memory", ranks, max(peaks), available, rule, fix)
 
 
-def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: int) -> None:
+def check_copy_memory(plan: Plan, available: float | None = None, *, ranks: int) -> str:
+    """`ranks` copy their parts of a checkpoint into this host's memory; on a CPU beside their predicted peaks."""
+    of_rank = expected_bytes(plan) / plan.layout.world_size
+    if plan.cluster.gpu.kind == "cpu":
+        of_rank += max((phase.total for phase in plan.prediction.memory), default=0.0)
+    fix = "Use a host with more memory, or leave out checkpoints"
+    rule = "each rank copies its part of a checkpoint, and this machine has {have} free"
+    return _fits_in_host("--checkpoint-every", ranks, of_rank, available, rule, fix)
+
+
+def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: int) -> str:
     """With GPUs every rank loads its part of the model through host memory: weight by weight, but where tensor ranks
     cut a whole one (`planner.host.loading_bytes`).
 
     With CPUs the predicted peaks hold that moment (`check_host_memory`).
     """
     if plan.cluster.gpu.kind == "cpu":
-        return
+        return "n/a"
     case = Case.of(plan)
     need = max(float(loading_bytes(case.at(stage))) for stage in case.stages())
-    have = available_memory() if available is None else available
-    if ranks * need > have:
-        raise PlannerError(
-            "host memory",
-            f"{ranks} ranks x {format_bytes(need)}",
-            f"that is what loading takes, and this machine has {format_bytes(have)} free",
-            "Use a host with more memory, or a smaller model",
-            exit_code=PREFLIGHT,
-        )
+    fix = "Use a host with more memory, or a smaller model"
+    rule = "that is what loading takes, and this machine has {have} free"
+    return _fits_in_host("host memory", ranks, need, available, rule, fix)
 
 
-def check_disk(folder: Path, need: float, field: str, fix: str) -> None:
-    """The disk on which a folder will stand has room for so many bytes."""
+def _fits_in_host(field: str, ranks: int, of_rank: float, available: float | None, rule: str, fix: str) -> str:
+    """So many bytes of each rank are free on this host; `rule` may name what is needed in all, and what is free."""
+    have, need = available_memory() if available is None else available, ranks * of_rank
+    if need > have:
+        value = f"{ranks} ranks x {format_bytes(of_rank)}"
+        said = rule.format(need=format_bytes(need), have=format_bytes(have))
+        raise PlannerError(field, value, said, fix, exit_code=PREFLIGHT)
+    return f"{format_bytes(need)} of {format_bytes(have)} free"
+
+
+def check_disk(folder: Path, need: float, field: str, fix: str) -> str:
+    """The disk on which a folder will stand has room for so many bytes of weights and logs."""
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent
     free = shutil.disk_usage(nearest).free
     if need > free:
-        rule = f"needs {format_bytes(need)} for the weights, and its disk has {format_bytes(free)} free"
+        rule = f"needs {format_bytes(need)} for weights and logs, and its disk has {format_bytes(free)} free"
         raise PlannerError(field, folder, rule, fix, exit_code=PREFLIGHT)
+    return f"{format_bytes(need)} of {format_bytes(free)} free"
 
 
 def visible_gpus() -> int:
     """CUDA devices a process started here would see, asked of the driver's own tool."""
+    return len(visible_cards())
+
+
+def visible_cards() -> list[int | str]:
+    """The same devices, each by the driver's number or its UUID."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return 0
+        return []
     try:
         listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return 0
+        return []
     present = sum(line.startswith("GPU ") for line in listing.stdout.splitlines()) if listing.returncode == 0 else 0
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return present
+        return list(range(present))
     # CUDA stops reading the list at the first index that is not there.
-    count = 0
+    found: list[int | str] = []
     for name in filter(None, (part.strip() for part in chosen.split(","))):
         if name.lstrip("-").isdigit() and not 0 <= int(name) < present:
             break
-        count += 1
-    return min(count, present)
+        found.append(int(name) if name.isdigit() else name)
+    return found[:present]
 
 
 def available_memory() -> float:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from executor import datacheck, environment, preflight, rundir
+from executor import checkpoints, datacheck, environment, preflight, rundir
+from executor.checkpoints import Policy
+from executor.checks import limits
 from executor.launchers import local
 from executor.preflight import Check
 from executor.supervise import Echo
@@ -31,6 +33,8 @@ from planner.question import usual_runtime
 from planner.rules import check, one_of
 
 TRAINER = "executor.worker.train"
+STEP_BYTES = 400
+"""Of a step in metrics.jsonl and in rank 0's log."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,12 @@ class Options:
     """What the person asked for beside the plan. `script` is their own program and its arguments, `env` what they add
     to the ranks' environment (NAME or NAME=VALUE).
 
+    `stall_s` is after how many seconds without progress a run hangs (None: the rule of hangs.py).
+    `max_restarts` is how often a start that failed is followed by another. `again` is one in a folder that there is
+    already, which goes on from the checkpoint `resume`, or from the beginning.
     `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
     only pretends the others; `build_on_meta` gives its shards zeros for numbers. `memory_limit` is how many bytes a
-    rank may take of its device.
+    rank may take of its device. `checkpoints` says when checkpoints are written and which stay; None: none are.
     """
 
     run_dir: Path
@@ -52,10 +59,15 @@ class Options:
     script: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     meet_s: float = 600.0
+    stall_s: float | None = None
+    max_restarts: int = 0
+    again: bool = False
+    resume: Path | None = None
     trainer: str = TRAINER
     fake_world: bool = False
     build_on_meta: bool = False
     memory_limit: float | None = None
+    checkpoints: Policy | None = None
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,9 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     `backend` stands in for the one the plan names.
     """
     made = decided(plan, options, echo, backend)
-    preflight.require(host_checks(made.plan, options, made.ranks))
+    preflight.require(host_checks(made.plan, options, made.ranks), echo)
     made = replace(made, plan=inputs.resolved(made.plan))
-    preflight.require(folder_checks(made.plan, options))
+    preflight.require(folder_checks(made.plan, options), echo)
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
         echo(f"nodes share the loopback interface: {reason}")
@@ -114,37 +126,48 @@ def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     return Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, backend.files(plan), added)
 
 
-def host_checks(plan: Plan, options: Options, ranks: int) -> tuple[Check, ...]:
+def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
     """What must hold of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were
-    when the plan was made."""
+    when the plan was made. `every_line` of the data is read, or the first alone."""
     checks = [
-        Check("devices", lambda: preflight.check_devices(plan, ranks=ranks)),
-        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job.method)),
-        Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks)),
+        Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
+        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job.method), of_host=True),
+        Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks), of_host=True),
+        Check("GPU memory", lambda: limits.check_gpu_memory(plan, ranks), of_host=True),
+        Check("shared memory", lambda: limits.check_shared_memory(plan, ranks), of_host=True),
+        Check("locked memory", lambda: limits.check_locked_memory(plan, options.nodes), of_host=True),
+        Check("open files", lambda: limits.check_open_files(plan.layout.world_size), of_host=True),
     ]
     if options.script:
-        return (*checks, Check("script", lambda: preflight.check_script(plan, options.script[0])))
+        return (*checks, Check("script", lambda: preflight.check_script(options.script[0])))
     if not options.build_on_meta:
-        checks.append(Check("loading", lambda: preflight.check_loading_memory(plan, ranks=ranks)))
-    checks += [Check(name, part) for name, part in datacheck.input_checks(plan)]
+        checks.append(Check("loading", lambda: preflight.check_loading_memory(plan, ranks=ranks), of_host=True))
+    if options.checkpoints is not None:
+        checks.append(Check("copies", lambda: preflight.check_copy_memory(plan, ranks=ranks)))
+    checks += [Check(name, part) for name, part in datacheck.input_checks(plan, every_line=every_line)]
     checks += [Check(f"{one.field}'s content", partial(inputs.check_content, one)) for one in plan.inputs]
     return tuple(checks)
 
 
 def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
     """What must hold of the place where the run folder will be."""
-    checks = [Check("run folder", lambda: rundir.check_new(options.run_dir))]
+    fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
+    return (
+        Check("run folder", lambda: None if options.again else rundir.check_new(options.run_dir)),
+        Check("room", lambda: check_room(plan, options, "--run-dir", fix)),
+    )
+
+
+def check_room(plan: Plan, options: Options, field: str, fix: str) -> str:
+    """The disk of a run folder, which `field` named, has room for logs, and for the weights and the checkpoints if they
+    will be saved: as many as are kept, and the one that is being written."""
+    need: float = rundir.ROOM_BYTES + STEP_BYTES * plan.job.recipe.steps
     if options.save_weights:
-        fix = "Name one elsewhere, or add --no-save-weights"
-        checks.append(Check("room", lambda: check_room(plan, options.run_dir, "--run-dir", fix)))
-    return tuple(checks)
-
-
-def check_room(plan: Plan, folder: Path, field: str, fix: str) -> None:
-    """The disk of a run folder, which `field` named, has room for the weights that will be saved."""
-    adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
-    need = parameters(plan.model, adapters, trainable=adapters is not None)
-    preflight.check_disk(folder, 4 * need, field, fix)  # in fp32; what is held in bf16 needs half
+        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+        need += 4 * parameters(plan.model, adapters, trainable=adapters is not None)  # in fp32; bf16 needs half
+    if options.checkpoints is not None:
+        need += (options.checkpoints.keep_last + 1) * checkpoints.expected_bytes(plan)
+    return preflight.check_disk(options.run_dir, need, field, fix)
 
 
 def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:

@@ -29,11 +29,13 @@ from planner import __version__
 from planner.backend import LaunchSpec, NodeCommand
 from planner.calibrate.machine import preset_files
 from planner.errors import PlannerError
+from planner.output import check_folder
 from planner.truth.probe import Probe, check_probe, write_probe
 
 PROBE = "probe.json"
 MEET_S = 120.0
 MOST_RANKS = 1024
+RANGE = f"must be from 1 to {MOST_RANKS}"
 
 
 @dataclass(frozen=True)
@@ -77,27 +79,35 @@ class Written:
 def prepare(options: Options, echo: Echo) -> Prepared:
     """Check devices, packages and the folder. PlannerError is the answer no."""
     if options.nodes < 1 or options.nodes > MOST_RANKS:
-        raise PlannerError("--nodes", options.nodes, f"must be from 1 to {MOST_RANKS}")
+        raise PlannerError(
+            "--nodes", options.nodes, f"must be from 1 to {MOST_RANKS}", f"Try {min(max(options.nodes, 1), MOST_RANKS)}"
+        )
     gpus = preflight.visible_gpus()
     kind = options.kind or ("cuda" if gpus else "cpu")
     ranks = options.ranks
     if ranks is None:
         ranks = max(gpus // options.nodes, 1) if kind == "cuda" else 2
     if not 1 <= ranks <= MOST_RANKS:
-        raise PlannerError("--ranks", ranks, f"must be from 1 to {MOST_RANKS}")
+        raise PlannerError("--ranks", ranks, RANGE, f"Try {min(max(ranks, 1), MOST_RANKS)}")
     if kind == "cuda" and ranks * options.nodes > gpus:
         rule = f"{options.nodes} node(s) of {ranks} need {ranks * options.nodes} GPUs, this machine shows {gpus}"
         raise PlannerError("--ranks", ranks, rule, "Ask for fewer, or use --kind cpu", exit_code=preflight.PREFLIGHT)
     preflight.check_packages(["torch"])
-    name = _name(options.name)
-    for path in files_of(options.folder, name):
-        if path.exists() and not options.force:
-            raise PlannerError("--output", path, "exists", "Name another folder or --name, or use --force")
-    rundir.check_can_be_made(options.folder, "--output")
+    name = check_place(options)
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
         echo(f"nodes share the loopback interface: {reason}")
     return Prepared(options, name, kind, ranks, local.describe(options.nodes, emulation), secrets.token_hex(6))
+
+
+def check_place(options: Options) -> str:
+    """The id of the presets, whose files may be written (PlannerError)."""
+    name = _name(options.name)
+    for path in files_of(options.folder, name):
+        if path.exists() and not options.force:
+            raise PlannerError("--output", path, "exists", "Name another folder or --name, or use --force")
+    check_folder(options.folder, "--output")
+    return name
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
@@ -107,7 +117,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 def execute(ready: Prepared, echo: Echo) -> Written:
     """Measure, and write everything whole or nothing. PlannerError says who failed and how."""
-    began, load = time.monotonic(), _load()
+    began, load = time.monotonic(), load_average()
     with tempfile.TemporaryDirectory(prefix="meshwright-probe-") as scratch, received_signals() as signals:
         folder = Path(scratch)
         rows = _measured(ready, folder, signals, echo)
@@ -131,8 +141,15 @@ def write(folder: Path, probe: Probe) -> tuple[Path, ...]:
     return (folder / PROBE, *presets)
 
 
-def probe_of(ready: Prepared, rows: dict[str, Any], *, seconds: float, load: float | None) -> Probe:
-    """The probe that rank 0's tables make."""
+def probe_of(
+    ready: Prepared,
+    rows: dict[str, Any],
+    *,
+    seconds: float,
+    load: float | None,
+    versions: dict[str, str] | None = None,
+) -> Probe:
+    """The probe that rank 0's tables make; `versions` are those of its packages, here by default."""
     host = rows["host"] | {"load": load}
     raw = rows | {
         "made_by": f"meshwright {__version__}",
@@ -140,11 +157,11 @@ def probe_of(ready: Prepared, rows: dict[str, Any], *, seconds: float, load: flo
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": seconds,
         "host": host,
-        "nodes": ready.options.nodes,
+        "nodes": len(ready.hosts.hosts),
         "ranks_per_node": ready.ranks,
         "transport": "gloo" if ready.kind == "cpu" else "nccl",
-        "launcher": f"local/{ready.hosts.emulation}",
-        "versions": launch.versions(),
+        "launcher": f"local/{ready.hosts.emulation}" if ready.hosts.emulated else ready.hosts.emulation,
+        "versions": versions or launch.versions(),
     }
     return msgspec.convert(raw, Probe)
 
@@ -206,7 +223,7 @@ def _name(given: str | None) -> str:
     return name
 
 
-def _load() -> float | None:
+def load_average() -> float | None:
     """The load average of a minute, which is never exactly nothing."""
     try:
         return max(os.getloadavg()[0], 0.01)

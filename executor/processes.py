@@ -38,6 +38,17 @@ def processes_of(run_id: str) -> list[int]:
     return [pid for pid, environment in _others() if environment.get(RUN_ID_VARIABLE) == run_id]
 
 
+def ranks_of(run_id: str) -> dict[int, str]:
+    """The identity of each rank's process of a run, by rank: of processes with one rank in their environment the first,
+    since those that it started inherit it."""
+    found: dict[int, tuple[int, int]] = {}
+    for pid, environment in _others():
+        rank, started = environment.get("RANK", ""), _started(pid)
+        if environment.get(RUN_ID_VARIABLE) == run_id and rank.isdigit() and started is not None:
+            found[int(rank)] = min(found.get(int(rank), (started, pid)), (started, pid))
+    return {rank: f"{pid}:{started}" for rank, (started, pid) in found.items()}
+
+
 def orphans() -> list[int]:
     """Processes of runs whose launcher, which was on this machine, no longer lives."""
     found = []

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from executor import processes, rundir
+from executor import processes, rundir, slurm
 from executor.joining import JOIN, read_joined
 from executor.launchers import namespaces
 from executor.rundir import Launcher
@@ -66,8 +67,10 @@ class Standing:
     processes: int = 0
 
 
-def standing(folder: Path) -> Standing:
-    """How the run in a folder stands; one whose launcher was killed is buried. Refuses what is no run folder."""
+def standing(folder: Path, on_hosts: Callable[[Path, str], list[str]] | None = None) -> Standing:
+    """How the run in a folder stands; one whose launcher was killed is buried. Refuses what is no run folder.
+
+    `on_hosts` ends what such a run left on other hosts, by folder and run id, and says so in sentences."""
     rundir.read_run_plan(folder)
     record, launcher = rundir.read_record(folder), rundir.read_launcher(folder)
     if record is None and launcher is not None:
@@ -75,17 +78,24 @@ def standing(folder: Path) -> Standing:
         if where == "elsewhere":
             return Standing("running", f"on {launcher.host}, as far as can be seen from here: ask there")
         if where == "gone":
-            record = bury(folder, launcher)
+            elsewhere = on_hosts(folder, launcher.run_id) if on_hosts and (folder / rundir.HOSTS).is_file() else []
+            record = bury(folder, launcher, elsewhere)
     if record is not None:
         return Standing(record.status, record.message, record.exit_code)
     run_id = launcher.run_id if launcher else _run_id(folder)
     found = len(processes.processes_of(run_id)) if run_id else 0
+    if launcher is not None and (folder / rundir.HOSTS).is_file():
+        names = dict.fromkeys(one.host for one in read_joined(folder).values())
+        return Standing("running", f"on {', '.join(names)}" if names else "no host has begun", processes=found)
     if launcher is not None or found:
         return Standing("running", f"{found} processes", processes=found)
     if (folder / JOIN).is_file():  # node 0 says who launched, and nobody else
+        job = slurm.read_job(folder)
         there = [one for one in read_joined(folder).values() if not one.refusal]
         ends = [f" ({one.end.status})" if one.end else "" for one in there]
         said = ", ".join(f"node {one.node} on {one.host}{end}" for one, end in zip(there, ends, strict=True))
+        if job is not None and not there:
+            return Standing(*slurm.standing(job))
         return Standing("joined", said) if there else Standing("not started", "no node has joined")
     return Standing("ended without a record", "its launcher was killed")
 
@@ -96,8 +106,9 @@ def _run_id(folder: Path) -> str:
     return spec.commands[0].env.get(processes.RUN_ID_VARIABLE, "") if spec else ""
 
 
-def bury(folder: Path, launcher: Launcher) -> RunRecord:
-    """End what a dead launcher left of its run, and write the run.json that it could not."""
+def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> RunRecord:
+    """End what a dead launcher left of its run, and write the run.json that it could not. `elsewhere` is what was ended
+    on other hosts."""
     ended = processes.end(partial(processes.processes_of, launcher.run_id), GRACE_S)
     stale = namespaces.reap_stale() if launcher.network is not None else []
     left = " and ".join([f"{len(ended)} processes"] * bool(ended) + ["its network"] * (launcher.network in stale))
@@ -117,7 +128,8 @@ def bury(folder: Path, launcher: Launcher) -> RunRecord:
         losses=rundir.read_losses(folder),
         measured=rundir.read_measured(folder),
         message=f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
-        + (f"; {left} that it left are ended" if left else ""),
+        + (f"; {left} that it left are ended" if left else "")
+        + "".join(f"; {one}" for one in elsewhere),
         cause="launcher lost",
     )
     rundir.keep_record(folder, record)
@@ -126,6 +138,8 @@ def bury(folder: Path, launcher: Launcher) -> RunRecord:
 
 def _launched_by(folder: Path, launcher: Launcher) -> str:
     """The launcher as run.json names it."""
+    if (folder / rundir.HOSTS).is_file():
+        return "ssh"
     if (folder / JOIN).is_file():
         return "join"
     return "local/namespaces" if launcher.network is not None else "local/loopback"

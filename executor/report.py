@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from executor import rundir
+from executor import attempts, rundir
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.groups import coordinates
 from planner.memory import memory_breakdown
 from planner.plan import Collective, PhaseMemory, Plan, StagePrediction
-from planner.record import Measured, RunRecord
+from planner.record import Attempt, Measured, RunRecord
 from planner.units import format_bytes
 
 SCHEMA = "report/1"
@@ -83,7 +83,11 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, compared. `script` is the person's own, where that ran and not the trainer, which alone measures."""
+    """One run, compared. `script` is the person's own, where that ran and not the trainer, which alone measures.
+
+    `run_s` is the wall-clock time of all its starts, `training_s` that of its steps, each counted once; their share is
+    the `goodput` that `planner cost` predicts of a long run. None before the run has ended.
+    """
 
     run_dir: str
     plan_hash: str
@@ -107,7 +111,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     node_tx_bytes: tuple[float, ...]
     versions: dict[str, str]
     script: str | None = None
+    checkpoints: tuple[rundir.Checkpointed, ...] = ()
     notes: tuple[str, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    run_s: float | None = None
+    training_s: float | None = None
+    goodput: float | None = None
 
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +129,14 @@ class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
 
 def build(folder: Path) -> Report:
     """Read a run folder and join what was predicted with what was measured."""
+    from planner.cost import goodput  # it imports the search, which launching does not need
+
     plan, record = rundir.read_run_plan(folder), rundir.read_record(folder)
     measured = rundir.read_measured(folder) or (record.measured if record else ())
     steps = [value for one in measured for value in one.step_s]
     losses = rundir.read_losses(folder)
+    earlier, training_s = attempts.read(folder), rundir.read_training_s(folder)
+    run_s = record.seconds + sum(one.seconds for one in earlier) if record else None
     return Report(
         run_dir=str(folder),
         plan_hash=plan.content_hash,
@@ -149,6 +162,11 @@ def build(folder: Path) -> Report:
         node_tx_bytes=record.node_tx_bytes if record else (),
         versions=record.versions if record else {},
         script=rundir.script_of(folder),
+        checkpoints=rundir.read_checkpoints(folder),
+        attempts=earlier,
+        run_s=run_s,
+        training_s=training_s if run_s else None,
+        goodput=float(goodput(training_s, run_s)) if run_s else None,
         notes=(
             *_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder), heaviest(measured)),
             *_absent(plan, record, measured),

@@ -5,12 +5,15 @@ Not here: what is compared (report.py).
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from executor.report import SMALL_SHARE, Line, MemoryReport, Report
+from executor.rundir import Checkpointed
+from planner.record import Attempt
 from planner.units import format_bytes, format_seconds, format_volume
 
 if TYPE_CHECKING:
@@ -40,8 +43,10 @@ def render(report: Report, console: Console) -> None:
     if report.message:
         say(report.message)
     if report.script is not None:
-        say(f"of your own script, {report.script}: nothing of it was measured")
-        return
+        if report.step_s.measured is None and report.memory.rank is None:
+            say(f"of your own script, {report.script}: nothing of it was measured (docs/launching.md says how)")
+            return
+        say(f"of your own script, {report.script}, beside what the plan predicts of the built-in trainer")
 
     memory = report.memory
     where = (
@@ -91,11 +96,51 @@ def render(report: Report, console: Console) -> None:
         (begun, begin), (ended, end) = report.validation[0], report.validation[-1]
         over = f"after step {begun}" if begun == ended else f"→ {end:.4f}, after steps {begun} to {ended}"
         say(f"validation loss {begin:.4f} {over}")
+    if report.checkpoints:
+        say(checkpoints_text(report.checkpoints))
+    for number, one in enumerate(report.attempts, 1):
+        say(f"start {number}: {attempt_text(one)}")
+    if report.attempts and report.goodput is not None:
+        say(goodput_text(report))
     for note in report.notes:
         say(f"note: {note}")
     if report.node_tx_bytes:
         sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
         say(f"sent between nodes over the whole run: {sent}")
+
+
+def checkpoints_text(found: tuple[Checkpointed, ...]) -> str:
+    """How many checkpoints were written, and how long training stood still for one; why some were not."""
+    whole = [one for one in found if not one.error]
+    told = "no checkpoint was written"
+    if whole:
+        times = (statistics.median(one.pause_s for one in whole), max(one.pause_s for one in whole))
+        pause, longest, write = map(format_seconds, (*times, statistics.median(one.write_s for one in whole)))
+        many = f"{len(whole)} checkpoint{'s' * (len(whole) > 1)} of {format_bytes(whole[-1].bytes)}"
+        told = f"{many}: training paused {pause} for one (median; {longest} at most), complete after {write}"
+    failed = [one for one in found if one.error]
+    if failed:
+        steps = ", ".join(str(one.step) for one in failed[:5]) + ", ..." * (len(failed) > 5)
+        told += f"; none after step {steps}: {failed[-1].error}"
+    return told
+
+
+def goodput_text(report: Report) -> str:
+    """Which share of a run's time, over all its starts, its steps took."""
+    assert report.goodput is not None and report.run_s is not None and report.training_s is not None
+    whole, steps = format_seconds(report.run_s), format_seconds(report.training_s)
+    return f"goodput {report.goodput:.1%}: {steps} of {whole} in {len(report.attempts) + 1} starts went into its steps"
+
+
+def attempt_text(one: Attempt) -> str:
+    """How a start of a run ended, from where the next went on, and what that cost."""
+    again = one.steps - one.resumed_from
+    lost = f"{again} step{'s' * (again != 1)} trained again ({format_seconds(one.repeated_s)})"
+    down = "n/a" if one.down_s is None else format_seconds(one.down_s)
+    why = f" ({one.message.rstrip('.')})" if one.message else ""
+    where = f" on {one.nodes} nodes" if one.nodes > 1 else ""
+    ended, went_on = f"{one.status}{where} after step {one.steps}{why}", f"went on after step {one.resumed_from}"
+    return f"{ended}; {went_on}: {lost}, {down} until the next step"
 
 
 def _row(made: Table, line: Line, form: Callable[[float], str]) -> None:

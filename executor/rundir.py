@@ -19,14 +19,17 @@ from executor.environment import masked
 from planner.backend import LaunchSpec
 from planner.contents import NOT_JSON
 from planner.errors import PlannerError
+from planner.output import check_folder
 from planner.plan import Plan, encode_plan, read_plan, write_whole
 from planner.record import Measured, RunRecord
 
 PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
 LAUNCHER, ROOM = "launcher.json", ".room-for-the-record"
+HOSTS = "hosts.json"
 ROOM_BYTES = 256 * 1024
 """Kept free for run.json: how a run ended must be said also where it ended because its disk was full."""
 CONFIG, LOGS, MESH, MEASURED, FAILED = "config", "logs", "mesh", "measured", "failed"
+STATES = "states"
 WEIGHTS = "weights"
 ADAPTER = "adapter"
 DEFAULT_PARENT = "runs"
@@ -93,24 +96,11 @@ def base_is_checkpoint(plan: Plan) -> bool:
 
 def check_new(folder: Path, option: str = "--run-dir") -> None:
     """Refuse a folder that is there already or that cannot be made; create nothing. `option` named it."""
-    if folder.is_file() or (folder.is_symlink() and not folder.is_dir()):
+    if folder.is_file():
         raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
         raise PlannerError(option, folder, "exists, and a run never mixes with another", "Name a new folder")
-    check_can_be_made(folder, option)
-
-
-def check_can_be_made(folder: Path, option: str) -> None:
-    """Refuse a folder below something that is no folder, or not ours to write; `option` named it."""
-    if str(folder) == "-":
-        raise PlannerError(option, folder, "stands for stdout, and this is a folder", "Name a folder; ./-/ is one")
-    nearest = folder.absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise PlannerError(option, folder, f"{nearest} is not a folder", "Name a folder that can be created")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PlannerError(option, folder, f"{nearest} is not writable by you", "Name a folder under one that is")
+    check_folder(folder, option)
 
 
 def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:
@@ -231,6 +221,21 @@ def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:
     return {rank: read_json(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
 
 
+def read_states(folder: Path) -> dict[int, str]:
+    """How far each rank says that it has come into its process group (executor.rollcall), by rank."""
+    return {rank: str(read_json(path, dict[str, Any]).get("state")) for rank, path in _rank_files(folder / STATES)}
+
+
+def ready_nodes(folder: Path) -> set[int]:
+    """The nodes whose agents have imported torch, and start their ranks when all have (executor.worker.agent)."""
+    return {int(path.stem.removeprefix("node-")) for path in (folder / STATES).glob("node-*.json")}
+
+
+def ranks_in(folder: Path) -> set[int]:
+    """The ranks that have a file in a folder of the run's."""
+    return {rank for rank, _ in _rank_files(folder)}
+
+
 def script_of(folder: Path) -> str | None:
     """The person's own script that a run was of; None of the built-in trainer's."""
     return next((str(seen["script"]) for seen in read_mesh(folder).values() if "script" in seen), None)
@@ -256,25 +261,57 @@ def read_tokens(folder: Path) -> tuple[int, ...]:
     return tuple(step.tokens for step in _logged(folder) if step.tokens is not None)
 
 
+def read_training_s(folder: Path) -> float:
+    """Seconds that the steps of the run took, each step once, however often it was trained."""
+    return sum(step.step_s for step in _logged(folder))
+
+
 def read_validation(folder: Path) -> tuple[tuple[int, float], ...]:
     """(steps done, loss) of every pass over the validation data that rank 0 logged."""
     lines = _lines(folder)
     return tuple((line.step, line.validation_loss) for line in lines if line.validation_loss is not None)
 
 
+class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that the trainer told of: `step` steps were done, training stood still for `pause_s`, and it was
+    complete after `write_s`. `error` is why there is none."""
+
+    step: int
+    bytes: int
+    pause_s: float
+    write_s: float
+    error: str
+
+
+def read_checkpoints(folder: Path) -> tuple[Checkpointed, ...]:
+    """What rank 0 logged of every checkpoint."""
+    return tuple(
+        Checkpointed(
+            step=line.step, bytes=line.checkpoint_bytes, pause_s=line.pause_s, write_s=line.write_s, error=line.error
+        )
+        for line in _lines(folder)
+        if line.checkpoint_bytes is not None
+    )
+
+
 class _Line(msgspec.Struct, frozen=True):
-    """The part of a line of metrics.jsonl that a report needs: of a step, or of a validation after it. JSON has no NaN:
-    in a fake world a loss may be null."""
+    """The part of a line of metrics.jsonl that a report needs: of a step, or of a validation or a checkpoint after it.
+    JSON has no NaN: in a fake world a loss may be null."""
 
     step: int = 0
     loss: float | None = None
     tokens: int | None = None
     validation_loss: float | None = None
+    step_s: float = 0.0
+    checkpoint_bytes: int | None = None
+    pause_s: float = 0.0
+    write_s: float = 0.0
+    error: str = ""
 
 
 def _logged(folder: Path) -> list[_Line]:
     """The steps."""
-    return [line for line in _lines(folder) if line.validation_loss is None]
+    return [line for line in _lines(folder) if line.validation_loss is None and line.checkpoint_bytes is None]
 
 
 def _lines(folder: Path) -> list[_Line]:
@@ -294,6 +331,11 @@ def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | No
     """The newest raw log ("stdout" or "stderr") of one rank; torchrun makes the two folders above a local rank's."""
     found = list((folder / LOGS / f"node-{node}").glob(f"*/attempt_*/{local_rank}/{stream}.log"))
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def rank_logs(folder: Path) -> list[Path]:
+    """Everything that ranks printed, by node and rank."""
+    return sorted((folder / LOGS).glob("node-*/*/attempt_*/*/std*.log"))
 
 
 def agent_log(folder: Path, node: int) -> Path:

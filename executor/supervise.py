@@ -19,14 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
-from executor import rundir
+from executor import checkpoints, hangs, rundir
 from executor.processes import processes_of
 from executor.verdict import Ending, LostAgent
 
 POLL_S = 0.1
 SETTLE_S = 1.5
 GRACE_S = 8.0
+GENTLE = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals of schedulers. A run that writes checkpoints is asked for one and ends by itself."""
+CHECKPOINT_S = 120.0
+"""How long it may take for that; a second signal ends it at once."""
 PR_SET_CHILD_SUBREAPER = 36
 
 Echo = Callable[[str], None]
@@ -43,12 +48,14 @@ class Followed:
 
 @dataclass(frozen=True)
 class Agent:
-    """One node's torchrun: its process, whose process group it leads, and the names shown for it."""
+    """One node's torchrun: its process, whose process group it leads, and the names shown for it. `answers` is the end
+    of the pipe on which it says what it has read (worker/agent.py)."""
 
     node: int
     host: str
     process: subprocess.Popen[bytes]
     log: Path
+    answers: IO[bytes]
 
 
 def supervise(
@@ -60,35 +67,55 @@ def supervise(
     signals: list[int],
     met: Callable[[], bool],
     meet_s: float,
+    look: Callable[[], object] = lambda: None,
     follow: Sequence[Followed] = (),
+    watch: hangs.Watch | None = None,
 ) -> Ending:
-    """Wait for every agent; when one fails, a signal comes or the ranks do not meet within `meet_s`, end them all.
+    """Wait for every agent; when one fails, a signal comes, the ranks do not meet within `meet_s` or `watch` finds that
+    they hang, end them all.
 
     `signals` grows while we wait (`received_signals`). `met` says whether every rank has reported in; it is asked
-    until it says yes, and what it raises ends the run. `follow` are the ranks whose output is passed on, the first of
-    the first agent by default.
+    until it says yes, and what it raises ends the run. `look` is called all the while. `follow` are the ranks whose
+    output is passed on, the first of the first agent by default. A scheduler's signal first asks the ranks for a
+    checkpoint, where they write any.
     """
     follower = LogFollower(folder, tuple(follow) or (Followed(0, 0, f"{agents[0].host}:0"),), echo)
-    deadline, together = time.monotonic() + meet_s, False
+    deadline, together, leave_by = time.monotonic() + meet_s, False, 0.0
+    hang: hangs.Hang | None = None
+    checkpoints.forget(folder)  # what a killed run left
     with subreaper():
         try:
             while True:
                 follower.poll()
                 codes = [agent.process.poll() for agent in agents]
-                if signals:
+                if signals and not leave_by:
+                    asked = signals[0] in GENTLE and checkpoints.ask_to_stop(folder)
+                    leave_by = time.monotonic() + (CHECKPOINT_S if asked else 0.0)
+                if signals and (len(signals) > 1 or time.monotonic() >= leave_by or None not in codes):
                     return Ending(ok=False, signal=signals[0])
                 if any(code not in (None, 0) for code in codes):
                     _let_settle(agents)
+                    if signals:
+                        return Ending(ok=False, signal=signals[0])
                     lost = [LostAgent(one.host, -code) for one in agents if (code := one.process.returncode or 0) < 0]
                     return Ending(ok=False, lost=lost[0] if lost else None)
                 if all(code == 0 for code in codes):
                     return Ending(ok=True)
                 together = together or met()
+                look()
                 if not together and time.monotonic() > deadline:
                     return Ending(ok=False, timed_out=True)
+                if watch is not None and (hang := watch.look([agent.process.pid for agent in agents])):
+                    hangs.keep(folder, hang)
+                    return Ending(ok=False, hang=hang)
                 time.sleep(POLL_S)
         finally:
-            tear_down(agents, run_id, impatient=lambda: len(signals) > 1 or not _have_ranks(folder, agents))
+            # Ranks that hang end themselves no more.
+            tear_down(
+                agents,
+                run_id,
+                impatient=lambda: hang is not None or len(signals) > 1 or not _have_ranks(folder, agents),
+            )
             follower.poll(final=True)
 
 
@@ -117,6 +144,7 @@ def tear_down(
         _signal_group(agent.process, signal.SIGKILL)
     for agent in agents:
         agent.process.wait()
+        agent.answers.close()
     # torchrun gives every rank a session of its own: ranks whose agent was killed are in no group of ours.
     deadline, killed = time.monotonic() + grace_s, set[int]()
     while (left := set(processes_of(run_id)) | _unreaped(killed)) and time.monotonic() < deadline:
@@ -129,7 +157,7 @@ def tear_down(
 
 @contextlib.contextmanager
 def received_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP instead of dying of them. Off the main thread none can be collected."""
+    """Collect SIGINT, SIGTERM, SIGHUP and SIGUSR1 instead of dying of them; off the main thread none can be."""
     got: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield got
@@ -138,7 +166,8 @@ def received_signals() -> Iterator[list[int]]:
     def note(number: int, _: FrameType | None) -> None:
         got.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield got
     finally:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from executor.failures import Failure
+from executor.hangs import Hang, blamed, sentence
 from executor.rundir import FolderState
 from planner.errors import PlannerError
 
-LAUNCH_FAILED, TRAINING_FAILED, NODE_LOST, INTERRUPTED = 4, 5, 7, 128
+LAUNCH_FAILED, TRAINING_FAILED, NODE_LOST, HUNG, INTERRUPTED = 4, 5, 7, 8, 128
+
+Came = Literal["none", "some", "all"]
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,15 @@ class LostAgent:
 class Ending:
     """How the agents ended.
 
-    `signal` is set when the person (or the system) asked for the end, `lost` when an agent itself was killed.
+    `signal` is set when the person (or the system) asked for the end, `lost` when an agent itself was killed, `hang`
+    when the ranks would have ended by themselves no more.
     """
 
     ok: bool
     signal: int | None = None
     timed_out: bool = False
     lost: LostAgent | None = None
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Evidence:
     killer took in the launcher's own control group, None where nothing counts them. `log_line` is the last that the
     first node's agent said. `elsewhere` are ranks that write into another machine's copy of the folder: nothing of them
     is known here. `awaited` is a sentence about ranks that did not come, where more is known than who had not met.
+    `came`: who of the ranks had begun to join when the wait ended. `network` is what the libraries said of why ranks do
+    not reach each other. `hung` is what the nodes saw of ranks that did not go on.
     """
 
     ending: Ending
@@ -68,6 +75,9 @@ class Evidence:
     reports_when_met: bool = True
     elsewhere: frozenset[int] = frozenset()
     awaited: str = ""
+    came: Came = "none"
+    network: str = ""
+    hung: Sequence[Hang] = ()
 
 
 @dataclass(frozen=True)
@@ -81,21 +91,30 @@ class Verdict:
     cause: str = ""
 
 
+NOT_MET = "not met"
+"""The cause of a failed start whose ranks all came, lost each other, and said nothing of the reason."""
 COMPLETED = Verdict("completed", 0, "")
 UNKNOWN = Verdict("internal error", 1, "the executor itself failed")
+
+
+def interrupted(number: int) -> Verdict:
+    """The verdict of a run that a signal of this number ended."""
+    message = f"stopped by {signal.Signals(number).name}"
+    return Verdict("interrupted", INTERRUPTED + number, message, cause="interrupted")
 
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict: what the person did comes first, then what befell the run folder, then who failed first."""
     ending, failure = evidence.ending, next(iter(evidence.failures), None)
     if ending.signal is not None:
-        name = signal.Signals(ending.signal).name
-        return Verdict("interrupted", INTERRUPTED + ending.signal, f"stopped by {name}", cause="interrupted")
+        return _with_checkpoint(interrupted(ending.signal), failure)
     if evidence.folder == "deleted":
         message = f"{evidence.folder_name} was deleted while the run was under way, so nothing of it is kept"
         return _failed(evidence, message, cause="folder deleted")
     if ending.ok:
         return _of_ended(evidence)
+    if evidence.hung:
+        return _of_hang(evidence)
     if _lacked_room(evidence, failure):
         return _failed(evidence, _no_space(evidence, failure), failure, cause="disk full")
     if evidence.refusal is not None:
@@ -104,12 +123,41 @@ def judge(evidence: Evidence) -> Verdict:
         return _of_lost(evidence, ending.lost)
     if failure is None:
         message = f"an agent ended without naming a rank: {evidence.log_line or 'it said nothing'}"
-        if ending.timed_out:
-            message = f"ranks {_absent(evidence)} had not met after {evidence.meet_s:g} s"
-            if evidence.awaited:
-                message = f"after {evidence.meet_s:g} s {evidence.awaited}"
-        return Verdict("launch failed", LAUNCH_FAILED, message)
-    return _of_failure(evidence, failure)
+        if not ending.timed_out:
+            return Verdict("launch failed", LAUNCH_FAILED, message)
+        message = f"ranks {_absent(evidence)} had not met after {evidence.meet_s:g} s"
+        if evidence.awaited:
+            message = f"after {evidence.meet_s:g} s {evidence.awaited}"
+        found = Verdict("launch failed", LAUNCH_FAILED, message, cause="did not join" * (evidence.came == "some"))
+        return _by_network(evidence, found) if evidence.came == "all" else found
+    found = _of_failure(evidence, failure)
+    return _by_network(evidence, found) if failure.collateral and found.exit_code == LAUNCH_FAILED else found
+
+
+def _by_network(evidence: Evidence, found: Verdict) -> Verdict:
+    """Of ranks that all came and did not reach each other: with the libraries' reason, where it is known."""
+    if not evidence.network:
+        return replace(found, cause=NOT_MET)
+    return replace(found, message=f"{found.message.rstrip('.')}: {evidence.network}", cause="network")
+
+
+def _with_checkpoint(found: Verdict, failure: Failure | None) -> Verdict:
+    """The same, with what the ranks said of the checkpoint that they were asked for."""
+    if failure is None or failure.record is None or failure.record.cause != "interrupted":
+        return found
+    return replace(found, message=f"{found.message}: {failure.record.message}")
+
+
+def may_pass(evidence: Evidence, found: Verdict) -> bool:
+    """Whether another start of the run may do better: a rank or a node died, or hung. What our own code refused (a loss
+    that is no number), a full disk, want of memory or a changed input stay as they are."""
+    failure = next(iter(evidence.failures), None)
+    if evidence.ending.ok or evidence.ending.signal is not None or evidence.folder != "whole":
+        return False
+    if found.status in ("hung", "node lost"):
+        return True
+    refused = failure is not None and failure.record is not None and failure.record.refusal
+    return found.status == "training failed" and not refused and found.cause not in ("disk full", "input changed")
 
 
 def _of_ended(evidence: Evidence) -> Verdict:
@@ -119,9 +167,19 @@ def _of_ended(evidence: Evidence) -> Verdict:
     return Verdict("launch failed", LAUNCH_FAILED, "; ".join(wrong), cause="another world")
 
 
+def _of_hang(evidence: Evidence) -> Verdict:
+    """Found before any rank ended: what ranks and agents say afterwards comes of their being ended."""
+    message = sentence(evidence.hung, evidence.hosts, evidence.folder_name)
+    stopped = any(one.kind == "stopped" for one in evidence.hung)
+    rank = next((one.rank for one in blamed(evidence.hung)), None)
+    return Verdict("hung", HUNG, message, rank, "rank stopped" if stopped else "rank stuck")
+
+
 def _of_failure(evidence: Evidence, failure: Failure) -> Verdict:
     message = f"rank {failure.rank} on {evidence.hosts[failure.rank]} failed first: {failure.message}"
     record = failure.record
+    if record is not None and record.cause == "interrupted":  # a signal that the launcher did not get
+        return Verdict("interrupted", record.exit_code, record.message, cause="interrupted")
     if record is not None and record.refusal:
         status = "training failed" if record.exit_code == TRAINING_FAILED else "launch failed"
         cause = "out of memory" if record.out_of_memory else record.cause

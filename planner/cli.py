@@ -23,6 +23,7 @@ NOTHING_FITS = 3
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16", "fp8")
 METHODS = ("full", "lora", "qlora")
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
+IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 MODEL_SIZES = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab")
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
@@ -104,6 +105,11 @@ def question_params() -> tuple[click.Option, ...]:
         _option("--quant-storage", type=click.Choice(("bf16", "uint8")), about="QLoRA: what codes are packed in."),
         _option("--precision", type=click.Choice(PRECISIONS), about="Number format. Default: bf16 (mixed)."),
         _option("--optimizer", type=click.Choice(OPTIMIZERS), about="Default: adamw."),
+        _option(
+            "--optimizer-implementation",
+            type=click.Choice(IMPLEMENTATIONS),
+            about="How torch's AdamW or SGD steps. Default: the runtime's own.",
+        ),
         _text("--lr", "Peak learning rate.", "X"),
         _text("--weight-decay", "Weight decay.", "X"),
         _text("--momentum", "Momentum of sgd.", "X"),

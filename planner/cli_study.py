@@ -107,6 +107,7 @@ def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
 @click.option("--host-power", metavar="W", help="Watts a node draws beside its GPUs.")
 @click.option("--pue", metavar="X", help="Power usage effectiveness of the site, 1 or more.")
 @click.option("--checkpoint-time", metavar="TIME", help="Training stands still so long for a checkpoint, such as 90s.")
+@click.option("--storage-gb-per-s", metavar="X", help="What checkpoints are written to takes so much, from all nodes.")
 @click.option("--checkpoint-interval", metavar="TIME", help="Training between two. Default: Daly's best interval.")
 @click.option("--restart-time", metavar="TIME", help="From a failure until training goes on, such as 10min.")
 @click.option("--failures-per-gpu-hour", metavar="X", help="Failures that stop the run, a GPU and hour.")
@@ -119,6 +120,7 @@ def cost(as_json: bool, **given: Any) -> int:
     from planner import options
     from planner.errors import PlannerError
     from planner.quantities import duration_s, large_count
+    from planner.units import GB
     from planner.views.cost import cost_text
 
     own = {name: given.pop(name) for name in COST_OPTIONS}
@@ -132,6 +134,7 @@ def cost(as_json: bool, **given: Any) -> int:
         raise PlannerError(
             "seq_len", None, "is missing: samples are sequences of so many tokens", "Give --seq-len 2048"
         )
+    storage = real("storage_gb_per_s", own["storage_gb_per_s"], 0.0, 1e6, above=True)
     rates = costs.Rates(
         price_per_gpu_hour=real("price_per_gpu_hour", own["price_per_gpu_hour"], 0.0, 1e6),
         gpu_power_w=real("gpu_power", own["gpu_power"], 0.0, 1e5, above=True),
@@ -142,8 +145,8 @@ def cost(as_json: bool, **given: Any) -> int:
         restart_s=duration_s("restart_time", own["restart_time"]),
         failures_per_gpu_hour=real("failures_per_gpu_hour", own["failures_per_gpu_hour"], 0.0, 1e3, above=True),
         failures_per_node_hour=real("failures_per_node_hour", own["failures_per_node_hour"], 0.0, 1e3, above=True),
+        storage_bytes_per_s=None if storage is None else storage * GB,
     )
-    costs.check_inputs(length, rates)
     question = options.question(given)
     with searching() as waiting:
         found = costs.cost(question, length, rates)
@@ -153,7 +156,7 @@ def cost(as_json: bool, **given: Any) -> int:
 
 COST_OPTIONS = (
     "tokens", "samples", "epochs", "price_per_gpu_hour", "gpu_power", "host_power", "pue", "checkpoint_time",
-    "checkpoint_interval", "restart_time", "failures_per_gpu_hour", "failures_per_node_hour",
+    "checkpoint_interval", "restart_time", "failures_per_gpu_hour", "failures_per_node_hour", "storage_gb_per_s",
 )  # fmt: skip
 
 

@@ -6,10 +6,12 @@ The `planner` and `executor` command groups call `main`. Not here: any command, 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -56,6 +58,17 @@ class Commands(click.Group):
         found: click.Command = getattr(import_module(module), name)
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's own, which looks for the nearest name among commands that are imported already alone."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=self.list_commands(ctx), ctx=ctx
+            ) from None
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples, then what click writes."""
         with formatter.section("Examples"):
@@ -63,6 +76,29 @@ class Commands(click.Group):
                 formatter.write(f"  {line}\n")
         formatter.write_paragraph()
         super().format_help(ctx, formatter)
+
+
+class NewPath(click.Path):
+    """A path that is written to. An empty one is refused: pathlib takes it as the folder one stands in."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path, or PlannerError."""
+        if value == "":
+            option = param.opts[-1] if isinstance(param, click.Option) else getattr(param, "metavar", None) or "path"
+            raise PlannerError(option, "", "is no name", "Name a file or a folder")
+        return super().convert(value, param, ctx)
+
+
+def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """The callback of an option that takes seconds or sizes: click's ranges let nan and infinity pass."""
+    if value is not None and not math.isfinite(value):
+        raise PlannerError(param.opts[-1], value, "is no size and no time", f"Try {param.default}")
+    return value
 
 
 def main(group: click.Command, arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:

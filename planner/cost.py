@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.arith import Number, by_value, where
+from planner.arith import Number, by_value
 from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimate import Estimate
@@ -19,14 +19,12 @@ from planner.formula import formula
 from planner.question import Question, warnings
 from planner.recommend import recommend
 from planner.reply import reply_of, summary
+from planner.saving import DALY, HOUR_S, checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of
 from planner.steptime import coefficients, scalar
 
 SCHEMA = "cost/1"
 NOTHING_FITS = 3
-HOUR_S = 3600.0
 JOULES_PER_KWH = 3.6e6
-DALY = "Daly 2006, A higher order estimate of the optimum checkpoint interval for restart dumps, \
-doi:10.1016/j.future.2004.11.016"
 LARGEST_EXPONENT = 700.0
 """Of e in a float64: an interval so many times the time between failures never completes."""
 
@@ -41,29 +39,6 @@ def steps_needed(tokens: Number, tokens_per_step: Number) -> Number:
 def training_seconds(steps: Number, step_s: Number) -> Number:
     """Time of all steps with nothing between them."""
     return steps * step_s
-
-
-@formula(unit="s", source="independent failures at a constant rate: rates add up, and the mean time is the inverse")
-def cluster_mtbf_s(devices: Number, failures_per_device_hour: Number) -> Number:
-    """Mean time between failures that stop the run, any of the devices failing."""
-    return HOUR_S / (devices * failures_per_device_hour)
-
-
-@formula(unit="s", source="Young 1974, A first order approximation to the optimum checkpoint interval")
-def young_interval_s(checkpoint_s: Number, mtbf_s: Number) -> Number:
-    """Training between two checkpoints that loses least, to first order: sqrt(2 x checkpoint x MTBF)."""
-    return by_value(math.sqrt, 2 * checkpoint_s * mtbf_s)
-
-
-@formula(unit="s", source=f"{DALY}: the perturbation solution")
-def daly_interval_s(checkpoint_s: Number, mtbf_s: Number) -> Number:
-    """Training between two checkpoints that loses least; the time of the checkpoint itself comes on top.
-
-    sqrt(2dM) (1 + sqrt(d/2M)/3 + (d/2M)/9) - d for d < 2M, else M; d is the checkpoint's time, M the MTBF.
-    """
-    ratio = checkpoint_s / (2 * mtbf_s)
-    series = young_interval_s(checkpoint_s, mtbf_s) * (1 + by_value(math.sqrt, ratio) / 3 + ratio / 9) - checkpoint_s
-    return where(ratio < 1, series, mtbf_s)
 
 
 @formula(unit="s", source="definition: one checkpoint after each interval of training")
@@ -134,6 +109,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float | None = None
     failures_per_gpu_hour: float | None = None
     failures_per_node_hour: float | None = None
+    storage_bytes_per_s: float | None = None
 
 
 class Reliability(msgspec.Struct, frozen=True):
@@ -164,14 +140,14 @@ class Cost(msgspec.Struct, frozen=True):
     gpu_hours: float | None
     money: float | None
     energy_kwh: float | None
+    checkpoint_bytes: float
     unknown: tuple[str, ...]
     interrupted: bool = False
 
 
 def cost(question: Question, length: Length, rates: Rates) -> Cost:
     """The run at the recommended layout. Refuses contradictory inputs, and a question in which nothing fits."""
-    check_inputs(length, rates)
-    rates = _with_preset_power(question, rates)
+    rates = _with_preset_facts(question, length, rates)
     reply = reply_of(recommend(question, 1))
     if reply.best is None:
         gpus = question.cluster.gpus
@@ -201,13 +177,15 @@ def cost(question: Question, length: Length, rates: Rates) -> Cost:
         gpu_hours=hours,
         money=None if hours is None or price is None else hours * price,
         energy_kwh=_energy(question, rates, ends),
+        checkpoint_bytes=size_of(question.model, question.job),
         unknown=_unknown(question, rates, training_s, run_s),
         interrupted=reply.interrupted,
     )
 
 
-def check_inputs(length: Length, rates: Rates) -> None:
-    """One length; and with failures everything that is lost by one."""
+def check_inputs(length: Length, rates: Rates, known: Rates | None = None) -> None:
+    """One length; and with failures everything that is lost by one. `known` are the rates with the cluster's facts."""
+    known = rates if known is None else known
     given = [name for name in ("tokens", "samples", "steps") if getattr(length, name) is not None]
     if not given:
         raise PlannerError("tokens", None, "is missing", "Give --tokens 2T, --samples 1M or --steps 10000")
@@ -221,20 +199,21 @@ def check_inputs(length: Length, rates: Rates) -> None:
         raise PlannerError("failures_per_node_hour", rates.failures_per_node_hour, rule, "Give one of them")
     if _fails(rates):
         for name, about in (("checkpoint_s", "--checkpoint-time"), ("restart_s", "--restart-time")):
-            if getattr(rates, name) is None:
+            if getattr(known, name) is None:
                 rule = "is missing: what a failure costs depends on it"
                 raise PlannerError(about.removeprefix("--").replace("-", "_"), None, rule, f"Give {about} 2min")
-        if not rates.checkpoint_s and rates.interval_s is None:
-            rule = "has no best interval when checkpoints take no time"
-            raise PlannerError("checkpoint_time", rates.checkpoint_s, rule, "Give --checkpoint-interval 30min")
+    if _fails(known) and known.checkpoint_s == 0 and rates.interval_s is None:
+        rule = "has no best interval when checkpoints take no time"
+        raise PlannerError("checkpoint_time", rates.checkpoint_s, rule, "Give --checkpoint-interval 30min")
+    if _fails(rates):
         return
-    if rates.restart_s is not None:
+    if rates.restart_s is not None and not _fails(known):
         rule = "matters only with failures"
         raise PlannerError("restart_time", rates.restart_s, rule, "Give --failures-per-node-hour or leave it out")
-    if rates.interval_s is not None and rates.checkpoint_s is None:
+    if rates.interval_s is not None and known.checkpoint_s is None:
         rule = "says nothing without the time a checkpoint takes"
         raise PlannerError("checkpoint_interval", rates.interval_s, rule, "Give --checkpoint-time 2min")
-    if rates.checkpoint_s is not None and rates.interval_s is None:
+    if rates.checkpoint_s is not None and rates.interval_s is None and not _fails(known):
         rule = "needs an interval, or a failure rate that the best interval follows from"
         fix = "Give --checkpoint-interval 30min or --failures-per-node-hour"
         raise PlannerError("checkpoint_time", rates.checkpoint_s, rule, fix)
@@ -250,11 +229,22 @@ def work(question: Question, global_batch_size: int, length: Length) -> tuple[in
     return tokens, int(steps_needed(tokens, tokens_per_step))
 
 
-def _with_preset_power(question: Question, rates: Rates) -> Rates:
-    """The board's power limit, where the preset has one and nothing else was given."""
-    if rates.gpu_power_w is not None:
-        return rates
-    return msgspec.structs.replace(rates, gpu_power_w=board_power_w(question))
+def _with_preset_facts(question: Question, length: Length, rates: Rates) -> Rates:
+    """The rates with what presets know where nothing was given: the board's power limit, the cluster's storage and
+    failures, and the time a checkpoint then takes. Refuses contradictory inputs."""
+    cluster, known = question.cluster, rates
+    if rates.gpu_power_w is None:
+        known = msgspec.structs.replace(known, gpu_power_w=board_power_w(question))
+    if rates.storage_bytes_per_s is None:
+        known = msgspec.structs.replace(known, storage_bytes_per_s=cluster.storage_bytes_per_s)
+    if rates.failures_per_gpu_hour is None and rates.failures_per_node_hour is None:
+        known = msgspec.structs.replace(known, failures_per_gpu_hour=cluster.failures_per_gpu_hour)
+    told = _fails(known) or rates.interval_s is not None
+    if rates.checkpoint_s is None and known.storage_bytes_per_s is not None and told:
+        size = size_of(question.model, question.job)
+        known = msgspec.structs.replace(known, checkpoint_s=float(checkpoint_seconds(size, known.storage_bytes_per_s)))
+    check_inputs(length, rates, known)
+    return known
 
 
 def board_power_w(question: Question) -> float | None:
@@ -318,7 +308,10 @@ def _unknown(question: Question, rates: Rates, training_s: float | None, run_s: 
     if not _fails(rates):
         told.append("failures: none counted; give --failures-per-gpu-hour or --failures-per-node-hour")
     if rates.checkpoint_s is None:
-        told.append("checkpoints: none counted; give --checkpoint-time")
+        what = "checkpoints and failures" if _fails(rates) else "checkpoints"
+        told.append(f"{what}: none counted; give --checkpoint-time or --storage-gb-per-s")
+    if _fails(rates) and rates.restart_s is None:
+        told.append("restarts: their time is not counted; give --restart-time")
     if rates.price_per_gpu_hour is None:
         told.append("money: give --price-per-gpu-hour")
     if rates.gpu_power_w is None:
@@ -350,6 +343,7 @@ def as_json(found: Cost) -> bytes:
         "training_s": found.training_s,
         "low_s": found.low_s,
         "high_s": found.high_s,
+        "checkpoint_bytes": found.checkpoint_bytes,
         "mtbf_s": found.reliability.mtbf_s,
         "checkpoint_interval_s": found.reliability.interval_s,
         "best_checkpoint_interval_s": found.reliability.best_interval_s,

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from planner import saving
 from planner.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.answers import Estimate as Estimate
 from planner.calibration import Bands, Calibration, Coefficients, as_used
@@ -68,16 +69,19 @@ def answer(question: Question) -> Answer:
     if _other_runtime(question):
         return _of_runtime(question)
     _check_choices(question)
-    for strategy in strategies_of(question):
-        found = _best(question, [strategy])
-        if found is None:
-            unavailable[strategy.name] = _why_none(question, strategy)
-        else:
-            shown.append(estimate(question, strategy.name, found[1], considered=found[2]))
-    if question.both_methods and question.strategy is None:
-        for method in ADAPTED:
-            _add_adapted(question, method, shown, unavailable)
-    tried = not any(one.fits for one in shown) and _add_offloaded(question, shown)
+    try:
+        for strategy in strategies_of(question):
+            found = _best(question, [strategy])
+            if found is None:
+                unavailable[strategy.name] = _why_none(question, strategy)
+            else:
+                shown.append(estimate(question, strategy.name, found[1], considered=found[2]))
+        if question.both_methods and question.strategy is None:
+            for method in ADAPTED:
+                _add_adapted(question, method, shown, unavailable)
+        tried = not any(one.fits for one in shown) and _add_offloaded(question, shown)
+    except Cancelled:
+        raise Cancelled("the strategies had not all been looked at") from None
     return Answer(question, tuple(shown), unavailable, _recommended(shown), tried)
 
 
@@ -381,6 +385,7 @@ def _plan(
             step_s=scalar(time.step_s),
             tokens_per_s=scalar(speed.tokens_per_s),
             probed=probed,
+            checkpoint=saving.advice(case.model, case.job, case.cluster),
         ),
     )
 

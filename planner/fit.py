@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.estimate import Estimate
 from planner.offloading import ways_out
 from planner.progress import Cancelled
-from planner.question import LARGEST_BATCH, Question, warnings
+from planner.question import LARGEST_BATCH, LARGEST_SEQ, Question, warnings
 from planner.recommend import FREE, Constraints, recommend
 from planner.reply import Reply, Resize, ask, reply_of, summary
 from planner.rules import divisors
@@ -160,14 +160,22 @@ def gpu_sizes(per_node: int, most: int) -> list[int]:
 
 
 def _longest_sequence(question: Question, step: int, replied: Asked) -> Fitted:
-    longest = question.model.max_seq_len
-    lengths = [*range(step, longest, step), longest]
+    """Up to the model's own length, or beyond it where the question is beyond it already (rotary positions, ALiBi)."""
+    own = question.model.max_seq_len
+    further = question.job.seq_len > own
+    lengths = range(step, LARGEST_SEQ + 1, step) if further else [*range(step, own, step), own]
+    hint = "" if question.model.positions == "learned" else "; a longer --seq-len looks beyond"
+    end = (
+        f"more than {lengths[-1]} tokens are not searched"
+        if further
+        else (f"{question.model.name} was made for at most {own} tokens{hint}")
+    )
 
     def at(seq_len: int) -> Reply:
         job = msgspec.structs.replace(question.job, seq_len=seq_len)
         return replied(msgspec.structs.replace(question, job=job))
 
-    return _largest("seq-len", lengths, at, f"{question.model.name} was made for at most {longest} tokens")
+    return _largest("seq-len", lengths, at, end)
 
 
 def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:

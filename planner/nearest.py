@@ -97,7 +97,10 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
     usual = {"zero_stage": USUAL_STAGES[engine], "cp_method": USUAL_CP_METHODS[engine]}
     plain = Layout(engine=engine, **usual, **kept)  # type: ignore[arg-type]  # a stage's number, a method's name
     for stage, recompute, whole, offloaded in product(
-        {asked.zero_stage, USUAL_STAGES[engine]}, {asked.recompute, "none", "full"}, (True, False), (True, False)
+        {asked.zero_stage, USUAL_STAGES[engine]},
+        dict.fromkeys((asked.recompute, "full", "none")),  # of two that are as near, that which saves memory as asked
+        (True, False),
+        (True, False),
     ):
         base = asked if own and whole else plain
         held = {name: getattr(asked, name) if offloaded else False for name in OFFLOADS}

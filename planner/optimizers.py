@@ -14,7 +14,7 @@ import msgspec
 
 from planner.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.formula import formula
-from planner.spec import Optimizer
+from planner.spec import Implementation, Optimizer
 from planner.units import BYTES
 
 FP32 = float(BYTES["fp32"])
@@ -29,6 +29,12 @@ ADAMW_ACCESSES, SGD_ACCESSES, DECAY_ACCESSES, MOMENTUM_ACCESSES = 20, 3, 3, 5
 """Elements read or written for each trained element by torch.optim's list updates, a kernel for each operation: AdamW
 decays weights (2), blends the first moment (3), scales the second (2) and adds the square to it (3), takes its root,
 divides and adds to it (2 each), and updates weights (4)."""
+FUSED_ADAMW_ACCESSES, FUSED_SGD_ACCESSES, FUSED_MOMENTUM_ACCESSES = 7, 3, 2
+"""The same of one kernel: weight, gradient and both moments are read, and all but the gradient written (torch 2.13,
+ATen/native/cuda/fused_adam_utils.cuh, FusedSgdKernel.cu); decay needs no access of its own."""
+
+STEPPED_BY_TORCH = ("adamw", "sgd")
+"""Optimizers that torch steps fused, in lists or in a loop, as is asked; of the others each has one way."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -169,24 +175,27 @@ def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number
     return peak * element_bytes
 
 
-def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, on_cpu: bool) -> Number:
-    """The root of the second moment; on CPU the last denominator beside two of the current tensor."""
-    return _loop(units, element_bytes, 2, _two_at_once) if on_cpu else _lists(units, element_bytes)
-
-
-def _sgd_temporaries(units: Units, element_bytes: float, settings: Optimizer, on_cpu: bool) -> Number:
-    """The decayed gradient."""
-    if not settings.weight_decay:
-        return 0.0 * _first(units).elements
-    return _loop(units, element_bytes, 1, lambda _, now: now) if on_cpu else _lists(units, element_bytes)
-
-
-def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, on_cpu: bool) -> Number:
+def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
     """One kernel does the whole update in place."""
     return 0.0 * _first(units).elements
 
 
-def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimizer, on_cpu: bool) -> Number:
+def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
+    """torch/optim/adam.py: of lists the root of the second moment; in the loop the last denominator beside two of the
+    current tensor; torch._fused_adamw_ writes nothing but weights and moments."""
+    if step == "fused":
+        return _no_temporaries(units, element_bytes, settings, step)
+    return _loop(units, element_bytes, 2, _two_at_once) if step == "for-loop" else _lists(units, element_bytes)
+
+
+def _sgd_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
+    """The decayed gradient, but in the one kernel."""
+    if step == "fused" or not settings.weight_decay:
+        return _no_temporaries(units, element_bytes, settings, step)
+    return _loop(units, element_bytes, 1, lambda _, now: now) if step == "for-loop" else _lists(units, element_bytes)
+
+
+def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
     """fp32 throughout: the last tensor's update beside the square of the current gradient and that with epsilon;
     16-bit weights and gradients have fp32 copies too."""
     if element_bytes == FP32:
@@ -194,17 +203,17 @@ def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimiz
     return _loop(units, FP32, 4, lambda before, now: before + 4 * now)
 
 
-def _lion_temporaries(units: Units, element_bytes: float, settings: Optimizer, on_cpu: bool) -> Number:
+def _lion_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
     """The scaled momentum and its sum with the gradient."""
     return _loop(units, element_bytes, 2, lambda _, now: 2 * now)
 
 
-def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, on_cpu: bool) -> Number:
+def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
     """Newton-Schulz of the largest matrix, or AdamW on everything else."""
     peak: Number = 0.0
     others = [([tensor for tensor in tensors if not tensor.muon], times) for tensors, times in units]
     if any(tensors for tensors, _ in others):
-        peak = _adamw_temporaries([one for one in others if one[0]], element_bytes, settings, on_cpu)
+        peak = _adamw_temporaries([one for one in others if one[0]], element_bytes, settings, step)
     for tensor in (tensor for tensors, _ in units for tensor in tensors if tensor.muon):
         rows, columns = tensor.shape[-2:]
         # Split on its rows, a matrix that is not tall is gathered whole for two products of three.
@@ -218,41 +227,44 @@ def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, o
 
 class UpdateRule(msgspec.Struct, frozen=True):
     """One optimizer. `state` is bytes of one tensor, `temporaries` bytes at the fullest moment of a step over tensors
-    (each with how often it occurs), `moved` bytes read and written for each trained element."""
+    (each with how often it occurs), `moved` bytes read and written for each trained element. The last argument of the
+    latter two is how the step is done."""
 
     state: Callable[[Tensor, float, Optimizer], Number]
-    temporaries: Callable[[Units, float, Optimizer, bool], Number]
-    moved: Callable[[float, Optimizer], float]
+    temporaries: Callable[[Units, float, Optimizer, Implementation], Number]
+    moved: Callable[[float, Optimizer, Implementation], float]
+
+
+def _adamw_moved(element_bytes: float, settings: Optimizer, step: Implementation) -> float:
+    return element_bytes * (FUSED_ADAMW_ACCESSES if step == "fused" else ADAMW_ACCESSES)
+
+
+def _sgd_moved(element_bytes: float, settings: Optimizer, step: Implementation) -> float:
+    if step == "fused":
+        return element_bytes * (FUSED_SGD_ACCESSES + (FUSED_MOMENTUM_ACCESSES if settings.momentum else 0))
+    decay, momentum = DECAY_ACCESSES if settings.weight_decay else 0, MOMENTUM_ACCESSES if settings.momentum else 0
+    return element_bytes * (SGD_ACCESSES + decay + momentum)
 
 
 RULES: dict[str, UpdateRule] = {
-    "adamw": UpdateRule(_adamw_state, _adamw_temporaries, lambda e, settings: ADAMW_ACCESSES * e),
+    "adamw": UpdateRule(_adamw_state, _adamw_temporaries, _adamw_moved),
     # Weight, gradient and new weight, both states' codes read and written; scales are a sixty-fourth of that.
-    "adamw-8bit": UpdateRule(_adamw_8bit_state, _no_temporaries, lambda e, settings: 3 * e + 4),
-    "sgd": UpdateRule(
-        _sgd_state,
-        _sgd_temporaries,
-        lambda e, settings: (
-            e
-            * (
-                SGD_ACCESSES
-                + (DECAY_ACCESSES if settings.weight_decay else 0)
-                + (MOMENTUM_ACCESSES if settings.momentum else 0)
-            )
-        ),
-    ),
+    "adamw-8bit": UpdateRule(_adamw_8bit_state, _no_temporaries, lambda e, settings, step: 3 * e + 4),
+    "sgd": UpdateRule(_sgd_state, _sgd_temporaries, _sgd_moved),
     # Square 2, epsilon 2, two means 2, outer product 1, times gradient 3, its norm 1, clip 2, rate 2, weight's norm 1,
     # decay 2, negation 2, addition 3; all in fp32.
     "adafactor": UpdateRule(
-        _adafactor_state, _adafactor_temporaries, lambda e, settings: FP32 * (21 + (2 if settings.weight_decay else 0))
+        _adafactor_state,
+        _adafactor_temporaries,
+        lambda e, settings, step: FP32 * (21 + (2 if settings.weight_decay else 0)),
     ),
     # Copy 2, scale 2, blend 3, sign 2, update 3, decay of the momentum 2 and its blend 3.
     "lion": UpdateRule(
-        _lion_state, _lion_temporaries, lambda e, settings: e * (17 + (2 if settings.weight_decay else 0))
+        _lion_state, _lion_temporaries, lambda e, settings, step: e * (17 + (2 if settings.weight_decay else 0))
     ),
     # Blend 3, Nesterov 3, cast 2, decay 2, update 3; the products of Newton-Schulz are FLOP, not counted here. What
     # AdamW updates beside it moves 20, but is a few per cent of a large model.
-    "muon": UpdateRule(_muon_state, _muon_temporaries, lambda e, settings: 13 * e),
+    "muon": UpdateRule(_muon_state, _muon_temporaries, lambda e, settings, step: 13 * e),
 }
 """By the job's name for it."""
 
@@ -262,14 +274,14 @@ def state_bytes(settings: Optimizer, tensor: Tensor, element_bytes: float) -> Nu
     return RULES[settings.name].state(tensor, element_bytes, settings)
 
 
-def temporaries(settings: Optimizer, units: Units, element_bytes: float, *, on_cpu: bool) -> Number:
-    """Bytes beside weights, gradients and states at the fullest moment of a step."""
-    return RULES[settings.name].temporaries(units, element_bytes, settings, on_cpu)
+def temporaries(settings: Optimizer, units: Units, element_bytes: float, step: Implementation) -> Number:
+    """Bytes beside weights, gradients and states at the fullest moment of a step that is done that way."""
+    return RULES[settings.name].temporaries(units, element_bytes, settings, step)
 
 
-def moved_bytes(settings: Optimizer, element_bytes: float) -> float:
-    """Bytes read and written for each element a rank updates."""
-    return RULES[settings.name].moved(element_bytes, settings)
+def moved_bytes(settings: Optimizer, element_bytes: float, step: Implementation) -> float:
+    """Bytes read and written for each element a rank updates in a step that is done that way."""
+    return RULES[settings.name].moved(element_bytes, settings, step)
 
 
 def matrix_flops(settings: Optimizer, units: Units) -> Number:

@@ -18,6 +18,7 @@ from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
 from planner.lengths import by_data
 from planner.model_rules import LARGEST, check_model
+from planner.optimizers import STEPPED_BY_TORCH
 from planner.presets import Folders
 from planner.quantities import length, memory_bytes, real, share, whole
 from planner.question import (
@@ -152,6 +153,10 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     momentum = real("momentum", given.get("momentum"), 0.0, 1.0)
     if momentum is not None and (given.get("optimizer") or plain.name) != "sgd":
         raise PlannerError("momentum", momentum, "is a setting of sgd", "Add --optimizer sgd")
+    how, name = given.get("optimizer_implementation"), given.get("optimizer") or plain.name
+    if how is not None and name not in STEPPED_BY_TORCH:
+        rule = f"is a choice of torch's AdamW and SGD, and {name} steps in one way only"
+        raise PlannerError("optimizer_implementation", how, rule, "Leave it out, or use --optimizer adamw")
     return TrainingJob(
         method=method,
         lora=lora,
@@ -161,6 +166,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
         precision=given.get("precision") or "bf16",
         optimizer=Optimizer(
             name=given.get("optimizer") or plain.name,
+            implementation=given.get("optimizer_implementation"),
             lr=_or(real("lr", given.get("lr"), 0.0, 1e3), plain.lr),
             weight_decay=_or(real("weight_decay", given.get("weight_decay"), 0.0, 1e3), plain.weight_decay),
             momentum=_or(momentum, plain.momentum),

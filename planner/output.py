@@ -49,6 +49,27 @@ def check_file(path: str | os.PathLike[str], field: str = "output") -> None:
             raise PlannerError(field, name, f"is a {kind}, not a file", "Name a file")
 
 
+def check_folder(path: str | os.PathLike[str], field: str = "output") -> None:
+    """Refuse a folder to write into that cannot be made: a link to nothing, below something that is no folder, or not
+    ours to write (PlannerError)."""
+    name = os.fspath(path)
+    if name in ("", "-"):
+        rule = "is no name" if not name else "stands for stdout, and this is a folder"
+        raise PlannerError(field, name, rule, "Name a folder" if not name else "Name a folder; ./-/ is one")
+    nearest = Path(name).absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if nearest.is_symlink() and not nearest.exists():
+        raise PlannerError(field, path, f"{nearest} is a link to nothing", "Name the folder itself")
+    if not nearest.is_dir():
+        raise PlannerError(field, path, f"{nearest} is not a folder", "Name a folder that can be created")
+    if hasattr(os, "statvfs") and os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        rule = f"{nearest} lies on a file system that is mounted read-only"
+        raise PlannerError(field, path, rule, "Name a folder on one that takes files")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PlannerError(field, path, f"{nearest} is not writable by you", "Name a folder under one that is")
+
+
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file whole or not at all (a temporary neighbour, fsync, rename), else PlannerError."""
     check_file(path)

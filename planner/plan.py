@@ -73,6 +73,17 @@ class StagePrediction(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] = ()
 
 
+class CheckpointAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint: its bytes, the seconds to write it, and the seconds of training between two that lose least.
+
+    None where the cluster's storage or failure rate is unknown.
+    """
+
+    bytes: float
+    seconds: float | None = None
+    interval_s: float | None = None
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner said of the layout: compared with the run, line by line, by `executor report`.
 
@@ -87,6 +98,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = None
     tokens_per_s: float | None = None
     probed: bool | None = None
+    checkpoint: CheckpointAdvice | None = None
 
     def of_stage(self, stage: int) -> StagePrediction:
         """One stage's memory and collectives; without a pipeline every rank's."""

@@ -18,7 +18,7 @@ import msgspec
 
 from planner.errors import PlannerError, did_you_mean
 from planner.model_rules import check_model
-from planner.spec import Cluster, Gpu, Kernels, Link, ModelSpec, Nics, Runtime, Tier
+from planner.spec import Cluster, Gpu, Implementation, Kernels, Link, ModelSpec, Nics, Runtime, Tier
 from planner.units import GB, GIB, MICRO, TERA
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
@@ -93,6 +93,8 @@ class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node: str
     nodes: Count = 1
     tapers: tuple[_Taper, ...] = ()
+    storage_gb_per_s: Positive | None = None
+    failures_per_gpu_hour: Positive | None = None
     sources: dict[str, str] = {}
 
 
@@ -100,6 +102,7 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine: str
     kernels: str
     backend: str | None = None
+    adamw_implementation: Implementation = "foreach"
     sources: dict[str, str] = {}
 
 
@@ -163,6 +166,7 @@ def cluster(
     """
     name, folders = _by_path("clusters", name, folders)
     shape, gpu_path, default_nodes, tapers, title = _cluster_parts(name, folders)
+    whole = _whole_cluster(name, folders)
     gpu_file = _checked(_read(gpu_path), _GpuFile, gpu_path)
     cpu = gpu_file.kind == "cpu"
     nodes, per_node = _arrange(title, shape.gpus, default_nodes, cpu, gpus, gpus_per_node, nodes)
@@ -186,6 +190,8 @@ def cluster(
         host_link=_host_link(shape),
         host_memory_bytes=None if shape.host_memory_gib is None else shape.host_memory_gib * GIB,
         host_memory_bytes_per_s=None if shape.host_memory_gb_per_s is None else _base(shape.host_memory_gb_per_s, GB),
+        storage_bytes_per_s=None if whole is None or not whole.storage_gb_per_s else _base(whole.storage_gb_per_s, GB),
+        failures_per_gpu_hour=None if whole is None else whole.failures_per_gpu_hour,
     )
 
 
@@ -199,6 +205,7 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
         kernels=file.kernels,
         parts=kernels(file.kernels, folders=folders),
         backend=file.backend,
+        adamw_implementation=file.adamw_implementation,
     )
 
 
@@ -276,6 +283,12 @@ def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple
         raise PlannerError("cluster", name, f"is a node ({path}), and a cluster says how many there are of one", fix)
     known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *_aliases("gpus", folders)}
     raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", _other_device(name, known))
+
+
+def _whole_cluster(name: str, folders: Folders) -> _ClusterFile | None:
+    """The file of a cluster, which has facts of the whole; a GPU's name has none."""
+    path = _find("clusters", name, folders)
+    return None if path is None else _checked(_read(path), _ClusterFile, path)
 
 
 def _other_device(name: str, known: set[str]) -> str:
@@ -381,7 +394,7 @@ def _known(kind: str) -> str:
     return kind
 
 
-def _packaged() -> Path:
+def packaged() -> Path:
     """presets/ inside the package when installed from a wheel, beside it in a source checkout."""
     package = Path(__file__).parent
     inside = package / "presets"
@@ -395,7 +408,7 @@ def _search_path(folders: Folders) -> list[Path]:
     for field, folder in given:
         if not folder.is_dir():
             raise PlannerError(field, folder, "is not a folder", "Name a folder laid out like presets/")
-    return [folder for _, folder in given] + [_packaged()]
+    return [folder for _, folder in given] + [packaged()]
 
 
 def _by_path(kind: str, name: str, folders: Folders) -> tuple[str, Folders]:

@@ -47,6 +47,30 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[int, ...] = ()
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a run that ended before the run did, and what that cost.
+
+    `steps` are the steps of the run that were done when it ended, `resumed_from` those that the next start had; the
+    steps between them were trained twice, in `repeated_s`. `down_s` is from its last step to the begin of the next
+    start's first one; None where one of them never came. `skipped` are newer checkpoints that could not be read, and
+    `nodes` are as many as it had (0: not recorded).
+    """
+
+    status: str
+    exit_code: int
+    cause: str = ""
+    message: str = ""
+    failed_rank: int | None = None
+    started: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+    resumed_from: int = 0
+    skipped: tuple[str, ...] = ()
+    repeated_s: float = 0.0
+    down_s: float | None = None
+    nodes: int = 0
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run: which plan, which versions and machines, how it ended, what was measured.
 
@@ -74,3 +98,5 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     failed_rank: int | None = None
     cause: str = ""
     node_tx_bytes: tuple[float, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    """The starts before the last, of which all else here is but the losses, which are the whole run's."""

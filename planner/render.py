@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from planner.arith import Number
 from planner.calibration import Calibration
 from planner.engines import engine_of
+from planner.engines.common import step_name
 from planner.estimate import Answer, Estimate, breakdown
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
@@ -282,7 +283,7 @@ def explain_text(one: Estimate) -> str:
             f"TIME: step {seconds_text(time.step_s)} = compute {seconds_text(time.compute_s)} + exposed communication "
             f"{seconds_text(time.exposed_comm_s)} (raw {seconds_text(time.comm_s)}) "
             f"+ bubble {seconds_text(time.bubble_s)} "
-            f"+ optimizer {seconds_text(time.optimizer_s)}",
+            f"+ optimizer {seconds_text(time.optimizer_s)} ({step_name(one.case)})",
         ]
     )
 

@@ -51,6 +51,8 @@ def _value(case: Case, field: str) -> Any:
     """What was asked for: a number or switch of the layout, or a choice of the job."""
     if field == "optimizer":
         return case.job.optimizer.name
+    if field == "optimizer_implementation":
+        return case.job.optimizer.implementation
     if field == "lora_targets":
         return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
     if field == "quant_storage":
@@ -125,6 +127,13 @@ ON_HOST = (*OFFLOADS, "zero_secondary_shard")
 
 OFFLOAD: tuple[Rule, ...] = (
     *map(_offered, OFFLOADS),
+    Rule(
+        name="the host steps fused",
+        field="optimizer_implementation",
+        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.implementation in (None, "fused"),
+        sentence=lambda case: "an optimizer in host memory steps with torch's fused kernel",
+        fix=lambda case: "Leave it out, or use offload_optimizer=false",
+    ),
     Rule(
         name="activations offloaded without a device",
         field="offload_activations",

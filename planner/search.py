@@ -319,6 +319,8 @@ def _stage_bound(case: Case) -> Number:
     flying: Number = 1
     if case.pipelined:
         flying = in_flight_of(layout.pp_schedule, layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages)
+        # No gradient is made while all are in flight: with what accumulates there is one micro-batch less.
+        flying = flying - where((flying >= layout.grad_accum) & (layout.grad_accum > 1), 1, 0)
     kept: Number = 0.0
     for unit, count in zip(LAYERS, case.here.layers, strict=True):
         kept = kept + count * _kept_per_token(case, unit)

@@ -18,7 +18,7 @@ from planner.case import LAYERS, UNITS, Case
 from planner.comm import Traffic, crosses, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.engines.common import parallel_calls, updated
+from planner.engines.common import implementation, parallel_calls, updated
 from planner.formula import formula
 from planner.groups import axis_stride
 from planner.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
@@ -183,7 +183,7 @@ def _optimizer_bytes(case: Case) -> Number:
     mine = trained / (layout.state_shards if layout.zero_stage >= 1 else 1)
     element = BYTES["bf16" if case.job.precision == "pure-bf16" else "fp32"]
     clip = CLIP_ACCESSES if case.job.recipe.max_grad_norm else 0
-    return update_bytes(mine, element, moved_bytes(case.job.optimizer, element), clip)
+    return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
 
 
 def _optimizer_seconds(case: Case, device: _Device) -> Number:

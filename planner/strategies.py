@@ -17,6 +17,7 @@ from planner.case import Case
 from planner.comm import Traffic
 from planner.engines import engine_of
 from planner.memory import device_bytes, hosts_hold, memory_lines, peak_at, peak_bytes
+from planner.progress import Progress
 from planner.question import STRATEGIES as STRATEGIES  # others ask for them here, where they are ranked
 from planner.question import Question, Strategy, batches_of, case_of, limit_bytes
 from planner.rules import divisors
@@ -117,13 +118,18 @@ def _sizes(gpus: int, strategy: Strategy) -> list[tuple[int, int]]:
 
 
 def rank(question: Question, blocks: Sequence[Block]) -> Ranking:
-    """The fastest layout of the blocks that fits."""
+    """The fastest layout of the blocks that fits. Whoever watches (progress.py) sees it move, without a count."""
     seen: Seen = {}
-    groups = [group for block in blocks for group in _groups(question, block, seen)]
+    progress = Progress()
+    groups = []
+    for block in blocks:
+        progress.at(0)
+        groups += _groups(question, block, seen)
     best: Candidate | None = None
     for group in sorted(groups, key=lambda group: group.bound):
         if best is not None and group.bound >= best.seconds_per_sequence:
             break
+        progress.at(0)
         found = _best_of(question, group, seen)
         if found is not None and (best is None or _order(found) < _order(best)):
             best = found

@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # The system packages that tests/cluster can use: iproute2, whose `ip` makes the network namespaces of emulated nodes,
-# and OpenSSH, which the hosts to test on answer with. Without them, or without root, nodes share the loopback interface
-# and the tests that need more are skipped, saying so.
+# OpenSSH, which the hosts to test on answer with, fish, one of their login shells, Slurm with munge, which runs jobs on
+# them, and nft and faketime, by which their ports are filtered and their clocks are wrong. Without them, or without
+# root, nodes share the loopback interface and the tests that need more are skipped, saying so.
 set -euo pipefail
 
 missing=()
 command -v ip >/dev/null || missing+=(iproute2)
 command -v ssh >/dev/null || missing+=(openssh-client)
 test -x /usr/sbin/sshd || missing+=(openssh-server)
+{ test -x /usr/sbin/slurmctld && command -v sbatch >/dev/null; } || missing+=(slurm-wlm)
+test -x /usr/sbin/munged || missing+=(munge)
+command -v fish >/dev/null || missing+=(fish)
+command -v nft >/dev/null || missing+=(nftables)
+command -v faketime >/dev/null || missing+=(faketime)
 if [[ ${#missing[@]} -eq 0 ]]; then
     exit 0
 fi

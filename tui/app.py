@@ -55,6 +55,11 @@ class ExplorerApp(App[None]):
         self.run_worker(self._type())
         self.main.start()
 
+    async def action_quit(self) -> None:
+        """Leave, and end the search first: its thread would contend for the interpreter with the screen's farewell."""
+        self.main.asking.change()
+        await super().action_quit()
+
     # -- one queue for what is typed -------------------------------------------------------------------------------
 
     # Textual hands a key to the widget that has the focus when the key arrives. The focus moves later, when the binding

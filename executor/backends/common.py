@@ -1,14 +1,17 @@
 """What all backends need: rules that hold for our trainer, and reading a file back through its framework.
 
-The framework's parser runs in a process of its own, so that this package never imports torch. Not here: any file.
+The framework's parser runs in another process, so that this package never imports torch. Not here: any file.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.case import Case
 from planner.errors import PlannerError, did_you_mean
@@ -26,6 +29,10 @@ EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers
 5.23 has it (`output_router_logits`): it is the mean of a micro-batch's own load, so a split batch would have another
 loss than the whole one."""
+
+OWN_ATTENTION = ("bloom", "falcon")
+"""Families whose modules in Transformers 5.23 call attention themselves and not through its attention interface, by
+which the trainer recomputes it (executor/worker/recompute.py)."""
 
 
 def not_built(field: str, why: str) -> Rule:
@@ -90,6 +97,16 @@ TRAINER: tuple[Rule, ...] = (
         sentence=lambda case: f"only whole layers are recomputed where {case.layout.engine} splits them",
         fix=lambda case: f"Use recompute=full, or engine {one_of(SELECTIVE)}",
     ),
+    Rule(
+        name="attention out of the trainer's reach",
+        field="recompute",
+        holds=lambda case: case.layout.recompute != "attention" or case.model.family not in OWN_ATTENTION,
+        sentence=lambda case: (
+            f"Transformers' {case.model.family} calls attention itself, not through the attention interface by which "
+            "the trainer recomputes it"
+        ),
+        fix=lambda case: "Use recompute=full",
+    ),
     accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
     accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),
     Rule(
@@ -127,25 +144,60 @@ def read_back(framework: str, folder: str, config: str) -> dict[str, Any]:
     return _read_back(framework, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=32)
-def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[str, Any]:
-    import json  # both here alone: the planner imports this module to ask what can be launched, and start time counts
+class Read(NamedTuple):
+    """What executor.worker.readback said of a file: exit code, stdout, stderr."""
+
+    code: int
+    said: str
+    errors: str
+
+
+Reader = Callable[[str, str], Read]
+"""How a file (framework, path) is read. TimeoutError where the framework gives no answer."""
+
+
+def in_a_process(framework: str, path: str) -> Read:
+    """Read a file in a process that imports the framework for it: seconds."""
     import subprocess
 
     command = [sys.executable, "-m", "executor.worker.readback", framework, path]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=READ_BACK_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    return Read(done.returncode, done.stdout, done.stderr)
+
+
+_reader: ContextVar[Reader] = ContextVar("reader", default=in_a_process)
+
+
+@contextmanager
+def read_by(reader: Reader) -> Iterator[None]:
+    """Inside, files are read back by this reader."""
+    before = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(before)
+
+
+@lru_cache(maxsize=32)
+def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[str, Any]:
+    import json  # here alone: the planner imports this module to ask what can be launched, and start time counts
+
+    try:
+        done = _reader.get()(framework, path)
+    except TimeoutError:
         return {"error": f"its parser did not answer in {READ_BACK_TIMEOUT_S} s"}
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    if done.code:
+        reason = done.errors.strip().splitlines()[-1] if done.errors.strip() else f"exit code {done.code}"
         if "No module named" in reason:
             raise PlannerError(
                 framework, None, f"cannot be imported ({reason})", "Install meshwright[run]", exit_code=4
             )
-        if done.returncode == MISSING:
+        if done.code == MISSING:
             rule = f"installed without what the trainer imports: {reason}"
             raise PlannerError(framework, None, rule, "Install the version of constraints.txt", exit_code=3)
         return {"error": reason}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.said.splitlines()[-1])
     return answer

@@ -8,24 +8,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
+import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from executor import processes
+from executor.backends.common import READ_BACK_TIMEOUT_S, Read, Reader, in_a_process
 from executor.environment import inherited
 from executor.launchers import namespaces
 from executor.processes import LAUNCHER_VARIABLE, RUN_ID_VARIABLE
 from executor.rundir import agent_log
-from executor.supervise import Agent
+from executor.supervise import POLL_S, Agent
 from planner.backend import LaunchSpec
 from planner.errors import PlannerError
 
-Emulation = Literal["loopback", "namespaces", "elsewhere", "join"]
+Emulation = Literal["loopback", "namespaces", "elsewhere", "join", "ssh"]
 LOOPBACK = ("lo", "lo0")
 COUNTED_VARIABLE = "MESHWRIGHT_COUNTED"
 """Interfaces on which nothing but the run sends, where there are any: what they count is the run's."""
@@ -53,7 +56,7 @@ class Host:
 @dataclass(frozen=True)
 class Hosts:
     """The nodes of one run and how they are emulated; "elsewhere" are machines that nothing here can reach, "join"
-    those of which each has joined by itself."""
+    those of which each has joined by itself, "ssh" those that a launcher reaches."""
 
     emulation: Emulation
     hosts: tuple[Host, ...]
@@ -141,22 +144,58 @@ def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) 
             return HeldPort(number, None)
         if (held := _held(number)) is not None:
             return HeldPort(number, held)
-    raise PlannerError(
-        "port", f"{FIRST_PORT}-{FIRST_PORT + PORTS - 1}", "none is free", "Stop what occupies them", exit_code=4
-    )
+    raise _none_free()
+
+
+_KEPT: dict[int, HeldPort] = {}
+
+
+def keep(number: int) -> None:
+    """Keep a port bound in this process until `hold_one` gives it out: between a look at it and the start nobody else
+    takes it. Refuses as `hold_one` does."""
+    _KEPT[number] = hold_one(number)
+
+
+def let_go(number: int) -> None:
+    """Keep a port no longer, where it was kept."""
+    if (kept := _KEPT.pop(number, None)) is not None:
+        kept.close()
 
 
 def hold_one(number: int) -> HeldPort:
-    """One port that all nodes know, kept bound. Refuses (exit code 4) one that another program has."""
-    held = _held(number)
+    """One port that all nodes know, kept bound. Refuses (exit code 4) one that another program has; connections of a
+    run before, which the system remembers for a minute, do not matter."""
+    if (kept := _KEPT.pop(number, None)) is not None:
+        return kept
+    held = _held(number) or _held(number, after_others=True)
     if held is None:
         rule, fix = "is taken on this host", "Give another, the same on every node: --master HOST:PORT"
         raise PlannerError("port", number, rule, fix, exit_code=4)
     return HeldPort(number, held)
 
 
-def _held(number: int) -> socket.socket | None:
+def free_from(first: int) -> int:
+    """The first port from `first` on that no program here has, around the launchers' range. Refuses where all are."""
+    for step in range(PORTS):
+        number = FIRST_PORT + (first - FIRST_PORT + step) % PORTS
+        if (held := _held(number)) is not None:
+            held.close()
+            return number
+    raise _none_free()
+
+
+def _none_free() -> PlannerError:
+    return PlannerError(
+        "port", f"{FIRST_PORT}-{FIRST_PORT + PORTS - 1}", "none is free", "Stop what occupies them", exit_code=4
+    )
+
+
+def _held(number: int, *, after_others: bool = False) -> socket.socket | None:
+    """A socket bound to the port, or None. `after_others`: also where connections that have ended still have it. Then
+    Linux lets another program bind it as well that asks for the same, so a port of one's own choice is held without."""
     one = socket.socket()
+    if after_others:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         # Every address, as torch's store will listen: a port that another program has on one address is taken.
         one.bind(("", number))
@@ -177,11 +216,13 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
         log.parent.mkdir(parents=True, exist_ok=True)
         env = inherited(os.environ) | command.env | {LAUNCHER_VARIABLE: processes.identity()}
         env["MESHWRIGHT_CONFIGURED"] = "stdin"
-        held: tuple[int, ...] = ()
+        answers, written = os.pipe()
+        env["MESHWRIGHT_ANSWERS_FD"] = str(written)
+        passed = [written]
         if command.node == 0 and port.held is not None:
-            held = (port.held.fileno(),)
-            env["MESHWRIGHT_HELD_FD"] = str(held[0])
-        with log.open("wb") as output:
+            passed.append(port.held.fileno())
+            env["MESHWRIGHT_HELD_FD"] = str(port.held.fileno())
+        with log.open("wb") as output, os.fdopen(written, "wb"):
             process = subprocess.Popen(
                 command.argv,
                 env=env,
@@ -189,20 +230,48 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                pass_fds=held,
+                pass_fds=passed,
             )
-        agents.append(Agent(command.node, host.name, process, log))
+        agents.append(Agent(command.node, host.name, process, log, os.fdopen(answers, "rb", buffering=0)))
     port.close()
     return agents
+
+
+def reader(agent: Agent, signals: Sequence[int]) -> Reader:
+    """Reading configuration files back by an agent, which imports torch anyway. It gives up when `signals` grows."""
+
+    def read(framework: str, path: str) -> Read:
+        deadline, said, before = time.monotonic() + READ_BACK_TIMEOUT_S, b"", len(signals)
+        _tell(agent, {"read": [framework, path]})
+        while not said.endswith(b"\n"):
+            if time.monotonic() > deadline or len(signals) > before:
+                raise TimeoutError
+            if not select.select([agent.answers], [], [], POLL_S)[0]:
+                continue
+            part = os.read(agent.answers.fileno(), 65536)
+            if not part:  # it could not even import torch: a process of its own says what is missing
+                return in_a_process(framework, path)
+            said += part
+        return Read(*json.loads(said))
+
+    return read
 
 
 def configure(agents: list[Agent], spec: LaunchSpec) -> None:
     """Let the agents go on, each with its command's environment as it is in `spec`."""
     for agent, command in zip(agents, spec.commands, strict=True):
-        assert agent.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, which is seen elsewhere
-            agent.process.stdin.write(json.dumps(command.env).encode())
-            agent.process.stdin.close()
+        _tell(agent, {"environment": command.env}, last=True)
+
+
+def _tell(agent: Agent, message: Mapping[str, object], *, last: bool = False) -> None:
+    stdin = agent.process.stdin
+    assert stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, which is seen elsewhere
+        stdin.write(json.dumps(message).encode() + b"\n")
+        stdin.flush()
+    if last:
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
 
 
 def base_environment(

@@ -1,6 +1,7 @@
-"""One node's torchrun, with four additions the supervisor relies on. Takes torchrun's own arguments.
+"""One node's torchrun, with five additions the supervisor relies on. Takes torchrun's own arguments.
 
-It dies with its supervisor, it waits for the environment that the supervisor finds for the ranks, it says in
+It dies with its supervisor, it reads configuration files back for the supervisor once it has imported torch, it waits
+for the environment that the supervisor finds for the ranks, it says in
 failed/node-N.json which ranks failed and how (and whom the out-of-memory killer took meanwhile), and it can give an
 emulated node its own host name. Not here: starting or ending agents (executor.supervise), or training (train.py).
 """
@@ -26,6 +27,9 @@ CLONE_NEWUTS = 0x04000000
 def main(arguments: list[str]) -> int:
     """Run torchrun; 0 when every rank of this node ended well."""
     _die_with_supervisor()
+    # A scheduler may send it to every process: ranks answer it with a checkpoint. A handler, since what is ignored
+    # would stay ignored in the ranks.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     _take_hostname(os.environ.get("MESHWRIGHT_HOSTNAME"))
 
     from torch.distributed import run as torchrun
@@ -34,12 +38,14 @@ def main(arguments: list[str]) -> int:
 
     kills = cgroups.oom_kills()
     options = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]
-    if os.environ.pop("MESHWRIGHT_CONFIGURED", None) == "stdin":
-        os.environ.update(json.loads(sys.stdin.read()))
+    if os.environ.pop("MESHWRIGHT_CONFIGURED", None) == "stdin" and not _configured():
+        return 1
     # The supervisor bound the rendezvous port; importing torch took seconds, so it is let go only here.
     held = os.environ.pop("MESHWRIGHT_HELD_FD", None)
     if held is not None:
         os.close(int(held))
+    with contextlib.suppress(OSError):
+        _write("states", {"schema": "state/1", "state": "ready"})
     try:
         torchrun.run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -48,11 +54,27 @@ def main(arguments: list[str]) -> int:
             for rank, one in error.failures.items()
         ]
         with contextlib.suppress(OSError):  # a run folder that takes no file is the launcher's to tell of
-            _write({"failures": failures, "oom_kills": cgroups.kills_since(kills)})
+            _write("failed", {"failures": failures, "oom_kills": cgroups.kills_since(kills)})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _configured() -> bool:
+    """Do what the supervisor asks for on stdin, a line of JSON each: {"read": [framework, path]}, as often as it
+    likes, then {"environment": {...}} of the ranks. False where it went without having said that."""
+    from executor.worker.readback import answer_from_fork
+
+    answers = int(os.environ.pop("MESHWRIGHT_ANSWERS_FD"))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "environment" in asked:
+            os.environ.update(asked["environment"])
+            os.close(answers)
+            return True
+        answer_from_fork(asked["read"], answers)
+    return False
 
 
 def _die_with_supervisor() -> None:
@@ -71,9 +93,11 @@ def _take_hostname(name: str | None) -> None:
         socket.sethostname(name)
 
 
-def _write(record: dict[str, Any]) -> None:
-    # The same folder in which ranks put their own last words; read by executor.failures.
-    target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / "failed" / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
+def _write(folder: str, record: dict[str, Any]) -> None:
+    # Beside what ranks say of themselves: their last words in failed/, which executor.failures reads, and how far they
+    # have come in states/, which executor.rollcall reads.
+    target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / folder / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
+    target.parent.mkdir(exist_ok=True)
     temporary = target.with_suffix(".tmp")
     try:
         temporary.write_text(json.dumps(record))

@@ -10,35 +10,30 @@ import os
 from importlib import import_module
 from typing import Any
 
+from executor.environment import on_cpu
 from planner.spec import Layout
 
 
 def prepare(layout: Layout) -> None:
     """Before a framework starts: make it use gloo on CPU for this layout's engine."""
-    if layout.engine == "ddp":
-        # Without it Accelerate sees no device and starts a one-process job on every rank.
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-    elif layout.engine in ("single", "fsdp2"):
-        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-        _let_accelerate_take_a_gpus_path()
+    unwrapped = layout.engine in ("single", "fsdp2")
+    os.environ.update(on_cpu("fsdp2" if unwrapped else layout.engine))
+    if unwrapped:
+        let_accelerate_take_a_gpus_path(import_module("accelerate.state"))
     elif layout.engine.startswith("deepspeed"):
-        os.environ["DS_ACCELERATOR"] = "cpu"
         leave_shared_memory_collective_out(import_module("deepspeed.ops"))
-    elif layout.engine == "transformers-tp":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it takes any accelerator that torch shows, and asks nobody
 
 
-def _let_accelerate_take_a_gpus_path() -> None:
+def let_accelerate_take_a_gpus_path(state: Any) -> None:
+    """Let Accelerate, whose module `accelerate.state` this is, shard on CPU as it does on GPUs."""
+
     # Accelerate 1.15 wraps every model in DDP when its device type is CPU: what FSDP would shard, and one process's own
     # (accelerator.py, prepare_model, MULTI_CPU). Told "several devices, over gloo" it takes the path a GPU takes, which
     # shards, and wraps nothing in a world of one; what is underneath does not care what the device is.
-    from accelerate import PartialState
-    from accelerate.utils import DistributedType
+    def several_devices(self: Any, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+        return "gloo", state.DistributedType.MULTI_GPU
 
-    def several_devices(self: Any, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:
-        return "gloo", DistributedType.MULTI_GPU
-
-    PartialState._prepare_backend = several_devices
+    state.PartialState._prepare_backend = several_devices
 
 
 def leave_shared_memory_collective_out(operations: Any) -> None:

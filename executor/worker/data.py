@@ -36,7 +36,7 @@ class Windows(Rows):
     def batch(self, indices: list[int]) -> Batch:
         rows = [self._row(max(index, 0)) for index in indices]
         stacked = torch.from_numpy(np.stack(rows).astype(np.int64))
-        targets = stacked[:, 1:].contiguous()
+        targets = stacked[:, 1:].clone(memory_format=torch.contiguous_format)  # of one row, contiguous() is a view
         targets[torch.tensor([index < 0 for index in indices])] = IGNORED
         return Batch(stacked[:, :-1].contiguous(), targets)
 

@@ -49,4 +49,4 @@ def prepare_with_zeros(engine: Engine) -> None:
         raise PlannerError("method", plan.job.method, rule, fix)
     bare = unfilled_model(plan)
     zeros = Unfilled(bare.model, Zeros(bare.model.state_dict()))
-    engine.prepare(zeros, lambda built: build_optimizer(built, plan.job))
+    engine.prepare(zeros, lambda built: build_optimizer(built, plan))

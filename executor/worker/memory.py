@@ -256,6 +256,8 @@ class LiveTensors(TorchDispatchMode):
     def _storage_of(self, tensor: Tensor, adopted: bool = False) -> Storage | None:
         if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
             return None
+        if is_traceable_wrapper_subclass_type(type(tensor)):
+            return None  # its own storage is a size without memory; the tensor within is seen by itself
         return self._look(tensor.untyped_storage(), tuple(tensor.shape), adopted)
 
     def _look(self, raw: torch.UntypedStorage, shape: tuple[int, ...], adopted: bool = False) -> Storage | None:

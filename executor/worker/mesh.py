@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from executor.worker import timeouts
 from executor.worker.engines.base import LiveMesh
 from planner.errors import PlannerError
 from planner.groups import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
@@ -75,6 +76,7 @@ def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str, model: obje
         "coordinates": live.coordinates,
         "groups": live.groups,
         "expected_groups": expected_groups(plan, live.rank),
+        "timeouts_s": timeouts.of_groups(),
     }
     write_json(Path(folder) / "mesh" / f"rank-{live.rank}.json", record)
 

@@ -6,6 +6,7 @@ Not here: the numbers (values.py), adapters (adapters.py), 4-bit weights (quanti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from executor.worker.adapters import add_adapters, is_adapter, ordinary_name
 from executor.worker.quantized import pack_layers
 from executor.worker.seeds import seed_weights
 from executor.worker.values import Both, Drawn, Recorder, Stored, Values
+from planner.case import Case
+from planner.engines.common import implementation
 from planner.huggingface import config_dict
 from planner.plan import Plan
 from planner.spec import ModelSpec, TrainingJob
@@ -124,24 +127,31 @@ def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
     return AutoConfig.for_model(**facts)
 
 
-def build_optimizer(model: nn.Module, job: TrainingJob, *, on_host: bool = False) -> torch.optim.Optimizer:
-    """One group with every trainable weight: weight decay does not spare norms, so all engines shard one list.
+def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """torch's AdamW or SGD over every trainable weight, stepping as the plan is predicted (planner.engines.common).
 
-    `on_host`: the optimizer is offloaded, and each update is torch's fused kernel, see
-    docs/decisions/0015-fused-step-on-the-host.md.
+    Weight decay does not spare norms, so all engines shard one list; only where tensors of several kinds are trained it
+    is several.
     """
-    chosen = job.optimizer
-    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fused = True if on_host else None
+    chosen, step = plan.job.optimizer, implementation(Case.of(plan))
+    how: dict[str, bool] = {"fused": step == "fused", "foreach": step == "foreach"}
+    groups = one_kind_each(parameter for parameter in model.parameters() if parameter.requires_grad)
     if chosen.name == "sgd":
-        return torch.optim.SGD(
-            weights, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=fused
-        )
+        return torch.optim.SGD(groups, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **how)
     return torch.optim.AdamW(
-        weights,
+        groups,
         lr=chosen.lr,
         betas=(chosen.beta1, chosen.beta2),
         eps=chosen.eps,
         weight_decay=chosen.weight_decay,
-        fused=fused,
+        **how,
     )
+
+
+def one_kind_each(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameter groups, one a mesh and one of plain tensors: a fused or list update of several kinds raises ("got mixed
+    torch.Tensor and DTensor", or on meshes that differ). Number formats torch separates by itself."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for weight in weights:
+        groups.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+    return [{"params": alike} for alike in groups.values()]

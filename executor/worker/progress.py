@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import msgspec
 import torch
 
 from executor.worker.rows import Rows
+from executor.worker.saver import Saved
 from planner.errors import PlannerError
 from planner.plan import Plan
-from planner.units import format_bytes
+from planner.units import format_bytes, format_seconds
 
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
@@ -51,10 +53,23 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of metrics.jsonl about a checkpoint after `step` steps: its bytes, how long the slowest rank's training
+    stood still for it, and how long it took beside the training until it was complete. `error` is why there is none."""
+
+    step: int
+    checkpoint_bytes: int
+    pause_s: float
+    write_s: float
+    time: float
+    error: str = ""
+
+
 class Reporter:
     """Rank 0 reports; on other ranks every call does nothing."""
 
-    def __init__(self, plan: Plan, folder: str, rank: int) -> None:
+    def __init__(self, plan: Plan, folder: str, rank: int, first: int = 0) -> None:
+        """`first` steps were done by earlier starts of the run, whose lines in metrics.jsonl stay."""
         self.plan, self.folder, self.speaks = plan, Path(folder), rank == 0
         self.steps: list[StepMetrics] = []
         self.validation: list[dict[str, float]] = []
@@ -62,11 +77,12 @@ class Reporter:
         self._bar: Any = None
         if not self.speaks:
             return
-        (self.folder / "metrics.jsonl").write_bytes(b"")
+        if not first:
+            (self.folder / "metrics.jsonl").write_bytes(b"")
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=plan.job.recipe.steps, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=plan.job.recipe.steps, initial=first, unit="step", dynamic_ncols=True)
 
     def opened(self, rows: Rows, validation: Rows | None) -> None:
         """Say what the data are, where they are documents."""
@@ -96,7 +112,28 @@ class Reporter:
             self._write(Validation(step=step, validation_loss=loss, validation_tokens=tokens, time=time.time()))
         self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")
 
-    def _write(self, line: StepMetrics | Validation) -> None:
+    def saved(self, one: Saved) -> None:
+        """Log what became of a checkpoint. A line that finds no room ends nothing: it is said all the same."""
+        if not self.speaks:
+            return
+        line = Checkpoint(
+            step=one.step,
+            checkpoint_bytes=one.bytes,
+            pause_s=one.pause_s,
+            write_s=one.write_s,
+            time=time.time(),
+            error=one.error,
+        )
+        with suppress(PlannerError):
+            self._write(line)
+        if one.error:
+            self.say(f"step {one.step}  no checkpoint: {one.error}")
+            return
+        times = f"training paused {format_seconds(one.pause_s)}, complete after {format_seconds(one.write_s)}"
+        older = f", {', '.join(one.deleted)} deleted" if one.deleted else ""
+        self.say(f"step {one.step}  checkpoint of {format_bytes(one.bytes)}: {times}{older}")
+
+    def _write(self, line: StepMetrics | Validation | Checkpoint) -> None:
         """One more line of metrics.jsonl, where it is found should the run die. PlannerError where there is no room."""
         path = self.folder / "metrics.jsonl"
         try:

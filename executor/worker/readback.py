@@ -1,8 +1,8 @@
 """Print what a framework's own parser makes of a configuration file, as one line of JSON.
 
 Before, everything that the trainer's engines import from that framework is imported once: version ranges do not tell
-that a release lost a name. A process of its own, started by the backends, so that they need no torch. Not here:
-comparing (executor/backends/).
+that a release lost a name. A process of its own, started by the backends, so that they need no torch; while a run
+starts, a fork of its agent (agent.py), which imports torch anyway. Not here: comparing (executor/backends/).
 
     python -m executor.worker.readback accelerate RUN_FOLDER/config/accelerate.yaml
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
 import json
 import os
 import sys
@@ -110,6 +111,26 @@ def _there(module: str, name: str) -> bool:
         if not (error.name or "").startswith(f"{module.partition('.')[0]}."):
             raise  # the framework is not here, or something that it needs
         return False
+
+
+def answer_from_fork(arguments: list[str], answers: int) -> None:
+    """Do what `main` does in a fork of this process, which has imported torch already, and write a line of JSON to the
+    file descriptor `answers`: [exit code, stdout, stderr]."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    code, said, errors = 1, io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+            code = main(arguments)
+    except BaseException as error:  # as Python itself would end
+        errors.write(f"{type(error).__name__}: {error}")
+    try:
+        with open(answers, "w") as stream:
+            stream.write(json.dumps([code, said.getvalue(), errors.getvalue()]) + "\n")
+    finally:
+        os._exit(0)
 
 
 def main(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ import runpy
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -23,12 +24,17 @@ import msgspec
 
 from executor import contract
 from executor.rundir import MESH
-from executor.worker import cpu, lastwords
+from executor.worker import cpu, lastwords, states
 from executor.worker.live import live
 from planner.plan import Plan, read_plan, write_whole
 
 STEPS = "torch.optim.optimizer"
 """The module whose optimizers tell when they step."""
+STATE = "accelerate.state"
+"""Where Accelerate chooses a transport, and with it how a model is wrapped."""
+METERING = "executor.worker.metering"
+SHARDS = ("fsdp2",)
+"""Engines that Accelerate starts on CPU only when it is told that it has several devices."""
 OPERATIONS = "deepspeed.ops"
 """DeepSpeed's registry of what it compiles."""
 
@@ -41,11 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path[0] = str(Path(script).parent)  # where Python looks first when it runs a script itself
     with lastwords.recorded(Path(folder)):
         after_import(STEPS, watch.start)
+        after_import(states.MODULE, partial(states.watch, watch.folder))
         if watch.plan.cluster.gpu.kind == "cpu":
-            after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
+            _on_a_cpu(watch.plan.layout.engine)
         runpy.run_path(script, run_name="__main__")
         watch.ended()
+        if METERING in sys.modules:  # the script has entered the meter
+            sys.modules[METERING].conclude(watch.folder)
     return 0
+
+
+def _on_a_cpu(engine: str) -> None:
+    """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
+    after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
+    if engine in SHARDS:
+        after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
+        if os.environ.get("RANK", "0") == "0":
+            print(
+                f"note: on CPU Accelerate wraps every model in DDP; it is told to take a GPU's path for {engine}",
+                flush=True,
+            )
 
 
 class Watch:

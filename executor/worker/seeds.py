@@ -6,6 +6,7 @@ Weights come from one seed on every rank, because FSDP2 broadcasts nothing. Not 
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import torch
@@ -16,9 +17,11 @@ def seed_weights(seed: int) -> None:
     _seed(seed)
 
 
-def seed_rank(seed: int, data_parallel_rank: int) -> None:
-    """After the model is built: ranks that see other sequences draw other numbers (dropout)."""
-    _seed(seed + 1 + data_parallel_rank)
+def seed_step(seed: int, step: int, data_parallel_rank: int) -> None:
+    """Before each step: what it draws (dropout) follows from these three, so that a run that goes on from a checkpoint
+    draws the same and no generator has to be saved. Ranks that see other sequences draw other numbers."""
+    found = hashlib.sha256(f"{seed} {step} {data_parallel_rank}".encode()).digest()
+    _seed(int.from_bytes(found[:8], "little") >> 1)
 
 
 def _seed(seed: int) -> None:

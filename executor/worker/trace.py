@@ -89,7 +89,7 @@ def fake_run(plan: Plan, rank: int) -> Run:
             meter = Meter(plan, rank, 0, 0, engine.device, WARM_STEPS, WARM_STEPS, live)
 
             with meter.load():
-                engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job))
+                engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan))
             reduce_in_python(engine.model)
             meter.attach(engine.state_tensors)
             tokens = layout.global_batch_size * plan.job.seq_len

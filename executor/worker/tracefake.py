@@ -121,7 +121,7 @@ def reduce_in_python(model: Any) -> None:
 
 @contextmanager
 def fake_tensors(plan: Plan) -> Iterator[None]:
-    """While entered, every new tensor is fake. Of a plan for GPUs the optimizer updates lists of tensors, as there."""
+    """While entered, every new tensor is fake."""
     with ExitStack() as stack:
         for target, name, value in _patches() + (_as_on_cuda() if plan.cluster.gpu.kind == "cuda" else []):
             stack.enter_context(mock.patch.object(target, name, value))
@@ -148,7 +148,6 @@ def _forget_accelerate() -> None:
 def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     """What PyTorch decides by the device in Python or before any operation is dispatched, decided as for a GPU."""
     from torch.nn import functional
-    from torch.optim import adam, sgd
 
     attention = functional.scaled_dot_product_attention
 
@@ -158,11 +157,7 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
         return attention(*args, **(kwargs | {"dropout_p": 0.0}))
 
-    in_lists = [
-        (module, "_default_to_fused_or_foreach", lambda *args, **kwargs: (False, True)) for module in (adam, sgd)
-    ]
     return [
-        *in_lists,  # the optimizer updates all weights in lists, not one by one
         (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
         (functional, "scaled_dot_product_attention", flash),  # draws the same mask again; on CPU it keeps it
     ]

@@ -20,8 +20,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from executor import alive, checkpoints
+from executor.checkpoints import Policy
 from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, lastwords, limits, weights
+from executor.worker import cpu, fake_world, lastwords, limits, shards, states, timeouts, weights
+from executor.worker.checkpointing import Checkpointing
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite, target_tokens
@@ -30,11 +33,16 @@ from executor.worker.model import build_optimizer, unfilled_model
 from executor.worker.progress import Reporter, StepMetrics, memory_in_use
 from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
-from executor.worker.seeds import seed_rank
+from executor.worker.seeds import seed_step
 from executor.worker.unmetered import Unmetered
 from executor.worker.wire import WireCounter
 from planner.errors import PlannerError
 from planner.plan import Plan, read_plan
+from planner.spec import Recipe
+
+_KEPT: list[Engine] = []
+"""This rank's engine, until the process ends. A process group that loses its last reference joins gloo's threads while
+it holds the interpreter's lock, for which one of them may wait: a rank was seen to hang so on its way out of `run`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,12 +66,16 @@ def run(options: argparse.Namespace) -> None:
     """Everything this rank does, in order."""
     begin = time.perf_counter()
     folder = str(options.folder)
+    alive.begin(options.folder, int(os.environ.get("RANK", "0")))
+    timeouts.set_default()
     plan = read_plan(Path(folder) / "plan.json")
     check_inputs(plan, every_line=False)
     _choose_device(plan)
+    states.watch(options.folder, dist.distributed_c10d, dist)
     if options.fake_world:
         fake_world.start(plan)
     engine = start_engine(plan, folder)
+    _KEPT.append(engine)
     rank, world_size = engine.world()
     check_world(plan, rank, world_size)
 
@@ -77,23 +89,25 @@ def run(options: argparse.Namespace) -> None:
         if options.build_on_meta:
             fake_world.prepare_with_zeros(engine)
         else:
-            splits = plan.layout.engine == "fsdp2" and plan.job.optimizer.name == "sgd"  # no fused SGD of DTensors
-            fused = plan.layout.offload_optimizer and not splits
-            engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job, on_host=fused))
+            engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan))
     live = engine.mesh()
     write_mesh(plan, live, folder, str(engine.device), engine.model)
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
+    first = _restored(engine, options.resume) if options.resume is not None else 0
 
-    seed_rank(plan.job.recipe.seed, live.data_parallel_rank)
-    reporter, wire = Reporter(plan, folder, rank), WireCounter()
+    reporter, wire = Reporter(plan, folder, rank, first), WireCounter()
     try:
-        _train(plan, engine, rows, validation, meter, reporter, wire, live.data_parallel_rank)
+        saving = Checkpointing(plan, engine, options.folder, _policy(options), reporter)
+        with saving.listening():
+            _train(plan, engine, rows, validation, meter, reporter, wire, saving, live.data_parallel_rank, first)
     finally:
         reporter.close()
+    alive.say(alive.END)
     measured = meter.result()
     if measured is not None:
-        widths = _widths(plan, rows, live.data_parallel_rank, meter.memory_step) if measured.memory else ()
+        step = first + meter.memory_step
+        widths = _widths(plan, rows, live.data_parallel_rank, step) if measured.memory else ()
         measured = msgspec.structs.replace(measured, wire=wire.result(), rows=widths)
         write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
     if options.save_weights:
@@ -104,6 +118,14 @@ def run(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
+def _restored(engine: Engine, folder: Path) -> int:
+    """Load a checkpoint into a prepared engine; how many steps of the run are done."""
+    alive.say(alive.RESTORE)
+    found = checkpoints.complete(folder)
+    shards.restore(engine, [folder / name for name in found.files], found.optimizer_step)
+    return found.step
+
+
 def _train(
     plan: Plan,
     engine: Engine,
@@ -112,20 +134,27 @@ def _train(
     meter: Any,
     reporter: Reporter,
     wire: WireCounter,
+    saving: Checkpointing,
     data_parallel_rank: int,
+    first: int,
 ) -> None:
     recipe, layout = plan.job.recipe, plan.layout
     order = order_of(plan, rows)
     reporter.opened(rows, validation)
+    if validation is not None and first and _due(recipe, first):  # it comes after the checkpoint of its step
+        reporter.validated(first, *_validate(engine, validation, plan, data_parallel_rank, first))
     wire.begin()
-    for step in range(recipe.steps):
+    last = time.perf_counter()
+    for step in range(first, recipe.steps):
+        alive.say(alive.FIRST_STEP if step == first else alive.STEP, step + 1)
         batches = micro_batches(rows, order, layout, data_parallel_rank, step)
         # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
         whole = order.batch(step)
         tokens, targets = int(rows.lengths[whole].sum()), int(rows.targets[whole].sum())
         rate = learning_rate(plan.job.optimizer, recipe, step)
         begin = time.perf_counter()
-        with meter.step(step):
+        seed_step(recipe.seed, step, data_parallel_rank)
+        with meter.step(step - first):
             try:
                 loss_sum, norm = _optimizer_step(engine, batches, targets, meter, rate)
             except NotFinite as error:
@@ -134,7 +163,7 @@ def _train(
                 raise PlannerError("grad_norm", error.norm, rule, fix, exit_code=5) from None
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
-        dist.all_reduce(loss_sum)
+        loss_sum = saving.summed(loss_sum, step + 1)
         wire.step_ended()
         loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
         metrics = StepMetrics(
@@ -153,10 +182,19 @@ def _train(
                 "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
             )
         reporter.step(metrics)
-        done = step + 1
-        if validation is not None and (done == recipe.steps or (recipe.eval_every and done % recipe.eval_every == 0)):
-            reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank))
+        now = time.perf_counter()
+        if step > first:
+            alive.stepped(now - last)
+        last, done = now, step + 1
+        saving.step_done(done)
+        if validation is not None and _due(recipe, done):
+            reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank, done))
             wire.begin()
+
+
+def _due(recipe: Recipe, done: int) -> bool:
+    """Whether the validation data are looked at after so many steps."""
+    return done == recipe.steps or (recipe.eval_every > 0 and done % recipe.eval_every == 0)
 
 
 def _widths(plan: Plan, rows: Rows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
@@ -175,11 +213,12 @@ def _optimizer_step(
     return loss_sum, norm
 
 
-def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -> tuple[float, int]:
+def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int, done: int) -> tuple[float, int]:
     """Mean loss over all target tokens of the validation data, and how many there are."""
     engine.model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
     for batch in validation_batches(rows, plan.layout, data_parallel_rank):
+        alive.say(alive.VALIDATION, done)
         placed = engine.share(batch).to(engine.device)
         total += torch.stack(
             [engine.loss_sum(placed).double(), torch.tensor(float(target_tokens(placed))).double().to(engine.device)]
@@ -187,6 +226,10 @@ def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int) -
     dist.all_reduce(total)
     engine.model.train()
     return float(total[0] / total[1]), int(total[1]) // (plan.layout.tp * plan.layout.pp)
+
+
+def _policy(options: argparse.Namespace) -> Policy | None:
+    return checkpoints.policy(options.checkpoint_every, options.keep_last, options.keep_every)
 
 
 def _choose_device(plan: Plan) -> None:
@@ -232,6 +275,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-meter", action="store_true", help="train without measuring memory and traffic")
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
     parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: zeros in place of numbers")
+    parser.add_argument("--checkpoint-every", metavar="STEPS|TIME|signal", help="write checkpoints: 20, 10m, signal")
+    parser.add_argument("--keep-last", type=int, metavar="K", help="keep so many checkpoints (default: 2)")
+    parser.add_argument("--keep-every", type=int, metavar="N", help="keep those of steps that N divides, too")
+    parser.add_argument("--resume", type=Path, metavar="STEP_FOLDER", help="go on from this checkpoint")
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)
 

@@ -231,7 +231,7 @@ def known_gpu(probe: Probe, folders: Folders = ()) -> str | None:
 def link_names(probe: Probe) -> dict[str, str]:
     """What the links are called, by where they lie: a calibration knows them by these names."""
     if probe.device.kind == "cpu":
-        return {INSIDE: "loopback", BETWEEN: "emulated network"}
+        return {INSIDE: "loopback", BETWEEN: "emulated network" if probe.launcher.startswith("local/") else "network"}
     return {INSIDE: probe.device.link or "inside the node", BETWEEN: "network"}
 
 

@@ -16,10 +16,11 @@ from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.inventory import Compute, Weight, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_state_bytes
+from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import IdealCollective, merged
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
-from planner.spec import Quantization
+from planner.spec import Implementation, Quantization
 from planner.units import BYTES
 
 MIXED = ("bf16", "fp16", "fp8")
@@ -61,6 +62,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if parts.attention == "unfused" else 0,
+        "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
 
 
@@ -179,8 +181,36 @@ def padded(weight: Weight, shards: Number) -> Number:
 
 def optimizer_temporaries(case: Case, element_bytes: float, *, sharded: bool) -> Number:
     """Temporaries at the fullest moment of the optimizer's step."""
-    units, on_cpu = updated(case, sharded=sharded), case.cluster.gpu.kind == "cpu"
-    return optimizers.temporaries(case.job.optimizer, units, element_bytes, on_cpu=on_cpu)
+    units = updated(case, sharded=sharded)
+    return optimizers.temporaries(case.job.optimizer, units, element_bytes, implementation(case))
+
+
+DTENSORS = ("fsdp2", "transformers-tp", "torchtitan")
+"""Engines whose weights are torch's DTensors, for which torch 2.13 has no fused SGD (aten._fused_sgd_ has no sharding
+strategy in distributed/tensor/_ops)."""
+
+
+def implementation(case: Case) -> Implementation:
+    """How the optimizer steps. The trainer builds it so, and memory and time count it so.
+
+    On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors.
+    Left open it is the loop on CPU processes, and on GPUs the runtime's own.
+    """
+    chosen = case.job.optimizer
+    if case.layout.offload_optimizer and chosen.name in optimizers.STEPPED_BY_TORCH:
+        return "for-loop" if chosen.name == "sgd" and case.layout.engine in DTENSORS else "fused"
+    if chosen.implementation is not None:
+        return chosen.implementation
+    if case.cluster.gpu.kind == "cpu":
+        return "for-loop"
+    return case.runtime.adamw_implementation if chosen.name == "adamw" else "foreach"
+
+
+def step_name(case: Case) -> str:
+    """The optimizer, and how it steps where that is torch's: "adamw, fused"."""
+    name = case.job.optimizer.name
+    torchs = name in optimizers.STEPPED_BY_TORCH and case.layout.engine not in ("megatron", "nanotron")
+    return f"{name}, {implementation(case)}" if torchs else name
 
 
 STATISTIC_BYTES = 4

@@ -103,13 +103,16 @@ def holder(case: Case) -> Holder:
     """Buckets stay from the first step on. With bucket views gradients live in them; without, beside them.
 
     Before the last micro-batch of an accumulation the reducer is not asked, so gradients are held on their own.
+    The reducer is not asked either for a tied table's first gradient, the head's own until the lookup's is there: it
+    waits beside the buckets, in logits' term.
     """
     element, whole, view = trained_states(case).grad, grad_bytes(case), case.layout.gradient_as_bucket_view
     accumulates = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
     stay = resident(case)
 
     def held(moment: Moment, later: bool) -> Held:
-        finished = finished_elements(case, moment) * element
+        waiting = waiting_elements(case, moment) * element
+        finished = finished_elements(case, moment) * element - waiting
         in_flight = moment.in_flight * element
         if later:
             # With views the reducer copies accumulated gradients and lets them go, weight by weight.
@@ -118,7 +121,7 @@ def holder(case: Case) -> Holder:
             own = where(accumulates, finished, 0.0) if view else finished
         else:
             own = 0.0
-        return stay | {"grads": stay["grads"] + own + in_flight}
+        return stay | {"grads": stay["grads"] + own + in_flight, "logits": waiting}
 
     return held
 

@@ -7,11 +7,11 @@ deepspeed_stage3.py; this is the engine, which puts them together. Not here: the
 from __future__ import annotations
 
 from planner import optimizers
-from planner.arith import Number
+from planner.arith import Number, minimum
 from planner.case import LAYERS, Case
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import parallel_compute, sent_elements
+from planner.engines.common import implementation, parallel_compute, sent_elements
 from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute
@@ -166,20 +166,33 @@ def holder(case: Case) -> Holder:
     return deepspeed_stage3.holder(case, stay) if _at_stage3(case) else deepspeed_stage12.holder(case, stay)
 
 
-def step(case: Case) -> list[Held]:
-    """The partition's gradient made flat (fp32 for a separate master), and the optimizer's temporaries on it.
+SUB_GROUP_ELEMENTS = 10**9
+"""Stage 3 updates a rank's weights in groups of so many elements (sub_group_size, runtime/zero/config.py)."""
 
-    AdamW on CPU holds two results of the partition's size, on GPUs one (the list update has one tensor). Stage 3 then
-    gathers the weights it never releases.
+
+def step(case: Case) -> list[Held]:
+    """The partition's gradients, laid end to end, then in the master's format; beside that the optimizer's temporaries.
+
+    AdamW's loop on CPU holds two results of the partition's size, the list update one (its list has one tensor), and
+    the fused one none. Up to stage 2 the gradients are let go once they are flat; stage 3 has buffers for them. Stage 3
+    then gathers the weights it never releases.
     """
-    each, stay, offloaded = states(case), resident(case), case.layout.offload_optimizer
-    elements = updated_elements(case)
+    each, stay, elements = states(case), resident(case), updated_elements(case)
+    if _at_stage3(case):
+        elements = minimum(elements, SUB_GROUP_ELEMENTS)
     # On the host one kernel updates in place, with the gradient that is there.
-    on_device = 0.0 * elements if offloaded else elements * each.master + _step_temporaries(case, elements)
-    moment = stay | {"temporaries": on_device}
+    on_device = 0.0 * elements if case.layout.offload_optimizer else elements * each.master
+    updating = stay | {"temporaries": on_device + _step_temporaries(case, elements)}
     if case.layout.zero_stage == 0:
-        moment["grads"] = case.total(trainable=True) * each.grad
-    return [moment, deepspeed_stage3.after_step(case, stay)] if _at_stage3(case) else [moment]
+        updating["grads"] = case.total(trainable=True) * each.grad
+        return [updating]
+    if case.layout.offload_optimizer:
+        moments = [stay | {"temporaries": on_device}]
+    else:
+        kept = 0.0 if _at_stage3(case) else elements * each.grad
+        copied = elements * (each.grad if each.grad != each.master else 0.0)
+        moments = [stay | {"grads": stay["grads"] + kept, "temporaries": copied + on_device}, updating]
+    return [*moments, deepspeed_stage3.after_step(case, stay)] if _at_stage3(case) else moments
 
 
 def _step_temporaries(case: Case, elements: Number) -> Number:
@@ -190,7 +203,7 @@ def _step_temporaries(case: Case, elements: Number) -> Number:
         matrices = [w for unit in LAYERS for w in case.units()[unit] if w.trainable and len(w.shape) >= 2]
         rest = optimizers.flat(elements * left_to_adamw(case))
         seen = [([optimizers.Tensor(w.shape, w.elements) for w in matrices], 1), ([rest], 1)]
-    return optimizers.temporaries(settings, seen, master, on_cpu=case.cluster.gpu.kind == "cpu")
+    return optimizers.temporaries(settings, seen, master, implementation(case))
 
 
 def collectives(case: Case) -> list[Call]:

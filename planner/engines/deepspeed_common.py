@@ -6,6 +6,7 @@ Not here: what a stage shards and sends (deepspeed_stage12.py, deepspeed_stage3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from planner import optimizers
@@ -145,14 +146,15 @@ def reduced_bytes(case: Case) -> float:
     return float(BYTES["fp32"]) if case.layout.cp_method == "ulysses" else states(case).grad
 
 
-def flush_bytes(case: Case, moment: Moment, element_bytes: float) -> Number:
-    """The copies a reduction in the middle of backward makes of its bucket, `element_bytes` an element."""
+def flush_bytes(case: Case, moment: Moment, element_bytes: Callable[[int, int], Number]) -> Number:
+    """The copies a reduction in the middle of backward makes of its bucket, of `element_bytes` an element of the flush
+    (elements finished before it, elements in the bucket)."""
     if case.layout.zero_stage <= 1 or moment.phase != "backward" or not moment.in_flight:
         return 0.0
     finished = int(finished_elements(case, moment))
     for before, content in flushes(case, False)[:-1]:
         if finished <= before < finished + moment.in_flight:
-            return content * element_bytes
+            return content * element_bytes(before, content)
     return 0.0
 
 

@@ -20,7 +20,7 @@ from planner.arith import Number, ceil_div, is_column, maximum, where
 from planner.case import Case
 from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import parallel_calls, parallel_ideal
+from planner.engines.common import implementation, parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_common import drawn_bytes
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
@@ -149,8 +149,7 @@ def _outside_of_bf16(case: Case) -> list[tuple[str, Held]]:
     with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
     copied = _flat(case) * each.grad  # the fp32 sums are one buffer, of which a narrow copy is reduced
     part: optimizers.Units = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
-    on_cpu = case.cluster.gpu.kind == "cpu"
-    step = optimizers.temporaries(case.job.optimizer, part, each.master, on_cpu=on_cpu)
+    step = optimizers.temporaries(case.job.optimizer, part, each.master, implementation(case))
     return [
         ("load", load(case)),
         ("load", loaded),

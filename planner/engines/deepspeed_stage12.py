@@ -135,7 +135,7 @@ def holder(case: Case, stay: Held) -> Holder:
     """Beside what stays: gradients so far, and the bucket being filled."""
     each, stage = states(case), case.layout.zero_stage
     bucket = bucket_elements(case)
-    accumulated = _accumulated(case)
+    accumulated, on_host = _accumulated(case), accumulates_on_host(case)
 
     def held(moment: Moment, later: bool) -> Held:
         grads, in_flight = stay["grads"], moment.in_flight * each.grad
@@ -144,10 +144,12 @@ def holder(case: Case, stay: Held) -> Holder:
             added = {"temporaries": in_flight}
         else:
             grads = grads + in_flight
-        buckets = stay["buckets"] + flush_bytes(case, moment, copied_bytes(case))
-        if later:
-            grads = grads + accumulated
+        buckets = stay["buckets"] + flush_bytes(case, moment, lambda *flush: copied_bytes(case, *flush))
         finished = finished_elements(case, moment)
+        if stage == 2 and moment.phase == "backward" and not on_host:
+            grads = grads + _partition_gradients(case, finished, later)
+        elif later:
+            grads = grads + accumulated
         if stage == 0:
             return stay | added | {"grads": grads if later else grads + finished * each.grad, "buckets": buckets}
         if finished > 0 or (stage == 1 and later):
@@ -171,46 +173,90 @@ def _accumulated(case: Case) -> Number:
     return touching_elements(case) * states(case).grad
 
 
+def _partition_gradients(case: Case, finished: Number, accumulated: bool) -> Number:
+    """Bytes of what stage 2 keeps of gradients on the fullest rank, once a backward has made so many.
+
+    The first reduced bucket that has a weight of the rank's partition makes one buffer for all of them
+    (`grads_in_partition`), beside what is `accumulated` of earlier micro-batches.
+    """
+    sizes = trained_sizes(case)
+    reduced = sum(content for before, content in flushes(case, False)[:-1] if before < finished)
+    elements = by_value(lambda ranks: _kept(sizes, int(ranks), reduced, accumulated), case.layout.dp_shard)
+    return elements * states(case).grad
+
+
+@lru_cache(maxsize=4096)
+def _kept(sizes: tuple[int, ...], ranks: int, reduced: int, accumulated: bool) -> float:
+    """Elements of whole gradients on the fullest rank, when `reduced` of them were, the last weights first."""
+    share, total = _share(sizes, ranks), sum(sizes)
+    begun = [reduced > max(total - (rank + 1) * share, 0) for rank in range(ranks)]
+    return float(max(kept * (accumulated + made) for kept, made in zip(_touching(sizes, ranks), begun, strict=True)))
+
+
 def touching_elements(case: Case) -> Number:
     """Elements of every weight that touches the fullest rank's partition, whole."""
     sizes = trained_sizes(case)
     return by_value(lambda ranks: _touching_elements(sizes, int(ranks)), case.layout.dp_shard)
 
 
-@lru_cache(maxsize=1024)
 def _touching_elements(sizes: tuple[int, ...], ranks: int) -> float:
-    share = -(-sum(sizes) // (ranks * START_ALIGNMENT)) * START_ALIGNMENT
+    return float(max(_touching(sizes, ranks)))
+
+
+def _share(sizes: tuple[int, ...], ranks: int) -> int:
+    """Elements of a rank's partition."""
+    return -(-sum(sizes) // (ranks * START_ALIGNMENT)) * START_ALIGNMENT
+
+
+@lru_cache(maxsize=1024)
+def _touching(sizes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Elements of the weights that touch each rank's partition, whole."""
+    share = _share(sizes, ranks)
     kept = [0] * ranks
     start = 0
     for size in sizes:
         for rank in range(start // share, min(ranks - 1, (start + size - 1) // share) + 1):
             kept[rank] += size
         start += size
-    return float(max(kept))
+    return tuple(kept)
 
 
 def final_reduction(case: Case, stay: Held) -> Held:
     """The last reduction after backward: gradients are whole (up to stage 1) or in the last bucket."""
     each, stage, bucket = states(case), case.layout.zero_stage, bucket_elements(case)
-    held, copied = dict(stay), copied_bytes(case)
+    held = dict(stay)
     if stage == 0:  # each bucket is copied to be reduced, in turn
         held["grads"] = held["grads"] + case.total(trainable=True) * each.grad
         held["buckets"] = held["buckets"] + min(bucket, case.total(trainable=True)) * each.grad
     elif stage == 1:
         first = flushes(case, True)[0][1]
         held["grads"] = held["grads"] + (case.total(trainable=True) - first) * each.grad
+        copied = copied_bytes(case, case.total(trainable=True), first)  # the first weights are the last of backward
         held["buckets"] = held["buckets"] + bucket * each.grad + first * copied
     else:
-        held["grads"] = held["grads"] + where(case.layout.grad_accum > 1, _accumulated(case), 0.0)
-        held["buckets"] = held["buckets"] + bucket * each.grad + flushes(case, False)[-1][1] * copied
+        made = case.total(trainable=True)
+        kept = [_accumulated(case) * more for more in (0.0, 1.0)]
+        if not accumulates_on_host(case):
+            kept = [_partition_gradients(case, made, more) for more in (False, True)]
+        held["grads"] = held["grads"] + where(case.layout.grad_accum > 1, kept[1], kept[0])
+        last = flushes(case, False)[-1]
+        held["buckets"] = held["buckets"] + bucket * each.grad + last[1] * copied_bytes(case, *last)
     return held
 
 
-def copied_bytes(case: Case) -> float:
-    """Bytes of a bucket's element in the copies that a reduction makes: laid end to end, and once more in the format
-    that is sent where that is another (stage_1_and_2.py, `allreduce_bucket`)."""
+def copied_bytes(case: Case, finished: Number, content: Number) -> Number:
+    """Bytes of a bucket's element in the copies that a reduction makes: laid end to end, where the bucket has parts of
+    several ranks' partitions, and once more in the format that is sent where that is another (stage_1_and_2.py,
+    `average_tensor` and `allreduce_bucket`). The bucket has the last `content` of the elements that are `finished`."""
     own, sent = states(case).grad, reduced_bytes(case)
-    return own if own == sent else own + sent
+    sizes = trained_sizes(case)
+    start = sum(sizes) - finished
+
+    def laid_out(ranks: float) -> float:
+        share = _share(sizes, int(ranks))
+        return float(start // share != (start + content - 1) // share)
+
+    return by_value(laid_out, case.layout.dp_shard) * own + (own != sent) * sent
 
 
 def collectives(case: Case) -> list[Call]:

@@ -117,13 +117,12 @@ def holder(case: Case, stay: Held) -> Holder:
     in_use: dict[float, Number] = {}
     looks_ahead, plan, persistent = _looked_ahead(case)
     copied = _copied(case)
-    again = _layer_elements(case) if runs_layers_again(case) and case.job.base_quantization is None else {}
+    again = _layer_elements(case) if runs_layers_again(case) else {}
 
     def held(moment: Moment, later: bool) -> Held:
         received = 0.0
         if looks_ahead:
-            place = (moment.phase, moment.unit, moment.layer)
-            whole, received = plan.live.get(place, 0), plan.received.get(place, 0.0)
+            whole, received = plan.at(moment)
         elif moment.unit in again and moment.phase == "backward":
             # What a layer's second forward gathered of trained weights stays with its graph until each weight's
             # backward, which gathers it once more: checkpoint keeps the weight's storage, not the parameter that ZeRO
@@ -136,7 +135,7 @@ def holder(case: Case, stay: Held) -> Holder:
             whole = moment.weight
         if whole not in in_use:
             in_use[whole] = (_padded(whole, case.layout.dp_shard) * each.weight + persistent) * copied
-        flushed = flush_bytes(case, moment, sent) * copies
+        flushed = flush_bytes(case, moment, lambda *_: sent) * copies
         return stay | {
             "params": stay["params"] + secondary,
             "grads": stay["grads"] + moment.in_flight * each.grad,
@@ -162,11 +161,15 @@ def _looked_ahead(case: Case) -> tuple[bool, Fetches, float]:
 
 
 def _layer_elements(case: Case) -> dict[str, tuple[float, float]]:
-    """Elements of a layer's trained and frozen weights."""
+    """Elements of a layer's trained and frozen weights, 4-bit ones as what is gathered of them."""
     found: dict[str, tuple[float, float]] = {}
+    codes = CODE_BYTES / states(case).weight
     for unit in LAYERS:
-        trained = float(sum(weight.elements for weight in case.units()[unit] if weight.trainable))
-        found[unit] = (trained, float(sum(weight.elements for weight in case.units()[unit])) - trained)
+        weights = case.units()[unit]
+        trained = sum(weight.elements for weight in weights if weight.trainable)
+        frozen = [weight for weight in weights if not weight.trainable]
+        gathered = sum(weight.elements * (codes if packed(case, weight) else 1.0) for weight in frozen)
+        found[unit] = (float(trained), gathered)
     return found
 
 

@@ -28,6 +28,7 @@ from planner.engines.common import (
     stored_weight_bytes,
     trained_states,
 )
+from planner.engines.ddp import waiting_elements
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
 from planner.optimizers import NEWTON_SCHULZ_STEPS
@@ -59,6 +60,13 @@ SHARDED_TENSORS: tuple[Rule, ...] = (
         holds=lambda case: case.job.base_quantization is None or case.job.base_quantization.storage == "bf16",
         sentence=lambda case: "FSDP2 shards floating formats only, and uint8 4-bit weights would stay whole",
         fix=lambda case: "Use quant_storage=bf16 (bnb_4bit_quant_storage, the compute format)",
+    ),
+    Rule(
+        name="no fused SGD of sharded tensors",
+        field="optimizer_implementation",
+        holds=lambda case: case.job.optimizer.name != "sgd" or case.job.optimizer.implementation != "fused",
+        sentence=lambda case: "torch has no fused SGD for sharded tensors (aten._fused_sgd_ has no sharding strategy)",
+        fix=lambda case: "Use optimizer_implementation foreach, or engine ddp",
     ),
 )
 """What cannot work on weights that are sharded tensors."""
@@ -403,8 +411,8 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
         if not later:
             return where(hold_whole, done, done_shards) + at_work
         # In the last micro-batch whole gradients become shards as units finish, and new ones are added to them in
-        # place; reduced every time, shards are there.
-        added = moment.in_flight * element
+        # place, but for a tied table's first, which waits for the second; reduced every time, shards are there.
+        added = (moment.in_flight + waiting_elements(case, moment)) * element
         return where(hold_whole, whole - done + done_shards + added, all_shards + at_work)
 
     return grads
@@ -415,10 +423,10 @@ def step(case: Case) -> Held:
     states = trained_states(case)
     if offloads(case):
         return {"params": device_shards(case)}
-    held = resident(case) | {"grads": trained_shards(case, states.grad)}
-    if case.layout.offload_optimizer and case.job.optimizer.name == "adamw":  # torch's fused kernel, in place
-        return held
-    return held | {"temporaries": optimizer_temporaries(case, states.weight, sharded=True)}
+    return resident(case) | {
+        "grads": trained_shards(case, states.grad),
+        "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
+    }
 
 
 def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = False) -> list[Call]:

@@ -16,6 +16,7 @@ from planner.case import LAYERS, Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls
 from planner.engines.model_parallel import (
+    OWN_STEP,
     STAGES,
     by_axis,
     ideal_data_collectives,
@@ -50,6 +51,7 @@ rules: tuple[Rule, ...] = (
     *COMMON,
     only("precision", ("bf16", "fp16", "fp32"), "gradients and master weights are fp32"),
     only("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
+    OWN_STEP,
     only("recompute", ("none", "attention", "full"), "attention's core is recomputed, or whole layers"),
     Rule(
         name="context parallelism needs a fused attention",

@@ -146,6 +146,14 @@ def only(field: str, values: tuple[str, ...], why: str) -> Rule:
     )
 
 
+OWN_STEP = Rule(
+    name="the optimizer's step is the engine's own",
+    field="optimizer_implementation",
+    holds=lambda case: case.job.optimizer.implementation is None,
+    sentence=lambda case: f"the {case.layout.engine} engine steps with a fused kernel of its own choice",
+    fix=lambda case: "Leave it out",
+)
+
 STAGES: tuple[Rule, ...] = (
     Rule(
         name="weights and gradients stay whole",

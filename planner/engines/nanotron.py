@@ -19,6 +19,7 @@ from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls
 from planner.engines.ddp import finished_elements
 from planner.engines.model_parallel import (
+    OWN_STEP,
     STAGES,
     by_axis,
     ideal_data_collectives,
@@ -60,6 +61,7 @@ rules: tuple[Rule, ...] = (
     *COMMON,
     only("precision", ("bf16", "fp16"), "16-bit gradients are gathered in fp32"),
     only("optimizer", ("adamw",), "nanotron's other optimizers are not modelled"),
+    OWN_STEP,
     only("recompute", ("none", "full"), "whole layers are recomputed (recompute_layer)"),
     Rule(
         name="one group of shards",

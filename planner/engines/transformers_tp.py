@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from planner.arith import Number, is_column, where
+from planner.arith import Number, is_column, maximum, where
 from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
@@ -30,7 +30,7 @@ from planner.engines.common import (
     part_bytes,
     trained_states,
 )
-from planner.engines.ddp import finished_elements
+from planner.engines.ddp import finished_elements, waiting_elements
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
@@ -114,10 +114,15 @@ def _reduces_in_fp32(case: Case) -> bool:
     return case.job.precision in MIXED
 
 
+def _slice(case: Case) -> Number:
+    """Elements of this rank's slice of the embedding's gradient, where each rank has the whole one."""
+    table = next((weight for weight in case.units()["embed"] if weight.trainable), None)
+    return 0.0 if table is None or not case.runtime.parts.vocab_parallel else table.elements
+
+
 def _sliced_away(case: Case) -> Number:
     """Elements of the embedding's gradient beside this rank's slice of it, where nothing copies the slice out."""
-    table = next((weight for weight in case.units()["embed"] if weight.trainable), None)
-    return 0.0 if table is None or not case.runtime.parts.vocab_parallel else table.elements * (case.layout.tp - 1)
+    return _slice(case) * (case.layout.tp - 1)
 
 
 def compute(case: Case) -> Compute:
@@ -155,7 +160,8 @@ def outside(case: Case) -> list[tuple[str, Held]]:
     states, stay = trained_states(case), resident(case)
     step = stay | {
         "grads": fsdp2.trained_shards(case, states.grad) + _sliced_away(case) * states.grad,
-        "temporaries": optimizer_temporaries(case, states.weight, sharded=False),
+        # DTensor copies the slice out of the whole gradient when an operation of the update, or all of it, asks for it.
+        "temporaries": maximum(optimizer_temporaries(case, states.weight, sharded=False), _slice(case) * states.grad),
     }
     return [("load", load(case)), ("optimizer", step)]
 
@@ -168,7 +174,8 @@ def holder(case: Case) -> Holder:
     whole = (case.total(trainable=True) + _sliced_away(case)) * element
 
     def held(moment: Moment, later: bool) -> Held:
-        so_far: Number = whole if later else finished_elements(case, moment) * element
+        waiting = waiting_elements(case, moment) * element
+        so_far: Number = whole + waiting if later else finished_elements(case, moment) * element
         return stay | {"grads": so_far + moment.in_flight * element}
 
     return held
@@ -208,7 +215,8 @@ def _experts_apart(case: Case) -> fsdp2.Communication:
             # What is gathered ahead is the layer's own part, and what is still being reduced.
             ahead = moment.unit == "tail" or (moment.unit == "layer" and moment.layer > 0)
             behind = moment.unit == "embed" or (moment.unit == "layer" and moment.layer < units.layers - 1)
-            return weights, buckets - (ahead * 1 + behind * reduced_ratio) * whole
+            reduced = where(units.scattered["layer"] > 0, reduced_ratio, 0.0)  # nothing, while gradients stay whole
+            return weights, buckets - (ahead * 1 + behind * reduced) * whole
         if moment.unit != "layer":
             return weights, buckets - (whole - received if moment.entering and moment.unit == "tail" else 0.0)
         if not moment.entering:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.inventory import LAYERS, Compute, Weight, unit_weights
+from planner.inventory import LAYERS, Compute, Moment, Weight, unit_weights
 from planner.inventory.block import execution_order
 from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
@@ -52,17 +52,43 @@ class Gather(NamedTuple):
     code: float | None
 
 
+class Step(NamedTuple):
+    """One use of a weight in a layer's backward: elements of the layer's gradients that are made before it and after
+    it, and `Fetches.live` and `received` of that moment."""
+
+    before: int
+    after: int
+    live: float
+    received: float
+
+
 class Fetches(msgspec.Struct, frozen=True):
     """`live` holds the most elements whole at once while a unit runs, by (phase, unit, layer), of 4-bit weights in
     elements of the others' format and without those that the graph holds from forward to backward. `received` holds
     at the same moments the elements of buffers that several weights were gathered into: each is copied out when the
     first of them is used, and the buffer stays until the last is (AllGatherCoalescedHandle in partition_parameters.py,
-    held for every weight in flight). `persistent` has (size, code) of the weights that are never released."""
+    held for every weight in flight). `steps` has them use by use, of the backward of layers. `persistent` has
+    (size, code) of the weights that are never released."""
 
     gathers: tuple[Gather, ...]
     live: dict[tuple[str, str, int], float]
     received: dict[tuple[str, str, int], float]
+    steps: dict[tuple[str, str, int], tuple[Step, ...]]
     persistent: tuple[tuple[int, float | None], ...]
+
+    def at(self, moment: Moment) -> tuple[float, float]:
+        """(live, received) at a moment of the walk: of a layer's backward by the gradients that are made, at the use
+        under way, or between two at the fuller one."""
+        place, made = (moment.phase, moment.unit, moment.layer), moment.unit_grads
+        uses = [
+            one
+            for one in self.steps.get(place, ())
+            if one.before == made or (one.before < made <= one.after and not moment.in_flight)
+        ]
+        if not uses:
+            return self.live.get(place, 0.0), self.received.get(place, 0.0)
+        fullest = max(uses, key=lambda one: one.live + one.received)
+        return fullest.live, fullest.received
 
 
 class _Use(msgspec.Struct, frozen=True):
@@ -113,6 +139,7 @@ def fetches(
     gathers: list[Gather] = []
     live: dict[tuple[str, str, int], float] = {}
     received: dict[tuple[str, str, int], float] = {}
+    steps: dict[tuple[str, str, int], list[Step]] = {}
     buffers: list[_Buffer] = []
     whole = 0
 
@@ -159,6 +186,11 @@ def fetches(
         whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
         if place not in live or whole_now + held > live[place] + received[place]:
             live[place], received[place] = whole_now, held
+        if use.phase == "backward" and use.unit in LAYERS:
+            uses_here = steps.setdefault(place, [])
+            made = uses_here[-1].after if uses_here else 0
+            gradient = 0 if use.again or use.weight in frozen else sizes[use.weight]
+            uses_here.append(Step(made, made + gradient, whole_now, held))
         if use.phase == "backward":
             of_graph.discard(use.weight)
         again = following[step]
@@ -178,7 +210,8 @@ def fetches(
             whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
             received[("forward", "loss", -1)] = received[("backward", "loss", -1)] = held
-    return Fetches(tuple(gathers), live, received, tuple(weights[index] for index in sorted(persistent)))
+    by_use = {place: tuple(uses_here) for place, uses_here in steps.items()}
+    return Fetches(tuple(gathers), live, received, by_use, tuple(weights[index] for index in sorted(persistent)))
 
 
 def _format(code: float | None, codes: Codes | None) -> float | None:

@@ -32,4 +32,6 @@ def read(path: str | os.PathLike[str]) -> Understood:
         raise PlannerError("from", path, f"has keys of {names}", "Give a file of one of them")
     sheet = Sheet(able[0].NAME, str(path), data)
     able[0].read(sheet)
+    if sheet.says("offload_optimizer"):  # the step is the host's, in its own way
+        sheet.merge("optimizer_implementation", "optimizer")
     return sheet.close(able[0].HARMLESS, able[0].NOT_MODELLED)

@@ -32,6 +32,10 @@ OPTIMIZERS = {
     "muon": "muon",
 }
 
+FUSED = ("adam", "adamw", "fusedadam")
+"""Of which DeepSpeed makes its FusedAdam on GPUs, unless told torch_adam (runtime/engine.py, _configure_basic_optimizer
+of 0.19.8)."""
+
 PLAIN = {
     "train_batch_size": Means("global_batch_size", "whole"),
     "train_micro_batch_size_per_gpu": Means("micro_batch_size", "whole"),
@@ -253,6 +257,10 @@ def _optimizer(sheet: Sheet) -> None:
         return
     if name.lower() in OPTIMIZERS:
         sheet.means("optimizer", OPTIMIZERS[name.lower()], key)
+        if name.lower() in FUSED:
+            lists = "optimizer.params.torch_adam"
+            step = "foreach" if sheet.flag(lists) else "fused"
+            sheet.means("optimizer_implementation", step, lists if sheet.flag(lists) else key)
     else:
         sheet.ignore(key, f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says", "not modelled")
 

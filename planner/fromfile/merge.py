@@ -25,12 +25,14 @@ REPLACES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpus", "nodes", "gpus_per_node"), ("gpus", "nodes", "gpus_per_node")),
     **dict.fromkeys(AXES, ("strategy",)),
     "strategy": SPLIT,
-    "runtime": SPLIT,
+    "runtime": (*SPLIT, "optimizer_implementation"),
     "zero_stage": ("strategy", "engine"),
     "micro_batch_size": ("global_batch_size",),
     "grad_accum": ("global_batch_size",),
     "global_batch_size": ("grad_accum",),
     "method": ("lora_rank", "lora_alpha", "lora_targets", "lora_upcast"),
+    "optimizer": ("optimizer_implementation",),
+    "offload_optimizer": ("optimizer_implementation",),
 }
 """An option of the command line replaces the file's, and those of the file that make sense only with it."""
 
@@ -58,6 +60,8 @@ def merged(found: Understood, given: Given, accepts: Accepts) -> Merged:
         by |= {other: name for other in REPLACES.get(name, ()) if other not in by}
     if given.get("method") != "full":  # adapters keep the file's rank and targets whatever they adapt
         by = {name: whom for name, whom in by.items() if whom != "method" or name == "method"}
+    if given.get("offload_optimizer") is False and by.get("optimizer_implementation") == "offload_optimizer":
+        del by["optimizer_implementation"]
     if "runtime" in by:
         by.setdefault("engine", by["runtime"])
     replaced = tuple((line, by[line.option]) for line in found.lines if line.option in by)

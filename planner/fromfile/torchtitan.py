@@ -30,6 +30,7 @@ SCHEDULES = {
     "zb-h1": "zb-h1",
     "zb-h2": "zb-h2",
 }
+IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop", "fused_opt_states_bf16": None}
 LOOPED_STAGES = 2
 """Stages a rank of a looped schedule when the file does not say (torchtitan's pipeline_parallel.py)."""
 
@@ -47,8 +48,8 @@ PLAIN = {
 HARMLESS = (
     "job.*", "profiling.*", "metrics.*", "checkpoint.*", "comm.*", "lr_scheduler.*", "validation.*", "debug.*",
     "memory_estimation.*", "training.dataset*", "training.gc_*", "training.deterministic", "training.warmup_steps",
-    "training.mixed_precision_reduce", "optimizer.beta*", "optimizer.eps", "optimizer.implementation",
-    "optimizer.fused", "model.tokenizer_path", "model.print_after_conversion", "model.norm_type",
+    "training.mixed_precision_reduce", "optimizer.beta*", "optimizer.eps",
+    "model.tokenizer_path", "model.print_after_conversion", "model.norm_type",
     "experimental.custom_*", "model.hf_assets_path", "compile.components", "activation_checkpoint.*",
 )  # fmt: skip
 NOT_MODELLED = {
@@ -223,6 +224,26 @@ def _optimizer(sheet: Sheet) -> None:
     name = sheet.text("optimizer.name") or "AdamW"
     if name.lower() in ("adamw", "adam", "muon"):
         sheet.means("optimizer", "muon" if name.lower() == "muon" else "adamw", "optimizer.name")
+        if name.lower() != "muon":
+            _implementation(sheet)
     else:
         why = f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says"
         sheet.ignore("optimizer.name", why, "not modelled")
+    sheet.ignore("optimizer.implementation", "of AdamW alone")
+    sheet.ignore("optimizer.fused", "of AdamW alone")
+
+
+def _implementation(sheet: Sheet) -> None:
+    """`implementation`, until February 2025 `fused`: lists where it is false."""
+    new, old = "optimizer.implementation", "optimizer.fused"
+    if sheet.has(new):
+        step = sheet.choice(new, IMPLEMENTATIONS)
+        if step is None:
+            sheet.ignore(
+                new, "not modelled: 16-bit states beside fp32 weights; 32-bit ones are estimated", "not modelled"
+            )
+        else:
+            sheet.means("optimizer_implementation", step, new)
+        sheet.ignore(old, f"{new} stands")
+    elif sheet.has(old):
+        sheet.means("optimizer_implementation", "fused" if sheet.flag(old) else "foreach", old)

@@ -19,6 +19,16 @@ OPTIMIZERS = {
     "muon": "muon",
 }
 
+IMPLEMENTATIONS = {
+    "adamw_torch": "foreach",
+    "adamw_torch_fused": "fused",
+    "adamw_hf": "for-loop",
+    "adamw_apex_fused": "fused",
+    "paged_adamw_32bit": "fused",
+}
+"""How an AdamW of that name steps on GPUs (trainer_optimizer.py): torch takes lists unless told fused, the one that was
+Transformers' own went weight by weight, and Apex's and bitsandbytes' are one kernel."""
+
 HARMLESS = (
     "output_dir", "overwrite_output_dir", "num_train_epochs", "num_epochs", "lr_scheduler*", "warmup_*", "adam_*",
     "logging_*", "log_*", "report_to", "run_name", "save_*", "saves_per_epoch", "eval_*", "evals_per_epoch",
@@ -53,6 +63,8 @@ def optimizer(sheet: Sheet, key: str, absent: str) -> None:
         return
     note = "its pages stay on the GPU in the estimate" if name.startswith("paged") else ""
     sheet.means("optimizer", OPTIMIZERS[name], key, note=note)
+    if name in IMPLEMENTATIONS:
+        sheet.means("optimizer_implementation", IMPLEMENTATIONS[name], key)
 
 
 def gradient_buckets(sheet: Sheet) -> None:

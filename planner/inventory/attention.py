@@ -8,7 +8,7 @@ from __future__ import annotations
 from planner.inventory import fused, ops
 from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
-from planner.inventory.scores import is_written_out, math_attention, written_out_attention
+from planner.inventory.scores import is_math, is_written_out, math_attention, written_out_attention
 from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Size, Weight, with_bias
 from planner.inventory.ulysses import dealt_attention
@@ -84,9 +84,8 @@ def walk_attention(
     if model.positions == "rope" and compute.kernels.rotary == "fused":
         q, k = _turned(tape, q, table), _turned(tape, k, table)
     elif model.positions == "rope":
-        q, k = _rotated(tape, q, model, table), _rotated(tape, k, model, table)
-    if compute.autocast and model.qk_norm:
-        q, k = _narrowed(tape, q, compute), _narrowed(tape, k, compute)
+        ratio = compute.rotary_ratio(model)
+        q, k = _rotated(tape, q, model, table, ratio), _rotated(tape, k, model, table, ratio)
     heads = compute.heads(model.heads)
     shared = table[-1] if compute.masked else None
     if compute.kernels.attention == "unfused":
@@ -125,15 +124,40 @@ def _core(
     heads: int,
     shared_mask: Tensor | None,
 ) -> Tensor:
-    """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks."""
+    """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks.
+
+    Under autocast the fp32 tables of positions, or a norm's fp32 weight, have made queries and keys fp32; autocast
+    casts them here, as products are on its list, so a checkpoint around this function keeps them in fp32. Both were
+    found by `executor trace`: 26.6 kB a token too much in a layer of Qwen3, 384 bytes too little in one of tiny-llama.
+    """
+    if not compute.autocast:
+        return _attended(tape, inputs, model, compute, heads, shared_mask)
+    q, k, v = inputs
+    wide = model.qk_norm or model.positions == "rope"
+    ratio = compute.element_bytes / compute.weight_bytes if wide else 1.0
+    narrow = (ops.cast(tape, q, ratio), ops.cast(tape, k, ratio), tape.hold(v))
+    attended = _attended(tape, narrow, model, compute, heads, shared_mask)
+    tape.drop(*narrow)
+    return attended
+
+
+def _attended(
+    tape: Tape,
+    inputs: tuple[Tensor, ...],
+    model: ModelSpec,
+    compute: Compute,
+    heads: int,
+    shared_mask: Tensor | None,
+) -> Tensor:
     q, k, v = inputs
     if compute.deals_heads:
         return dealt_attention(tape, q, k, v, heads=heads, ranks=compute.cp)
     groups = model.heads // model.kv_heads
     if is_written_out(model):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
-    if model.family == "falcon" and model.layer_norms == 1:
-        return math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes)
+    if is_math(model):
+        element, one = compute.element_bytes, compute.one_sequence
+        return math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=element, one_sequence=one)
     # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
     own = model.family == "falcon" and not compute.masked
     mask = Size(per_pair=compute.element_bytes) if own else None
@@ -145,16 +169,6 @@ def _core(
     attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask, shared_mask=shared_mask)
     tape.drop(*repeated)
     return ops.laid_out(tape, attended) if model.family in PARTIAL else attended
-
-
-def _narrowed(tape: Tape, x: Tensor, compute: Compute) -> Tensor:
-    """As autocast hands it to attention, whose products are on its list, when a norm's fp32 weight has made it fp32.
-
-    Takes over x. Without it a layer of Qwen3 under DDP in bf16 had 26.6 kB a token too much, found by `executor trace`.
-    """
-    narrow = ops.cast(tape, x, compute.element_bytes / compute.weight_bytes)
-    tape.drop(x)
-    return narrow
 
 
 def _queries_keys_values(
@@ -192,19 +206,21 @@ def _each(
     return q, k, v
 
 
-def _rotated(tape: Tape, x: Tensor, model: ModelSpec, table: tuple[Tensor, ...]) -> Tensor:
-    """Rotary positions on all of a head or on a part of it; lets go of x."""
+def _rotated(tape: Tape, x: Tensor, model: ModelSpec, table: tuple[Tensor, ...], ratio: float) -> Tensor:
+    """Rotary positions on all of a head or on a part of it, `ratio` times as wide as x; lets go of x."""
     if model.family not in PARTIAL:
-        turned = (ops.rotary_halves if model.family == "gpt_oss" else ops.rotary_eager)(tape, x, (table[0], table[1]))
+        turn = ops.rotary_halves if model.family == "gpt_oss" else ops.rotary_eager
+        turned = turn(tape, x, (table[0], table[1]), ratio=ratio)
         tape.drop(x)
         return turned
     part = model.rotary_dim / model.head_dim
     turning, still = ops.slices(tape, x, (part, 1 - part))
     tape.drop(x)
-    turned = ops.rotary_eager(tape, turning, (table[0], table[1]))
+    turned = ops.rotary_eager(tape, turning, (table[0], table[1]), ratio=ratio)
     tape.drop(turning)
-    whole = ops.joined(tape, (turned, still))
-    tape.drop(turned, still)
+    wide = ops.cast(tape, still, ratio)
+    whole = ops.joined(tape, (turned, wide))
+    tape.drop(turned, wide, still)
     return whole
 
 

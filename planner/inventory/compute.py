@@ -14,7 +14,7 @@ from planner.inventory.forms import CODE_BYTES, is_layer_linear
 from planner.inventory.lora import adapted_linear
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
-from planner.spec import Kernels, Lora
+from planner.spec import Kernels, Lora, ModelSpec
 
 KERNELS = {
     "norm": ("eager-fp32", "fused", "native"),
@@ -45,6 +45,8 @@ class Compute(msgspec.Struct, frozen=True):
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
     (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
     none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
+    `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
+    true where micro-batches are a column, of which memory is a bound from below.
     `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
     `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
     """
@@ -139,6 +141,7 @@ class Compute(msgspec.Struct, frozen=True):
     layer_form: str = "plain"
     codes_kept_above: float | None = None
     on_cpu: bool = False
+    one_sequence: bool = False
 
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters, QLoRA packs the layers' matrices."""
@@ -154,6 +157,11 @@ class Compute(msgspec.Struct, frozen=True):
     def adapter_product_bytes(self) -> float:
         """Bytes an element of what an adapter's products make: under autocast 16-bit, whatever the adapter's format."""
         return self.element_bytes if self.autocast else self.adapter_bytes
+
+    def rotary_ratio(self, model: ModelSpec) -> float:
+        """Bytes of a turned query or key for each byte before: under autocast the tables are fp32, and so is the
+        result; what a norm over heads made fp32 already stays so."""
+        return self.weight_bytes / self.element_bytes if self.autocast and not model.qk_norm else 1.0
 
     def linear(
         self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None

@@ -43,8 +43,9 @@ def linear(
     dynamic scaling).
     An input of another format is cast anew for every call. A weight may be copied in the product's format
     (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at least until the forward
-    is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`). x has `share`
-    of the tokens.
+    is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`): with that of the
+    first forward where a layer runs again, as they are no saved tensors but attributes of its nodes. x has `share` of
+    the tokens.
     """
     out_features, in_features = weight.features
     more = bias.elements if bias is not None else 0
@@ -56,6 +57,7 @@ def linear(
             tape.cache(copies[0])
     tape.weight = in_use = fetched_elements(weight, element_bytes)
     forms = _forms(tape, weight, inner.size, element_bytes)
+    tape.reach(weight.name)
     output = tape.new(
         Size(per_token=out_features * element_bytes * share), needs_grad=x.needs_grad or weight.trainable, term=term
     )
@@ -81,10 +83,14 @@ def linear(
     # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
     kept_input = (kept,) if weight.trainable or (keeps_input and weight.form not in NF4) else ()
     kept_copy = copies if inner.needs_grad else ()
-    if keeps_codes and inner.needs_grad and weight.form in NF4:
+    if keeps_codes and inner.needs_grad and weight.form in NF4 and tape.phase == "forward":
         tape.weight = 0  # what was gathered for the product is what is kept
-        kept_copy = copies = (tape.new(Size(fixed=weight.elements * CODE_BYTES), term=GATHERED),)
+        copies = (tape.new(Size(fixed=weight.elements * CODE_BYTES), term=GATHERED),)
         tape.weight = in_use
+        if tape.keeping:
+            kept_copy = copies
+        else:
+            tape.pin(copies[0])
     tape.record(output, kept_input + kept_copy, backward, saves_after=keeps_input)
     tape.weight = 0
     tape.drop(inner, *copies)
@@ -312,19 +318,34 @@ def laid_out(tape: Tape, attended: Tensor) -> Tensor:
     return output
 
 
-def rotary_eager(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
-    """`x * cos + rotate_half(x) * sin` as Transformers writes it: keeps only the two shared tables."""
-    half = x.size * 0.5
-    with_cos = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(with_cos, (table[0],), lambda grad: tape.grad_of(x))
+def rotary_eager(tape: Tape, x: Tensor, table: tuple[Tensor, ...], *, ratio: float = 1.0) -> Tensor:
+    """`x * cos + rotate_half(x) * sin` as Transformers writes it: keeps only the two shared tables.
+
+    Tables of a wider format make a result `ratio` times as large; each gradient is made in it and then cast.
+    """
+    half, wide = x.size * 0.5, x.size * ratio
+    with_cos = tape.new(wide, needs_grad=x.needs_grad)
+
+    def cos_backward(grad: Storage) -> None:
+        product = None if ratio == 1 else tape.allocate(wide)
+        tape.grad_of(x)
+        if product is not None:
+            tape.release(product)
+
+    tape.record(with_cos, (table[0],), cos_backward)
     negated = tape.allocate(half)
     turned = tape.allocate(x.size)
     tape.release(negated)
-    with_sin = tape.new(x.size, needs_grad=x.needs_grad)
+    with_sin = tape.new(wide, needs_grad=x.needs_grad)
 
     def turn_backward(grad: Storage) -> None:
         # grad * sin, cut into halves, one negated, each padded to full width, then added
-        product, negative = tape.allocate(x.size), tape.allocate(half)
+        product = tape.allocate(wide)
+        if ratio != 1:
+            narrow = tape.allocate(x.size)
+            tape.release(product)
+            product = narrow
+        negative = tape.allocate(half)
         first = tape.allocate(x.size)
         tape.release(negative)
         second = tape.allocate(x.size)
@@ -334,7 +355,7 @@ def rotary_eager(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
 
     tape.record(with_sin, (table[1],), turn_backward)
     tape.release(turned)
-    output = tape.new(x.size, needs_grad=x.needs_grad)
+    output = tape.new(wide, needs_grad=x.needs_grad)
 
     def add_backward(grad: Storage) -> None:
         tape.grad_of(with_cos, alias=grad)
@@ -345,10 +366,12 @@ def rotary_eager(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
     return output
 
 
-def rotary_halves(tape: Tape, x: Tensor, table: tuple[Tensor, ...], *, sliced: bool = False) -> Tensor:
+def rotary_halves(
+    tape: Tape, x: Tensor, table: tuple[Tensor, ...], *, ratio: float = 1.0, sliced: bool = False
+) -> Tensor:
     """gpt-oss and DeepSeek-V3: each half of a head (or its even and odd elements, `sliced`) times the half tables,
-    then joined: keeps only the tables."""
-    half = x.size * 0.5
+    then joined: keeps only the tables. Wider ones make a result `ratio` times as large."""
+    half = x.size * (0.5 * ratio)
     first, second = (slices if sliced else split)(tape, x, (0.5, 0.5))
     parts = []
     for _ in range(2):

@@ -70,16 +70,32 @@ def written_out_attention(
     return output
 
 
+def is_math(model: ModelSpec) -> bool:
+    """Whether PyTorch computes this model's attention without a fused kernel: Falcon 7B has fewer key heads than query
+    heads and does not say so to PyTorch."""
+    return model.family == "falcon" and model.layer_norms == 1
+
+
 def math_attention(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, groups: int, element_bytes: float
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    groups: int,
+    element_bytes: float,
+    one_sequence: bool = False,
 ) -> Tensor:
     """PyTorch's `_scaled_dot_product_attention_math`: fp32 copies of the scaled q and of k and v for every head, and
-    the fp32 softmax are kept."""
+    the fp32 softmax are kept. Of `one_sequence` the one head of k and of v serves every head as a view (at::matmul
+    expands and reshapes, which copies only where batch and heads cannot be one dimension)."""
     ratio = 4.0 / element_bytes
     mask = tape.new(Size(per_pair=element_bytes))
     wide = [cast(tape, one, ratio) for one in (q, k, v)]
     rows, columns = scaled(tape, wide[0]), scaled(tape, wide[1])
-    q32, k32 = copied(tape, rows), copied(tape, columns, groups)
+    repeated = _expanded if one_sequence else copied
+    q32, k32 = copied(tape, rows), repeated(tape, columns, groups)
     scores = product_of(tape, q32, k32, Size(per_pair=4.0 * heads))
     tape.drop(q32, k32, columns)
     scores = _replaced(tape, scores, _masked(tape, scores))
@@ -88,13 +104,18 @@ def math_attention(
     tape.record(softmax, (softmax,), lambda grad: tape.grad_of(source))
     tape.drop(scores)
     narrow = tape.new(softmax.size * (1 / ratio)) if ratio != 1 else tape.hold(softmax)
-    v32 = copied(tape, wide[2], groups)
+    v32 = repeated(tape, wide[2], groups)
     product = product_of(tape, softmax, v32, rows.size)
     output = cast(tape, product, 1 / ratio)
     tape.drop(product, v32, softmax, narrow, rows, *wide, mask)
     laid_out = copied(tape, output)
     tape.drop(output)
     return laid_out
+
+
+def _expanded(tape: Tape, x: Tensor, ratio: float) -> Tensor:
+    """One head as `ratio` heads without a copy; their gradients are added up."""
+    return tape.record(tape.view(x, ratio), (), lambda grad: tape.grad_of(x))
 
 
 def _replaced(tape: Tape, old: Tensor, new: Tensor) -> Tensor:

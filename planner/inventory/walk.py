@@ -14,6 +14,7 @@ from planner.inventory.block import layer_parts, walk_layer
 from planner.inventory.compute import Compute
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.forms import NF4
+from planner.inventory.lora import adapter_weights
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, unit_weights
@@ -21,6 +22,9 @@ from planner.spec import ModelSpec
 
 SAMPLE = 3
 """Layers of one kind that are walked."""
+
+ATTENDED = "attention"
+"""Attention among the products whose results are saved."""
 
 Live = tuple[Size, ...]
 """Bytes by term, as tape.TERMS."""
@@ -277,21 +281,25 @@ def _checkpointed(
 
     PyTorch starts the second forward when a node asks for something saved and stops it when the last such tensor is
     there, so what it would hold after that is no moment. Selectively saved results are taken to be made when forward is
-    over, and let go as the second one begins; in both the fullest moment is another phase's or comes later. One that
-    the second forward stops before is never asked for, and waits with the graph.
+    over, where the fullest moment is another phase's. The second forward is given each as it reaches the product
+    (attention's as it begins: the fullest moment comes later). One that it stops before is never asked for, and waits
+    with the graph.
     """
     nodes, tape.nodes = tape.nodes, []
     tape.keeping = False
     output = walk_layer(tape, x, model, compute, table, kind)
     tape.keeping = True
     tape.nodes = nodes
+    pinned, tape.pinned = tape.pinned, []
     source = x
-    results = tape.allocate(saved_results(model, compute, kind), ACTIVATIONS) if compute.recompute != "full" else None
+    saved = saved_results(model, compute, kind) if compute.recompute != "full" else {}
+    results = {product: tape.allocate(size, ACTIVATIONS) for product, size in saved.items()}
 
     def backward(grad: Storage) -> None:
-        if results is not None:
-            tape.release(results)
-        unasked = tape.allocate(_never_asked_for(model, compute, kind), ACTIVATIONS)
+        if ATTENDED in results:
+            tape.release(results.pop(ATTENDED))
+        unasked = [results.pop(product) for product in _never_asked_for(model, compute, kind)]
+        tape.waiting = results
         again = tape.view(source)
         tape.nodes = []
         before, tape.saved_at = tuple(tape.live.values()), len(tape.moments)
@@ -299,13 +307,15 @@ def _checkpointed(
         result = walk_layer(tape, again, model, compute, table, kind)
         del tape.moments[tape.saved_at :]
         inner, tape.nodes = tape.nodes, []
+        tape.release(*results.values())
+        tape.waiting = {}
         tape.drop(result)
         grad.holders += 1
         tape.grads[result] = grad
         _play_what_asks_for_nothing(tape, inner, begin, before)
         tape.play(inner)
         tape.drop(again)
-        tape.release(unasked)
+        tape.release(*unasked, *pinned)
         value = tape.grads.pop(again, None)
         if value is not None:
             tape.grad_of(source, alias=value)
@@ -327,34 +337,40 @@ def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, befor
     tape.moments[middle:] = [one._replace(live=_minus(one.live, made)) for one in tape.moments[middle:]]
 
 
-def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> Size:
-    """The last product's result under `sac:matmul`, the MLP's own or its adapter's: nothing needs it that comes after
+def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> list[str]:
+    """The last product under `sac:matmul`, the MLP's own or its adapter's: nothing needs its result that comes after
     it, but for a norm after the branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks
     for it."""
     experts = model.moe is not None and kind == "layer"
     asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts
-    if asked:
-        return NOTHING
-    return (_products(compute, layer_parts(model, kind)["mlp"]["down"]) or [NOTHING])[-1]
+    return [] if asked else list(_products(compute, layer_parts(model, kind)["mlp"]["down"]))[-1:]
 
 
-def saved_results(model: ModelSpec, compute: Compute, kind: str) -> Size:
-    """What `sac:matmul` keeps of a layer: the results of its matrix products and of attention (PyTorch's selective
-    activation checkpointing with a policy that saves aten.mm and scaled_dot_product_attention)."""
-    weights = [weight for weight in unit_weights(model)[kind] if len(weight.shape) == 2]
-    products = sum((size for weight in weights for size in _products(compute, weight)), NOTHING)
+def saved_results(model: ModelSpec, compute: Compute, kind: str) -> dict[str, Size]:
+    """What `sac:matmul` keeps of a layer, by the weight of the product: the results of its matrix products and of
+    attention (PyTorch's selective activation checkpointing with a policy that saves aten.mm and
+    scaled_dot_product_attention)."""
+    found: dict[str, Size] = {}
+    for weight in unit_weights(model)[kind]:
+        if len(weight.shape) == 2:
+            found |= _products(compute, weight)
     heads = compute.heads(model.heads)
-    return products + Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)
+    return found | {ATTENDED: Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)}
 
 
-def _products(compute: Compute, weight: Weight) -> list[Size]:
+def _products(compute: Compute, weight: Weight) -> dict[str, Size]:
     """Results of a linear module's products that `sac:matmul` saves: its own and both of its adapter. That of a 4-bit
     weight is bitsandbytes' (gemm_4bit), which no policy of ours names, and is made again."""
     local = compute.local(compute.trained(weight))
     share = compute.residual_share if weight.split == 1 else 1
     out = local.features[0] * share
-    found = [] if local.form in NF4 else [Size(per_token=out * compute.element_bytes)]
+    found = {} if local.form in NF4 else {weight.name: Size(per_token=out * compute.element_bytes)}
     lora = compute.adapter_of(weight)
     if lora is not None:
-        found += [Size(per_token=width * compute.adapter_product_bytes) for width in (lora.rank * share, out)]
+        widths = (lora.rank * share, out)
+        names = (one.name for one in adapter_weights(weight, lora))
+        found |= {
+            name: Size(per_token=width * compute.adapter_product_bytes)
+            for name, width in zip(names, widths, strict=True)
+        }
     return found

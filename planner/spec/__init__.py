@@ -1,7 +1,7 @@
 """The nouns: frozen values that say what is trained, on what, and how it is split."""
 
 from planner.spec.cluster import Cluster, Gpu, Link, Nics, Tier
-from planner.spec.job import Lora, Optimizer, Quantization, Recipe, TrainingJob
+from planner.spec.job import Implementation, Lora, Optimizer, Quantization, Recipe, TrainingJob
 from planner.spec.layout import Layout
 from planner.spec.model import Mla, ModelSpec, Moe
 from planner.spec.runtime import Allocator, Kernels, Runtime
@@ -10,6 +10,7 @@ __all__ = [
     "Allocator",
     "Cluster",
     "Gpu",
+    "Implementation",
     "Kernels",
     "Layout",
     "Link",

@@ -52,6 +52,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `inter_link` is then what leaves the widest of them.
     The host's facts serve offload: `host_link` is one GPU's own way to host memory, `host_memory_bytes` and its rate
     (reads and writes together) are a node's; None means unknown.
+    `storage_bytes_per_s` is what the storage of checkpoints takes from all nodes together, `failures_per_gpu_hour` how
+    often a run is interrupted unasked, for each of its GPUs.
     """
 
     name: str
@@ -65,6 +67,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_link: Link | None = None
     host_memory_bytes: float | None = None
     host_memory_bytes_per_s: float | None = None
+    storage_bytes_per_s: float | None = None
+    failures_per_gpu_hour: float | None = None
 
     @property
     def gpus(self) -> int:

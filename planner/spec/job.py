@@ -9,6 +9,7 @@ import msgspec
 Precision = Literal["fp32", "bf16", "fp16", "pure-bf16", "fp8"]
 Method = Literal["full", "lora", "qlora"]
 OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
+Implementation = Literal["fused", "foreach", "for-loop"]
 Packing = Literal["padded", "packed"]
 
 
@@ -38,10 +39,13 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which update rule, and its numbers; what each keeps for a weight stands in planner/optimizers.py.
 
-    `momentum` is that of sgd (0: none).
+    `implementation` is how torch's AdamW and SGD step: one kernel for the whole update (`fused`), one for each of its
+    operations over lists of weights (`foreach`), or weight by weight (`for-loop`). None is the runtime's own, and on
+    CPU processes the loop. `momentum` is that of sgd (0: none).
     """
 
     name: OptimizerName = "adamw"
+    implementation: Implementation | None = None
     lr: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from planner.spec.job import Implementation
+
 
 class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory beside live tensors, from a calibration (presets/calibrations), which says what is fitted or guessed.
@@ -41,6 +43,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`engine` names a module of planner.engines, `kernels` a preset, `backend` the executor's way to launch it.
 
     `parts` is the kernels preset by value; `allocator` is filled by the question from its calibration.
+    `adamw_implementation` is how it steps AdamW on GPUs where the job leaves that open; foreach where a plan does not
+    say, as torch chooses by itself and every plan was made before the field.
     """
 
     name: str
@@ -48,4 +52,5 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: str
     parts: Kernels = Kernels()
     backend: str | None = None
+    adamw_implementation: Implementation = "foreach"
     allocator: Allocator = Allocator()

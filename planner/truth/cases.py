@@ -19,7 +19,7 @@ from planner.errors import PlannerError
 from planner.inventory import default_lora, lora_targets
 from planner.question import ENGINE_RUNTIMES
 from planner.rules import check
-from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
+from planner.spec import Implementation, Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
 from planner.spec.job import OptimizerName
 from planner.truth import sources
 from planner.truth.machines import cluster_of
@@ -124,22 +124,36 @@ _RUNTIMES: dict[tuple[Any, ...], Runtime] = {}
 
 def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
     name = row.runtime or ""
+    steps = _steps(row, facts)
     if facts is None:
         # Rows of this trainer's first releases, which called one device DDP (on CPU it was wrapped as such).
         was_ddp = stage == "single" and name == ENGINE_RUNTIMES["ddp"]
-        return presets.runtime(ENGINE_RUNTIMES["single"] if was_ddp else name)
+        own = presets.runtime(ENGINE_RUNTIMES["single"] if was_ddp else name)
+        return msgspec.structs.replace(own, adamw_implementation=steps)
     old = facts.own and any(word in (row.source.path_or_table or "") for word in sources.OLD_MEGATRON)
     kernels = "megatron" if old else facts.kernels
     parts = facts.parts | (facts.compiled if row.layout.compile else {})
     for pattern, more in _quirk(row).parts:
         parts = parts | (more if re.search(pattern, _said(row)) else {})
-    key = (name, id(facts), stage, kernels, *sorted(parts.items()))
+    key = (name, id(facts), stage, kernels, steps, *sorted(parts.items()))
     if key not in _RUNTIMES:
-        _RUNTIMES[key] = _made_runtime(name, facts, stage, kernels, parts)
+        _RUNTIMES[key] = _made_runtime(name, facts, stage, kernels, parts, steps)
     return _RUNTIMES[key]
 
 
-def _made_runtime(name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any]) -> Runtime:
+def _steps(row: Row, facts: RowRuntime | None) -> Implementation:
+    """How AdamW stepped: as the row says, else as its source does at that version, else in lists."""
+    if row.layout.optimizer_implementation is not None:
+        return row.layout.optimizer_implementation
+    fused = _quirk(row).fused
+    if fused and re.search(fused, row.layout.zero_or_fsdp or ""):
+        return "fused"
+    return "foreach" if facts is None else facts.steps
+
+
+def _made_runtime(
+    name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any], steps: Implementation
+) -> Runtime:
     preset = facts.presets.get(stage, facts.presets.get("*"))
     if preset is None:
         raise CannotPredict(f"runtime {name} with {stage} is not modelled")
@@ -151,6 +165,7 @@ def _made_runtime(name: str, facts: RowRuntime, stage: str, kernels: str | None,
         kernels=kernels or base.kernels,
         parts=msgspec.structs.replace(whole, **parts),
         backend=base.backend if facts.own else None,
+        adamw_implementation=steps,
     )
 
 

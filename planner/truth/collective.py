@@ -10,7 +10,7 @@ from planner.case import Case
 from planner.comm import traffic
 from planner.engines.base import Call
 from planner.linktime import collective_seconds
-from planner.spec import Layout, ModelSpec, Runtime, TrainingJob
+from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 from planner.steptime import coefficients
 from planner.truth.machines import known_cluster
 from planner.truth.notes import CannotPredict
@@ -34,8 +34,13 @@ def bus_bandwidth_gbps(row: Row, calibration: Calibration) -> float:
     cluster = known_cluster(row)
     if ranks is None or ranks < 2:
         raise CannotPredict("a group of one rank sends nothing")
+    seconds = call_seconds(cluster, ranks, call.op, call.bytes, calibration)
+    return OPS[call.op] * (ranks - 1) / ranks * call.bytes / seconds / GB
+
+
+def call_seconds(cluster: Cluster, ranks: int, op: str, payload_bytes: float, calibration: Calibration) -> float:
+    """Seconds of one call over the first so many ranks of a cluster."""
     layout = Layout(engine="ddp", dp_replicate=ranks)
     case = Case(NOBODY, TrainingJob(), layout, cluster, Runtime(name="none", engine="ddp", kernels="hf"))
-    (sent,) = traffic(case, [Call(call.op, "dp_replicate", "model", "backward", 1, call.bytes)])
-    seconds = float(collective_seconds(sent, cluster.levels, coefficients(case, calibration)))
-    return OPS[call.op] * (ranks - 1) / ranks * call.bytes / seconds / GB
+    (sent,) = traffic(case, [Call(op, "dp_replicate", "model", "backward", 1, payload_bytes)])
+    return float(collective_seconds(sent, cluster.levels, coefficients(case, calibration)))

@@ -26,7 +26,7 @@ LARGEST_PEAK_ERROR_PERCENT = 0.5
 class CombinationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One combination, planned beside measured in a steady step, on the pipeline `stage` that is furthest off.
 
-    `by` is who measured: two real ranks, or a trace on fake tensors. `term` ("phase/term") is what differs by most
+    `by` is who measured: real ranks, or a trace on fake tensors. `term` ("phase/term") is what differs by most
     bytes in the phase that was the fullest when measured.
     """
 
@@ -85,9 +85,9 @@ def encode_combinations(refused: dict[str, int], rows: Iterable[CombinationRow])
 
 
 ABOUT = (
-    "Every combination of engine, method, precision and recomputation that is launched, `{model}` over two ranks: "
-    "cells are planned / measured - 1 of the peak, which may be {allowed} % at most.",
-    "What a trace on fake tensors starts is traced as GPUs hold it; what no trace starts is run by two CPU processes, "
+    "Every combination of engine, method, precision and recomputation that is launched, `{model}` over two ranks "
+    "(`single` has one): cells are planned / measured - 1 of the peak, which may be {allowed} % at most.",
+    "What a trace on fake tensors starts is traced as GPUs hold it; what no trace starts is run by CPU processes, "
     "and so is every kind in bf16 and pure-bf16, with no and with full recomputation.",
     "An empty cell is a combination that a rule refuses, or one of the other table.",
     "`make combinations` measures them and writes `docs/accuracy/combinations.json`, which these tables are made of.",

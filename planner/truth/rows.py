@@ -17,6 +17,7 @@ import msgspec
 from planner.contents import NOT_JSON
 from planner.errors import PlannerError
 from planner.model_rules import LARGEST
+from planner.spec import Implementation
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**30)]
 Elements = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
@@ -82,6 +83,7 @@ class RowLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the work was split, in the source's words; batches count sequences, `seq` tokens.
 
+    `optimizer_implementation` is how AdamW stepped; where neither the row nor its source says, it was foreach.
     `switches` are fields of planner.spec.Layout that the rest does not say (reshard_after_forward, pp_schedule, ...):
     they win over everything else.
     """
@@ -100,6 +102,7 @@ class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     recompute: str | None = None
     precision: str | None = None
     optimizer: str | None = None
+    optimizer_implementation: Implementation | None = None
     compile: bool | None = None
     attention: str | None = None
     sequence_parallel: bool | None = None

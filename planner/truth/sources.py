@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from planner.spec import Implementation
+
 
 class RowRuntime(msgspec.Struct, frozen=True):
     """Whose code ran, as the planner models it.
@@ -18,7 +20,8 @@ class RowRuntime(msgspec.Struct, frozen=True):
     `presets` are runtime presets by what is sharded ("single", "ddp", "zero1", ..., "zero3"), "*" for all others; `own`
     says that the preset is that very software, otherwise it is the nearest and `guess` says what differs. `kernels` is
     a preset and `parts` are changes to it, `compiled` more of them where torch.compile was on. `switches` are fields of
-    the layout that this software fixes. `uncast` are its words for pure 16-bit training.
+    the layout that this software fixes. `uncast` are its words for pure 16-bit training. `steps` is how its AdamW
+    stepped when its rows were measured, where they do not say: as torch does by itself, unless its source says fused.
     """
 
     presets: dict[str, str]
@@ -30,6 +33,7 @@ class RowRuntime(msgspec.Struct, frozen=True):
     guess: str = ""
     uncast: tuple[str, ...] = ()
     upcasts_adapters: bool = False
+    steps: Implementation = "foreach"
     source: str = ""
 
 
@@ -95,7 +99,8 @@ class Quirk(msgspec.Struct, frozen=True):
     `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
     rows state none. `layout` fills what rows leave open, as a guess, `parts` are kernels, and `refuse` reasons, of rows
-    whose table's title and notes have the pattern.
+    whose table's title and notes have the pattern. Rows stepped with a fused AdamW whose sharding has the pattern
+    `fused`.
     """
 
     runtime: RowRuntime | None = None
@@ -106,6 +111,7 @@ class Quirk(msgspec.Struct, frozen=True):
     note: str = ""
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()
     refuse: tuple[tuple[str, str], ...] = ()
+    fused: str = ""
 
 
 QUIRKS: dict[str, Quirk] = {
@@ -124,7 +130,13 @@ QUIRKS: dict[str, Quirk] = {
         layout=(("", {"grad_accum": 1}),),
         note="accumulation not stated: 1",
     ),
-    "QwenLM/Qwen": Quirk(memory="reserved", note="memory kind not stated: held against reserved"),
+    "QwenLM/Qwen": Quirk(
+        memory="reserved",
+        note="memory kind not stated: held against reserved",
+        # finetune/ds_config_zero2.json and ds_config_zero3.json: optimizer AdamW, which DeepSpeed makes its FusedAdam
+        # (runtime/engine.py, _configure_basic_optimizer); finetune.py alone leaves torch 2.0 its lists.
+        fused="zero",
+    ),
     "PKU-DAIR/Hetu-Galvatron": Quirk(
         runtime=RowRuntime(
             {"zero3": "torchtitan"},

@@ -10,7 +10,7 @@ import math
 from planner.cost import Cost, board_power_w
 from planner.estimate import Answer
 from planner.render import NOT_KNOWN, count_text, headline, layout_text, percent_text, seconds_text, table, trust_text
-from planner.units import format_duration
+from planner.units import format_bytes, format_duration
 from planner.views import strategy_text
 
 
@@ -39,6 +39,9 @@ def _rows(found: Cost) -> list[tuple[str, str]]:
         ("tokens", f"{found.tokens:,} in {found.steps:,} steps"),
         ("training alone", f"{format_duration(found.training_s)}{band}"),
     ]
+    seconds = rates.checkpoint_s
+    told = NOT_KNOWN if seconds is None else format_duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+    rows.append(("a checkpoint", f"{format_bytes(found.checkpoint_bytes)}, takes {told}"))
     if trust.mtbf_s is not None:
         rows.append(("time between failures", f"{format_duration(trust.mtbf_s)} (mean, whole cluster)"))
         rows.append(("failures expected", _number(trust.expected_failures)))

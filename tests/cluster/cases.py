@@ -40,12 +40,14 @@ FULL = job("full")
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how it is split. Its reference is one process with the same job and model."""
+    """What is trained, how it is split, and the sequences of a step. Its reference is one process with the same job,
+    model and sequences."""
 
     layout: Layout
     job: TrainingJob = FULL
     model: ModelSpec = TINY
     environment: dict[str, str] | None = None
+    sequences: int = SEQUENCES
 
 
 SplitRun = Callable[[str], Finished]
@@ -84,6 +86,7 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
 PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
 FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4, tied=True)
 LONGER = replace(TINY, name="test-llama-256", max_seq_len=2 * SEQ_LEN)
+LONG = replace(TINY, name="test-llama-512", max_seq_len=4 * SEQ_LEN)
 LONGER_TIED = replace(TINY_QWEN3_TIED, name="test-qwen3-tied-256", max_seq_len=2 * SEQ_LEN)
 TINY_GPT2 = replace(
     TINY, name="test-gpt2", family="gpt2", kv_heads=4, ffn=256, tied=True, positions="learned", norm="layernorm",
@@ -181,9 +184,14 @@ CASES |= {
     "zero3-recompute-accum1": Case(replace(_accumulating(ZERO3, 1), recompute="full")),
     "fsdp2-sac-accum1": Case(replace(_accumulating(FSDP2, 1), recompute="sac:matmul")),
     "ddp-attention-accum2": Case(replace(_accumulating(DDP, 2), recompute="attention")),
-    # Autocast's copies of all layers' weights wait at the head, although every layer is recomputed.
+    # Autocast's copies of all layers' weights wait at the head, although every layer is recomputed. Its 16-bit casts
+    # make another number of a weight whose last fp32 digit differs, and all that follows differs then. So two ranks
+    # with a sequence each: two gradients have one sum in any order, and one process takes the same micro-batches.
     "ddp-bf16-recompute-accum1": Case(
-        replace(_accumulating(DDP, 1), recompute="full"), replace(FULL, precision="bf16", seq_len=2 * SEQ_LEN), LONGER
+        replace(DDP, dp_replicate=2, recompute="full"),
+        replace(FULL, precision="bf16", seq_len=4 * SEQ_LEN),
+        LONG,
+        sequences=2,
     ),
 }
 

@@ -1,7 +1,7 @@
 """Every combination of engine, method, precision and recomputation, from the planner's own lists, and what measures it.
 
-A rule refuses it, or a trace on fake tensors starts it, or two real ranks run it. Not here: measuring, or any claim
-(test_combinations.py).
+A rule refuses it, or a trace on fake tensors starts it, or real ranks run it: two, or one where the engine is for one
+device. Not here: measuring, or any claim (test_combinations.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = 5
 """The meter looks at memory in the fourth step and at collectives in the fifth."""
 RUN_BATCH, TRACE_BATCH = (2, 2, 128), (4, 2, 256)
 """Sequences a micro-batch, micro-batches a step, tokens a sequence: enough that activations are a large part of the
-peak. A trace updates weights in lists, as GPUs do, whose temporaries more tokens outweigh."""
+peak."""
 SAMPLE_SEED, SAMPLE = 9, 8
 """What CI looks at: so many, drawn by this seed."""
 
@@ -118,10 +118,9 @@ def split_of(engine: str, zero_stage: int) -> Layout:
 
 
 def launched_engines() -> Iterator[tuple[str, int]]:
-    """(engine, ZeRO stage) of everything whose runtime names a backend, over two ranks: one device alone is among the
-    layouts that were run (cases.py)."""
+    """(engine, ZeRO stage) of everything whose runtime names a backend."""
     for varies in SPACE:
-        if varies.copies != "none" and presets.runtime(ENGINE_RUNTIMES[varies.engine]).backend is not None:
+        if presets.runtime(ENGINE_RUNTIMES[varies.engine]).backend is not None:
             yield from ((varies.engine, stage) for stage in varies.zero_stages)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from agents import NURSERY, Finished, make_plan, run_warm
-from cases import CASES, SEQUENCES, Case, Figures, KeepCombination, Reference, SplitRun
+from cases import CASES, Case, Figures, KeepCombination, Reference, SplitRun
 from combinations import MODEL, REFUSED, RUN, RUN_BATCH, TRACE_BATCH, TRACED, Combination, predicted_anew
 from stages import largest_difference
 
@@ -57,10 +57,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     made: dict[bytes, Finished] = {}
 
     def get(case: Case) -> Finished:
-        micro = case.layout.micro_batch_size if case.job.precision == "bf16" else SEQUENCES
-        key = msgspec.json.encode((case.job, case.model, case.environment, micro))
+        micro = case.layout.micro_batch_size if case.job.precision == "bf16" else case.sequences
+        key = msgspec.json.encode((case.job, case.model, case.environment, case.sequences, micro))
         if key not in made:
-            layout = Layout(engine="single", micro_batch_size=micro, grad_accum=SEQUENCES // micro)
+            layout = Layout(engine="single", micro_batch_size=micro, grad_accum=case.sequences // micro)
             plan = make_plan(layout, case.job, nodes=1, per_node=1, model=case.model)
             folder = _folder(tmp_path_factory, f"one-{case.job.method}-{case.model.name}")
             made[key] = _checked(run_warm(plan, folder, "--no-meter", "--save-weights", environment=case.environment))

@@ -8,6 +8,7 @@ machine would. Not here: what is run on a host, or how a run reaches it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import itertools
 import os
@@ -16,12 +17,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 NUMBERS = itertools.count()
-"""Networks of this process so far: the next one takes the next /24 of 10.78.0.0/16 and a bridge of its own."""
+"""Networks of this process so far: each has a bridge of its own and the next free /24 of 10.78.0.0/16."""
+LOCK = Path(tempfile.gettempdir()) / "meshwright-test-hosts.lock"
 
 INTERFACE = "eth0"
 PROGRAMS = ("ip", "unshare", "setpriv", "nsenter", "mount", "ssh", "ssh-keygen", "/usr/sbin/sshd")
@@ -95,6 +98,12 @@ class TestHosts:
         )
 
 
+def running_on(hosts: Sequence[TestHost], *words: str) -> list[str]:
+    """Command lines with one of these words that run on the hosts, beside the question itself."""
+    found = [host.run("ps", "-eo", "pid,args", "--no-headers").stdout.splitlines() for host in hosts]
+    return [line for lines in found for line in lines if any(word in line for word in words)]
+
+
 @functools.cache
 def unusable() -> str | None:
     """Why there can be no such hosts here, or None."""
@@ -112,24 +121,25 @@ def unusable() -> str | None:
 
 
 @contextlib.contextmanager
-def network(folder: Path, names: Sequence[str], own: Sequence[Path] = ()) -> Iterator[TestHosts]:
+def network(
+    folder: Path, names: Sequence[str], own: Sequence[Path] = (), shells: Sequence[str] = ()
+) -> Iterator[TestHosts]:
     """Hosts of these names, up and reachable, with their files in `folder`; gone at the end whatever happened inside.
 
     Everything of the file system is shared between them except /root, /etc/hosts and the folders `own` (existing ones),
-    each of which is empty at first and a host's alone.
+    each of which is empty at first and a host's alone. `shells` are the login shells of root on them, as far as given.
     """
     reap_stale()
-    number = next(NUMBERS)
-    bridge, subnet = f"mwt{os.getpid()}b{number}", f"10.78.{number}"
+    bridge = f"mwt{os.getpid()}b{next(NUMBERS)}"
     booted: list[tuple[subprocess.Popen[bytes], TestHost]] = []
     key = _client_key(folder)
-    _ip("link", "add", bridge, "type", "bridge")
+    subnet = _bridge(bridge)
     try:
-        _ip("addr", "add", f"{subnet}.254/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
         table = _names_table(folder, names, subnet)
         for place, name in enumerate(names, 1):
-            booted.append(_boot(folder / name, name, f"{subnet}.{place}", bridge, table, key, own))
+            booted.append(
+                _boot(folder / name, name, f"{subnet}.{place}", bridge, table, key, own, shells[place - 1 : place])
+            )
         hosts = [host for _, host in booted]
         config = _ssh_config(folder, hosts, key)
         made = TestHosts(tuple(hosts), config)
@@ -143,6 +153,18 @@ def network(folder: Path, names: Sequence[str], own: Sequence[Path] = ()) -> Ite
         subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
 
 
+def _bridge(name: str) -> str:
+    """Make a bridge with an address of this machine in a network that no other test process has; its first numbers."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        taken = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+        subnet = next(one for one in (f"10.78.{number}" for number in range(256)) if f" {one}." not in taken)
+        _ip("link", "add", name, "type", "bridge")
+        _ip("addr", "add", f"{subnet}.254/24", "dev", name)
+        _ip("link", "set", name, "up")
+    return subnet
+
+
 def reap_stale() -> None:
     """Remove bridges whose test process no longer lives; its hosts ended with it."""
     for entry in Path("/sys/class/net").glob("mwt*b*"):
@@ -152,7 +174,14 @@ def reap_stale() -> None:
 
 
 def _boot(
-    folder: Path, name: str, address: str, bridge: str, table: Path, key: Path, own: Sequence[Path]
+    folder: Path,
+    name: str,
+    address: str,
+    bridge: str,
+    table: Path,
+    key: Path,
+    own: Sequence[Path],
+    shell: Sequence[str],
 ) -> tuple[subprocess.Popen[bytes], TestHost]:
     home = folder / "home"
     (home / ".ssh").mkdir(parents=True)
@@ -169,9 +198,12 @@ def _boot(
     alone = [(path, folder / f"own-{number}") for number, path in enumerate(own)]
     for _, here in alone:
         here.mkdir()
+    files = [(Path("/etc/passwd"), folder / "passwd")] if shell else []
+    for there, here in files:
+        here.write_text(re.sub(r"^(root:.*:).*$", rf"\1{shell[0]}", there.read_text(), count=1, flags=re.MULTILINE))
     words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "--net", "--pid", "--mount-proc"]
     words += ["--fork", "--kill-child", "--propagation", "private", "sh", "-c", BOOT, "boot", name, str(home)]
-    words += [str(table), sys.base_prefix, *(str(path) for pair in alone for path in pair), "--"]
+    words += [str(table), sys.base_prefix, *(str(path) for pair in (*alone, *files) for path in pair), "--"]
     words += ["/usr/sbin/sshd", "-D", "-E", str(folder / "sshd.log"), "-f", str(sshd)]
     with (folder / "boot.log").open("wb") as log:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log)

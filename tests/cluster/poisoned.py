@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     cpu.prepare(plan.layout)
     engine = start_engine(plan, str(folder))
     rows = open_rows(plan, plan.job.recipe.data)
-    engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan.job))
+    engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan))
     order, mine = order_of(plan, rows), engine.mesh().data_parallel_rank
 
     def run(step: int, tokens: int) -> None:

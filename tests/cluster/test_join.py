@@ -13,15 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agents import make_plan
 from cases import SEQUENCES, Case, Reference, job
-from hosts import TestHosts, network, unusable
+from hosts import TestHosts, network, running_on, unusable
 from msgspec.structs import replace
 from numpy.testing import assert_allclose
+from waiting import RANKS, until
 
 from planner import inputs
 from planner.plan import Plan, encode_plan
@@ -87,17 +88,9 @@ def ended(*joins: subprocess.Popen[str]) -> list[tuple[int, str]]:
     return [(one.returncode, errors) for one, (_, errors) in zip(joins, said, strict=True)]
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"
-        time.sleep(0.1)
-
-
 def processes(pair: TestHosts) -> list[str]:
     """What runs on the hosts beside sshd and the question itself."""
-    found = [host.run("ps", "-eo", "pid,args", "--no-headers").stdout.splitlines() for host in pair.hosts]
-    return [line for lines in found for line in lines if "executor" in line or "torch" in line]
+    return running_on(pair.hosts, "executor", "torch")
 
 
 def losses(folder: Path) -> list[float]:
@@ -200,12 +193,7 @@ def test_a_node_that_waits_in_vain_names_who_did_not_come(pair: TestHosts, tmp_p
 def waiting(pair: TestHosts, tmp_path: Path) -> Iterator[tuple[Path, list[subprocess.Popen[str]]]]:
     """A script of a person's own whose ranks have met and wait for ever, and the loop that joined them."""
     script = tmp_path / "wait.py"
-    script.write_text(
-        "import os, time, pathlib, torch.distributed as dist\n"
-        "dist.init_process_group('gloo'); dist.barrier()\n"
-        "pathlib.Path(os.environ['MESHWRIGHT_RUN_DIR'], 'waiting-' + os.environ['RANK']).touch()\n"
-        "while True: dist.barrier(); time.sleep(0.2)\n"
-    )
+    script.write_text(RANKS)
     (tmp_path / "plan.json").write_bytes(encode_plan(a_plan("ddp")))
     folder = tmp_path / "run"
     made = executor("run", tmp_path / "plan.json", "--dry-run", "-o", folder, "--script", script)

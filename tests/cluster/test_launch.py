@@ -14,16 +14,21 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from drive import NoFiles, small_plan
+from waiting import until
 
-from executor import launch
+from executor import launch, rundir
+from executor.backends.accelerate import CONFIG, AccelerateBackend
+from executor.backends.common import in_a_process
 from executor.launchers import local, namespaces
 from executor.processes import processes_of
+from executor.supervise import tear_down
+from planner.backend import LaunchSpec, NodeCommand
 from planner.plan import read_plan
 
 PROJECT = Path(__file__).parents[2]
@@ -62,13 +67,6 @@ def run_id(folder: Path) -> str:
 
 def record(folder: Path) -> dict[str, object]:
     return json.loads((folder / "run.json").read_text())
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"
-        time.sleep(0.1)
 
 
 def both_wait(folder: Path) -> None:
@@ -120,10 +118,13 @@ def test_the_rank_that_failed_first_is_named_and_all_others_are_ended(folder, be
 
 def test_ranks_that_do_not_meet_in_time_are_a_failed_launch(folder):
     process = start("never", folder, meet_s=12)
-    finish(process)
+    said = finish(process)
 
     assert process.returncode == 4
-    assert record(folder)["message"] == "ranks [0, 1] had not met after 12 s"
+    words = "ranks 0, 1 on node-0, node-1 were "  # started, or not even that on a busy machine
+    assert str(record(folder)["message"]).startswith(f"after 12 s {words}")
+    assert "Look at logs/node-0, logs/node-1, or at what it does there" in str(record(folder)["message"])
+    assert f"waiting: {words}" in said
     assert processes_of(run_id(folder)) == []
 
 
@@ -146,6 +147,59 @@ def test_a_port_that_is_taken_between_choosing_and_listening_is_replaced_by_the_
 
     assert done.status == "completed", done.message
     assert f"port {taken} was taken meanwhile, trying the next" in said
+
+
+def test_a_start_whose_ranks_lose_each_other_is_tried_once_more_with_debugging_on_and_the_first_is_kept(folder):
+    (data := folder.with_name("data.txt")).write_text("x" * 99)
+    options = launch.Options(run_dir=folder, nodes=1, hosts="loopback", meet_s=60, trainer="tests.cluster.shy")
+    said: list[str] = []
+    done = launch.run(launch.prepare(small_plan(data), options, said.append, NoFiles()), said.append)
+
+    assert done.status == "completed", done.message
+    first = folder / "attempts" / "1"
+    assert (record(first)["exit_code"], record(first)["cause"]) == (4, "not met")
+    assert "the other is gone" in rundir.rank_logs(first)[0].with_name("stderr.log").read_text()
+    assert [one.cause for one in done.attempts] == ["not met"]
+    assert len([line for line in said if "once more with NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG on" in line]) == 1
+
+    added = tuple(
+        f"{name}={value}" for name, value in {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO"}.items()
+    )
+    asked = replace(options, run_dir=folder.with_name("asked"), env=added)
+    done = launch.run(launch.prepare(small_plan(data), asked, said.append, NoFiles()), said.append)
+    assert (done.exit_code, done.cause) == (4, "not met") and done.attempts == ()
+
+
+def test_a_start_that_fails_for_a_reason_that_torch_names_is_not_tried_again(folder):
+    (folder.with_name("behaviour.txt")).write_text("finish\n" + "x" * 40)
+    env = ("GLOO_SOCKET_IFNAME=nosuch0",)
+    options = launch.Options(folder, 2, hosts="loopback", meet_s=60, trainer="tests.cluster.standin", env=env)
+    said: list[str] = []
+    ready = launch.prepare(small_plan(folder.with_name("behaviour.txt")), options, said.append, NoFiles())
+    done = launch.run(ready, said.append)
+
+    assert (done.exit_code, done.cause) == (4, "network"), done.message
+    assert "an interface that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names is not there (" in done.message
+    assert done.message.endswith("Leave the variable out, or give the interface on the way to node 0")
+    assert done.attempts == ()
+
+
+def test_an_agent_reads_a_configuration_as_a_process_of_its_own_does_and_says_what_is_wrong(tmp_path):
+    (good := tmp_path / "good.yaml").write_text(AccelerateBackend().files(small_plan())[CONFIG])
+    (bad := tmp_path / "bad.yaml").write_text("mixed_precision: [\n")
+    host = local.describe(1, "loopback")
+    command = NodeCommand(node=0, argv=(sys.executable, "-m", "executor.worker.agent", "no.py"), env={})
+    agents = local.start(LaunchSpec(files={}, commands=(command,)), host, tmp_path, local.HeldPort(0, None))
+    try:
+        read = local.reader(agents[0], [])
+        assert read("accelerate", str(good)) == in_a_process("accelerate", str(good))
+        refused = read("accelerate", str(bad))
+        assert refused.code == 1 and refused.errors.startswith("ParserError: ")
+        assert agents[0].process.poll() is None
+        agents[0].process.kill()
+        assert read("accelerate", str(bad)) == refused, "an agent that is gone leaves it to a process"
+    finally:
+        tear_down(agents, "none")
 
 
 @pytest.mark.parametrize(

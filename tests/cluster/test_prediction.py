@@ -9,15 +9,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agents import Finished, make_plan, run_warm
-from cases import EACH, ZERO3, Figures, SplitRun
+from agents import TINY_MIXTRAL, Finished, make_plan, run_warm
+from cases import BALANCED, EACH, EP2, ZERO3, Case, Figures, SplitRun, job
 from stages import size_of_error, stages_of
 
 from executor.report import TrafficReport, join_memory, join_traffic
 from executor.rundir import read_measured, read_run_plan
+from planner import presets
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
-from planner.spec import Lora, Recipe, TrainingJob
+from planner.spec import Layout, Lora, Recipe, TrainingJob
+from planner.spec.job import Method
 
 LARGEST_MEMORY_ERROR_PERCENT = 5.0
 LEAST_ACTIVATION_SHARE = 0.3
@@ -90,8 +92,8 @@ def test_stage_3_trains_adapters_in_the_format_that_all_else_has_in_pure_bf16(
     tmp_path: Path, read_back_warm: None
 ) -> None:
     """DeepSpeed casts what it is given; an adapter left in fp32 widened every tensor after it, +11 % of the peak."""
-    job = TrainingJob(method="lora", lora=Lora(rank=4), precision="pure-bf16", seq_len=128, recipe=Recipe(steps=5))
-    plan = make_plan(msgspec.structs.replace(ZERO3, dp_shard=2), job, nodes=1, per_node=2)
+    adapters = TrainingJob(method="lora", lora=Lora(rank=4), precision="pure-bf16", seq_len=128, recipe=Recipe(steps=5))
+    plan = make_plan(msgspec.structs.replace(ZERO3, dp_shard=2), adapters, nodes=1, per_node=2)
 
     run = run_warm(plan, tmp_path)
 
@@ -99,3 +101,70 @@ def test_stage_3_trains_adapters_in_the_format_that_all_else_has_in_pure_bf16(
     measured = tuple(read_measured(run.folder))
     peak = join_memory(plan.prediction.memory, measured).peak
     assert abs(peak.error_percent or 100) <= 0.5
+
+
+def steps_of_five(method: Method) -> TrainingJob:
+    usual = job(method)
+    return msgspec.structs.replace(usual, recipe=msgspec.structs.replace(usual.recipe, steps=5))
+
+
+LAST_DEVIATIONS = {
+    # What a collective promises is a tensor of a size without memory, which the meter had counted.
+    "experts-recomputed": Case(
+        msgspec.structs.replace(EP2, dp_shard=2, micro_batch_size=2, grad_accum=2, recompute="full"),
+        steps_of_five("full"),
+        TINY_MIXTRAL,
+        BALANCED,
+    ),
+    # 4-bit codes are attributes of the first forward's nodes: a checkpoint does not let go of them.
+    "zero3-qlora-recomputed": Case(
+        msgspec.structs.replace(ZERO3, dp_shard=2, micro_batch_size=2, recompute="full"),
+        steps_of_five("qlora"),
+        presets.model("tiny-llama"),
+    ),
+    # What `sac:matmul` saves of a layer waits until the second forward reaches its product, an adapter's the longest.
+    "zero3-qlora-products-kept": Case(
+        msgspec.structs.replace(ZERO3, dp_shard=2, micro_batch_size=2, recompute="sac:matmul"),
+        msgspec.structs.replace(steps_of_five("qlora"), precision="fp32"),
+        presets.model("tiny-llama"),
+    ),
+    # A bucket is laid end to end only where it has parts of two partitions; ranks that share sequences send it in fp32.
+    "ulysses-several-buckets": Case(
+        Layout(
+            engine="deepspeed-ulysses",
+            cp=2,
+            cp_method="ulysses",
+            zero_stage=2,
+            micro_batch_size=3,
+            grad_accum=2,
+            recompute="full",
+        ),
+        msgspec.structs.replace(steps_of_five("full"), precision="pure-bf16", seq_len=256),
+        presets.model("mini-llama"),
+    ),
+    # The first bucket with a weight of a rank's partition makes a buffer for the whole partition.
+    "zero2-several-buckets": Case(
+        Layout(engine="deepspeed", dp_shard=2, zero_stage=2, micro_batch_size=2, grad_accum=2),
+        steps_of_five("full"),
+        presets.model("mini-llama"),
+    ),
+    # Weights are let go of one by one, so few are left where a bucket of gradients is reduced.
+    "zero3-short-prefetch": Case(
+        Layout(engine="deepspeed", dp_shard=2, zero_stage=3, micro_batch_size=2, zero3_prefetch_elements=1_000_000),
+        steps_of_five("full"),
+        presets.model("mini-llama"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAST_DEVIATIONS)
+def test_the_peak_of_what_was_predicted_1_to_13_percent_off_is_as_planned(name: str, tmp_path: Path) -> None:
+    case = LAST_DEVIATIONS[name]
+    plan = make_plan(case.layout, case.job, nodes=1, per_node=2, model=case.model)
+
+    run = run_warm(plan, tmp_path, environment=case.environment)
+
+    assert set(run.exit_codes) == {0}, run.output[-3000:]
+    assert all(size >= 0 for phase in plan.prediction.memory for size in phase.terms.values())
+    (stage,) = stages_of(*facts(run))
+    assert size_of_error(stage.report.peak) <= 0.5, stage.report.peak

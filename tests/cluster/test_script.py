@@ -6,14 +6,20 @@ comparison as a table (tests/executor/test_contract.py).
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from agents import TINY, Finished, make_plan, run_warm
 
+import executor
 from executor.contract import script_differences
+from executor.environment import on_cpu
 from executor.failures import first_failure
-from executor.rundir import read_errors, read_mesh
+from executor.launch import script_environment
+from executor.rundir import read_errors, read_measured, read_mesh
 from planner.spec import Layout, TrainingJob
 
 DDP = Layout(engine="ddp", dp_replicate=2)
@@ -48,10 +54,42 @@ DEEPSPEED = (
     "                                  config=os.environ['MESHWRIGHT_DEEPSPEED_CONFIG'])\n"
     "engine.backward(engine(torch.ones(2, 8)).sum())\nengine.step()\nprint('stepped', flush=True)\n"
 )
+LLAMA = (
+    "import torch\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+    "model = LlamaForCausalLM(LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=176, num_hidden_layers=2,"
+    " num_attention_heads=4, num_key_value_heads=2))\n"
+)
+BY_TRAINER = LLAMA + (
+    "from transformers import Trainer, TrainingArguments\n"
+    "rows = [{'input_ids': [1, 2, 3, 4], 'labels': [1, 2, 3, 4]}] * 8\n"
+    "arguments = TrainingArguments('out', max_steps=2, per_device_train_batch_size=1, report_to=[], save_strategy='no',"
+    " disable_tqdm=True)\n"
+    "Trainer(model=model, args=arguments, train_dataset=rows).train()\nprint('stepped', flush=True)\n"
+)
+BY_ACCELERATE = LLAMA + (
+    "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+    "rows = torch.utils.data.DataLoader([torch.tensor([1, 2, 3, 4])] * 8, batch_size=1)\n"
+    "model, optimizer, rows = accelerator.prepare(model, optimizer, rows)\n"
+    "for row in rows:\n    accelerator.backward(model(input_ids=row, labels=row).loss)\n"
+    "    optimizer.step()\n    optimizer.zero_grad()\nprint('stepped', flush=True)\n"
+)
+METERED = (
+    "import torch\nfrom executor.worker.metering import enter, held\nmeter = enter()\n" + GLOO + "with meter.load():\n"
+    "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n"
+    "    optimizer = torch.optim.AdamW(model.parameters())\n"
+    "meter.attach(lambda: held(model, optimizer))\n"
+    "for step in range(7):\n"
+    "    with meter.step(step):\n"
+    "        with meter.phase('forward'):\n            loss = model(torch.ones(2, 64)).sum()\n"
+    "        with meter.phase('backward'):\n            loss.backward()\n"
+    "        with meter.phase('optimizer'):\n            optimizer.step(); optimizer.zero_grad()\n"
+    "print('stepped', flush=True)\n"
+)
 CARELESS = PLAIN_DDP.replace("optimizer.step()", "try:\n    optimizer.step()\nexcept Exception: pass")
 NEVER = MODEL + GLOO + "print('no step', flush=True)\n"
 ENDED = PLAIN_DDP + "dist.destroy_process_group()\n"
-USES_CPU = {"ACCELERATE_USE_CPU": "true"}
+USES_CPU = on_cpu("ddp")
 
 
 def ran(folder: Path, layout: Layout, text: str, *arguments: str, **environment: str) -> Finished:
@@ -85,6 +123,54 @@ def test_a_script_that_trains_in_the_plans_world_and_engine_is_the_plans_run(tmp
     mesh = read_mesh(finished.folder)
     assert [(seen["world_size"], seen["stepped"]) for seen in mesh.values()] == [(2, True)] * 2
     assert script_differences(layout, 2, mesh) == []
+
+
+ORDINARY = {"ddp": DDP, "fsdp2": FSDP2, **{f"zero{stage}": layout for stage, layout in ZERO.items()}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param(name, text, id=f"{name}: {kind}")
+        for name in ORDINARY
+        for kind, text in (("trainer", BY_TRAINER), ("accelerate", BY_ACCELERATE))
+    ],
+)
+def test_ordinary_scripts_of_trainer_and_accelerate_are_the_plans_run_as_they_stand(tmp_path, name, text):
+    layout = ORDINARY[name]
+    config = tmp_path / "run" / "config" / "deepspeed.json"
+    environment = script_environment(layout.engine, "cpu", str(config) if name.startswith("zero") else None)
+    finished = ran(tmp_path, layout, text, **environment)
+
+    assert finished.exit_codes == (0,), finished.output[-3000:]
+    mesh = read_mesh(finished.folder)
+    assert [(seen["world_size"], seen["stepped"]) for seen in mesh.values()] == [(2, True)] * 2
+    assert script_differences(layout, 2, mesh) == []
+    assert ("note: on CPU Accelerate" in finished.output) == (name == "fsdp2")
+
+
+def test_a_script_that_enters_the_meter_is_measured(tmp_path):
+    finished = ran(tmp_path, DDP, METERED, MESHWRIGHT_RUN_DIR=str(tmp_path / "run"))
+
+    assert finished.exit_codes == (0,), finished.output[-3000:]
+    weights = 4 * (64 * 64 + 64)
+    for one in read_measured(finished.folder):
+        phases = {phase.phase: phase.terms for phase in one.memory}
+        assert phases["backward"]["params"] == phases["backward"]["grads"] == weights
+        assert 2 * weights <= phases["forward"]["optimizer"] <= 2 * weights + 16  # and AdamW's counts of steps
+        assert sum(each.payload_bytes for each in one.collectives) == weights
+        assert len(one.step_s) == 2
+    assert len(read_measured(finished.folder)) == 2
+
+
+def test_a_script_that_enters_the_meter_runs_by_itself_too(tmp_path):
+    (script := tmp_path / "mine.py").write_text(METERED)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = {name: value for name, value in os.environ.items() if name != "MESHWRIGHT_RUN_DIR"} | alone
+    environment["PYTHONPATH"] = str(Path(executor.__file__).parents[1])
+    done = subprocess.run([sys.executable, script], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "stepped" in done.stdout, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from executor.backends.accelerate import AccelerateBackend
+from executor.backends.common import OWN_ATTENTION
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import FAMILIES, TransformersBackend
 from executor.prepare import check_launchable
@@ -328,6 +329,31 @@ def test_selective_recomputation_runs_where_layers_are_whole_and_is_refused_else
     assert (refusal(backend(name), asked) == "") == selective
     assert selective or f"recompute={recompute}: only whole layers are recomputed" in refusal(backend(name), asked)
     assert refusal(backend(name), whole) == ""
+
+
+def test_families_with_an_attention_of_their_own_are_those_whose_modules_do_not_ask_for_the_interface() -> None:
+    import inspect
+
+    import transformers
+
+    sources = {
+        family: inspect.getsource(inspect.getmodule(getattr(transformers, FORMATS[family].architecture)))
+        for family in FORMATS
+    }
+
+    assert {family for family in FORMATS if "ALL_ATTENTION_FUNCTIONS" not in sources[family]} == set(OWN_ATTENTION)
+
+
+@pytest.mark.parametrize("family", OWN_ATTENTION)
+def test_attention_is_not_recomputed_where_the_trainer_cannot_reach_it(family: str) -> None:
+    def asked(recompute: str) -> str:
+        model = replace(MODEL, family=family, kv_heads=8)
+        return refusal(backend("ddp"), plan(replace(LAYOUTS["ddp"], recompute=recompute), model=model))
+
+    said = asked("attention")
+    assert f"recompute=attention: Transformers' {family} calls attention itself" in said
+    assert said.endswith("Use recompute=full. Nearest that runs: recompute=full.")
+    assert [asked(one) for one in ("none", "sac:matmul", "full")] == [""] * 3
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -89,6 +89,13 @@ def test_validation_covers_every_window_once_and_padding_has_no_targets(replicas
     assert sorted(targets[targets != IGNORED].tolist()) == list(range(1, 7 * SEQ_LEN + 1))
 
 
+def test_padding_of_a_single_row_leaves_its_tokens_alone() -> None:
+    """Taking targets away from the one row's own storage made token ids of -100."""
+    batch = windows(3).batch([-1])
+    assert batch.inputs.tolist() == windows(3).batch([0]).inputs.tolist()
+    assert set(batch.targets.flatten().tolist()) == {IGNORED}
+
+
 def test_the_demo_text_trains_without_any_file() -> None:
     check_inputs(plan())
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from executor.prepare import check_launchable, load_backend
+from planner.case import Case
+from planner.engines.common import implementation
 from planner.errors import PlannerError
+from planner.memory import memory_breakdown
 from planner.plan import read_plan
 
 OLD = Path(__file__).parent / "old"
@@ -28,3 +31,17 @@ def test_a_plan_of_one_rank_under_ddp_is_read_and_refused_with_the_way_to_make_i
     assert "one device is no DDP" in refused.value.sentence
     assert "Plan it again with strategy single" in refused.value.sentence
     assert "Nearest that runs: engine=single" in refused.value.sentence
+
+
+def test_a_plan_that_says_no_implementation_steps_in_lists_as_it_was_predicted() -> None:
+    plan = read_plan(OLD / "foreach-adamw.json")  # by 8dacaa9, before plans said how AdamW steps
+
+    case = Case.of(plan)
+    recorded, today = (
+        next(phase.terms for phase in phases if phase.phase == "optimizer")
+        for phases in (plan.prediction.memory, memory_breakdown(case).phases)
+    )
+
+    assert (plan.cluster.gpu.kind, plan.runtime.name, implementation(case)) == ("cuda", "accelerate-fsdp2", "foreach")
+    assert today["temporaries"] == recorded["temporaries"] > 0
+    assert sum(today.values()) == sum(recorded.values())

@@ -7,6 +7,7 @@ import pytest
 from test_rundir import make_plan
 
 from executor import preflight
+from executor.checkpoints import expected_bytes
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory import parameters
@@ -102,10 +103,17 @@ def test_software_that_is_installed_passes():
     preflight.check_software("deepspeed")
 
 
-def test_a_script_that_cpu_would_train_unsharded_is_refused(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("")
-    preflight.check_script(on("cpu"), str(script))
-    sharded = msgspec.structs.replace(on("cpu"), layout=Layout(engine="fsdp2", dp_shard=2, zero_stage=3))
-    assert refusal(preflight.check_script, sharded, str(script)).exit_code == 3
-    assert refusal(preflight.check_script, on("cpu"), str(tmp_path / "absent.py")).exit_code == 2
+def test_a_script_that_is_not_there_is_refused(tmp_path):
+    (script := tmp_path / "train.py").write_text("")
+    preflight.check_script(str(script))
+    assert refusal(preflight.check_script, str(tmp_path / "absent.py")).exit_code == 2
+
+
+@pytest.mark.parametrize(("kind", "peak"), [("cuda", 0.0), ("cpu", 2.0 * GIB)])
+def test_copies_of_checkpoints_need_host_memory_on_a_cpu_beside_the_ranks_own(kind, peak):
+    plan = on(kind, 2.0 * GIB)
+    need = 2 * peak + expected_bytes(plan)
+
+    preflight.check_copy_memory(plan, available=need, ranks=2)
+    error = refusal(preflight.check_copy_memory, plan, available=need - 1, ranks=2)
+    assert (error.field, error.exit_code) == ("--checkpoint-every", 3)

@@ -154,6 +154,25 @@ def test_validation_losses_are_read_from_between_the_steps_also_of_a_run_that_di
     assert (built.first_loss, built.last_loss, built.steps) == (6.0, 5.0, 2)
 
 
+def test_checkpoints_are_no_steps_and_the_pause_that_each_cost_is_said(folder):
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 0, "loss": 6.0}\n'
+        '{"step": 1, "checkpoint_bytes": 2097152, "pause_s": 0.05, "write_s": 0.2, "time": 1.0, "error": ""}\n'
+        '{"step": 1, "loss": 5.0}\n'
+        '{"step": 2, "checkpoint_bytes": 2097152, "pause_s": 0.03, "write_s": 0.3, "time": 2.0, "error": ""}\n'
+        '{"step": 3, "checkpoint_bytes": 0, "pause_s": 0.0, "write_s": 0.0, "time": 3.0, "error": "rank 1: no room"}\n'
+    )
+    built = report.build(folder)
+    out = io.StringIO()
+    render(built, Console(file=out, width=200, force_terminal=False))
+
+    assert (built.first_loss, built.last_loss, built.steps) == (6.0, 5.0, 2)
+    assert (
+        "2 checkpoints of 2.00 MiB: training paused 40.0 ms for one (median; 50.0 ms at most), "
+        "complete after 250.0 ms; none after step 3: rank 1: no room"
+    ) in out.getvalue()
+
+
 def test_the_step_time_is_the_median_over_all_ranks_and_losses_run_from_first_to_last(folder):
     built = report.build(folder)
 

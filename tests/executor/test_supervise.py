@@ -13,8 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from executor import processes, supervise
+import pytest
+
+from executor import processes, remote, supervise
 from executor.launchers import local
+from planner.errors import PlannerError
 
 
 def rank_log(folder: Path, node: int, local_rank: int, text: str, stream: str = "stderr") -> Path:
@@ -77,6 +80,30 @@ def test_a_taken_port_is_passed_over_and_the_chosen_one_is_held():
             except OSError:
                 pass
         other.close()
+
+
+def test_a_port_that_a_host_keeps_cannot_be_taken_before_its_run_starts():
+    port = remote.look({"keep": True})["port"]
+    for reuse in (0, 1):
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+            with pytest.raises(OSError, match="in use"):
+                thief.bind(("127.0.0.1", port))
+    local.hold_one(port).close()
+    with socket.socket() as next_one:
+        next_one.bind(("127.0.0.1", port))
+
+
+def test_a_named_port_that_only_ended_connections_still_have_is_not_taken():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as first_to_close:
+            first_to_close.close()
+        with pytest.raises(PlannerError, match="is taken on this host"):
+            local.hold_one(port)
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind(("", port))
+    local.hold_one(port).close()
 
 
 def test_a_refused_port_is_not_offered_again():

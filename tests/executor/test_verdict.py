@@ -111,6 +111,21 @@ ENDINGS: dict[str, tuple[Evidence, str, int, str, str]] = {
     "ranks that never met": (
         evidence(Ending(ok=False, timed_out=True), mesh={1: {}}),
         "launch failed", 4, "ranks [0] had not met after 12 s", ""),
+    "a rank for whom the others waited": (
+        evidence(Ending(ok=False, timed_out=True), mesh={}, awaited="rank 1 on blue does not join", came="some"),
+        "launch failed", 4, "after 12 s rank 1 on blue does not join", "did not join"),
+    "ranks that came and did not meet": (
+        evidence(Ending(ok=False, timed_out=True), mesh={}, awaited="ranks 0, 1 came", came="all"),
+        "launch failed", 4, "after 12 s ranks 0, 1 came", "not met"),
+    "ranks that lost each other before they met": (
+        evidence(ENDED, PEER, mesh={}), "launch failed", 4, "failed first", "not met"),
+    "ranks that lost each other before they met, and said why": (
+        evidence(ENDED, PEER, mesh={}, network="/dev/shm is full. Make it larger"),
+        "launch failed", 4, ": /dev/shm is full. Make it larger", "network"),
+    "a rank that raised before they met, beside words of the network": (
+        evidence(ENDED, EXCEPTION, mesh={}, network="/dev/shm is full"), "launch failed", 4, "what it said", ""),
+    "ranks that lost each other while they trained": (
+        evidence(ENDED, PEER, network="/dev/shm is full"), "training failed", 5, "failed first", ""),
     "an agent that said something": (
         evidence(ENDED, log_line="ImportError: no"), "launch failed", 4, "without naming a rank: ImportError: no", ""),
     "the launcher was refused": (

@@ -402,3 +402,9 @@ def test_a_reader_that_has_seen_enough_is_no_failure(writer: str):
         command.stdout.readline()
         command.stdout.close()
         assert (command.stderr.read(), command.wait()) == (b"", 0)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("recomend", "recommend"), ("fitt", "fit"), ("compar", "compare")])
+def test_a_slip_in_the_name_of_a_command_that_is_imported_late_is_told_the_name(typed, meant, capsys):
+    assert command.exit_code(planner, (typed,), name="planner") == command.USAGE
+    assert f"'{meant}'" in capsys.readouterr().err

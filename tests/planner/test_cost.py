@@ -16,18 +16,20 @@ from planner.cli import planner
 from planner.cost import (
     Length,
     Rates,
-    cluster_mtbf_s,
     cost,
-    daly_interval_s,
     energy_kwh,
     expected_run_seconds,
     goodput,
     steps_needed,
     work,
-    young_interval_s,
 )
 from planner.errors import PlannerError
+from planner.estimate import plan_of
 from planner.options import question
+from planner.plan import CheckpointAdvice
+from planner.recommend import recommend
+from planner.reply import reply_of
+from planner.saving import checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of, young_interval_s
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 EIGHT_B = {"model": "8b", "gpus": "64", "global_batch_size": "256", "seq_len": "2048"}
@@ -182,6 +184,60 @@ def test_an_interval_that_never_completes_never_ends():
 
     assert (found.run_s, found.gpu_hours, found.goodput) == (None, None, 0.0)
     assert any("never completes" in line for line in found.unknown)
+
+
+def test_a_checkpoint_is_twelve_bytes_a_weight_under_adamw_and_adapters_alone_under_lora():
+    def size(**words: str) -> float:
+        asked = question(EIGHT_B | words)
+        return size_of(asked.model, asked.job)
+
+    weights = 8_030_261_248  # of Llama 3 8B's model card
+    assert size() == 12 * weights
+    assert size(optimizer="sgd") == 4 * weights
+    rank, layers = 16, 32
+    pairs = 4096 + 4096 + 4096 + 1024  # in and out of the projections of queries and values
+    assert size(method="lora", lora_rank="16", lora_targets="q_proj,v_proj") == 12 * rank * layers * pairs
+
+
+def test_a_cluster_that_was_watched_fails_as_often_as_was_published():
+    """The Llama 3 paper: 419 unexpected interruptions in 54 days, one in three hours, more than 90 % goodput."""
+    asked = question(EIGHT_B | {"model": "405b", "cluster": "llama-3-24k", "gpus": "16384", "global_batch_size": "2048",
+                                "seq_len": "8192"})  # fmt: skip
+    rate = asked.cluster.failures_per_gpu_hour
+
+    assert rate is not None and cluster_mtbf_s(16384, rate) == pytest.approx(54 * DAY / 419, rel=1e-3)
+    assert checkpoint_seconds(size_of(asked.model, asked.job), 2e12) == pytest.approx(405.85e9 * 12 / 2e12, rel=1e-3)
+
+
+def test_cost_takes_failures_and_storage_from_the_cluster_and_says_what_it_lacks():
+    watched = question(EIGHT_B | {"cluster": "llama-3-24k", "gpus": "1024", "global_batch_size": "1024"})
+    found = cost(watched, Length(tokens=10**12), Rates())
+    other = cost(question(EIGHT_B), Length(tokens=10**12), Rates())
+
+    assert found.rates.checkpoint_s == pytest.approx(8_030_261_248 * 12 / 2e12)
+    best = daly_interval_s(found.rates.checkpoint_s, found.reliability.mtbf_s)
+    assert found.reliability.interval_s == best
+    assert found.goodput is not None and 0.99 < found.goodput < 1
+    assert any(line.startswith("restarts:") for line in found.unknown)
+    assert (other.rates.checkpoint_s, other.reliability.mtbf_s, other.goodput) == (None, None, None)
+    assert any(line.startswith("failures:") for line in other.unknown)
+    with pytest.raises(PlannerError, match="has no best interval"):
+        cost(watched, Length(tokens=10**12), Rates(checkpoint_s=0.0))
+    given = Rates(restart_s=600, failures_per_gpu_hour=2e-5, storage_bytes_per_s=10e9)
+    assert cost(question(EIGHT_B), Length(tokens=10**12), given).rates.checkpoint_s == pytest.approx(
+        8_030_261_248 * 12 / 10e9
+    )
+
+
+def test_a_plan_states_its_checkpoint_and_none_where_the_cluster_does_not_tell():
+    watched = question(EIGHT_B | {"cluster": "llama-3-24k", "gpus": "1024", "global_batch_size": "1024"})
+    told, untold = (
+        plan_of(reply_of(recommend(one, 1)).best).prediction.checkpoint for one in (watched, question(EIGHT_B))
+    )
+
+    assert told is not None and told.bytes == 8_030_261_248 * 12
+    assert told.interval_s == daly_interval_s(told.seconds, cluster_mtbf_s(1024, watched.cluster.failures_per_gpu_hour))
+    assert untold == CheckpointAdvice(bytes=told.bytes)
 
 
 def test_checkpoints_without_failures_only_add_their_own_time():

@@ -451,3 +451,22 @@ def test_more_tensor_parallel_ranks_than_key_value_heads_where_they_are_replicat
     case = case_of("transformers-tp", tp=16)
 
     check(case, tensor_rules(replicates_kv_heads=True))
+
+
+def test_a_stage_keeps_the_buffer_it_receives_into_and_reduces_a_narrow_copy_of_its_sums():
+    case = case_of("deepspeed-pipeline", pp=4, dp_shard=2, zero_stage=1, grad_accum=4, seq_len=2048)
+    engine = engine_of("deepspeed-pipeline")
+    for stage in case.stages():
+        here = case.at(stage)
+        outside = dict(engine.outside(here))
+        assert outside["optimizer"]["temporaries"] == 2048 * H * 2  # one micro-batch of one sequence, 16 bits
+        weights = engine.resident(here)["params"] / 2
+        assert outside["backward"]["buckets"] == pytest.approx(2 * weights, abs=64)
+
+
+def test_sgd_of_offloaded_shards_steps_weight_by_weight():
+    """torch has no fused SGD for sharded tensors: the loop holds a copy of the largest shard."""
+    case = case_of("fsdp2", dp_shard=8, zero_stage=3, offload_optimizer=True)
+    job = msgspec.structs.replace(case.job, optimizer=msgspec.structs.replace(case.job.optimizer, name="sgd"))
+    held = dict(engine_of("fsdp2").outside(msgspec.structs.replace(case, job=job)))["optimizer"]
+    assert held["temporaries"] == VOCAB * H * 4 / 8

@@ -280,3 +280,14 @@ def test_states_wait_in_host_memory_for_what_has_no_value_without():
     assert "Nothing fits without offload: states wait in host memory, 149.58 GiB of 256 GiB of each node." in (
         fit_text(found)
     )
+
+
+def test_a_question_beyond_the_model_s_own_length_finds_the_longest_beyond_it():
+    """It ended at the 4,096 that the model was made for, in an answer about 16,384."""
+    given = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80gb", "gpus": "1"}
+    question, found = fitted("seq-len", seq_len="16k", seq_step="4096", **given)
+    assert found.value >= 16384 > question.model.max_seq_len
+    assert recommended(with_job(question, seq_len=found.value))
+    assert not recommended(with_job(question, seq_len=found.beyond))
+    within = fitted("seq-len", seq_len="2048", **given)[1]
+    assert within.value == 4096 and within.limit.endswith("a longer --seq-len looks beyond")

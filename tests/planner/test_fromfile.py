@@ -389,7 +389,8 @@ def test_a_file_asks_the_question_its_options_ask(capsys: pytest.CaptureFixture[
     file = ["--from", str(CONFIGS / "axolotl-zero3.yaml"), "--gpus", "8", "--json"]
     typed = (
         "--model llama-2-7b --gpus 8 --seq-len 2048 --micro-batch-size 1 --grad-accum 2 --method full --lr 1e-5 "
-        "--optimizer adamw --strategy zero3 --zero-stage 3 --runtime deepspeed-zero --recompute full --no-overlap-comm "
+        "--optimizer adamw --optimizer-implementation fused "
+        "--strategy zero3 --zero-stage 3 --runtime deepspeed-zero --recompute full --no-overlap-comm "
         "--reduce-bucket-elements 16777216 --zero3-prefetch-elements 15099494 --zero3-persistence-elements 40960 "
         "--precision bf16 --json"
     )

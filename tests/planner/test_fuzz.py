@@ -48,3 +48,12 @@ def test_each_check_can_fail(tmp_path, monkeypatch):
     (tmp_path / ".out.tmp").write_text("half")
     assert "left ['.out.tmp']" in told() and "and refused" in told(2, err="error: a\n")
     assert "changed" in "; ".join(fuzz._wrong([], 0, "", "", {"kept": b"old"}))
+    assert "bytes of memory" in "; ".join(fuzz._wrong([], 0, "", "", {"kept": b"new"}, fuzz.MOST_BYTES + 1))
+
+
+def test_what_a_call_takes_is_counted_from_what_the_process_had():
+    held = bytearray(200_000_000)
+    before = fuzz._memory_counted_anew()
+    assert fuzz._peak_bytes() - before < len(held) / 4
+    held[:] = bytes(len(held))
+    assert fuzz._peak_bytes() - before > len(held) / 2

@@ -16,7 +16,7 @@ from planner.parallelism.zero import moment_bytes
 from planner.plan import PhaseMemory
 from planner.question import Question, case_of
 from planner.rules import check
-from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
+from planner.spec import Implementation, Layout, ModelSpec, Optimizer, TrainingJob
 from planner.steptime import step_time
 
 NAMES = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
@@ -201,13 +201,20 @@ def test_states_are_those_of_the_real_optimizer_to_the_byte(name: str, dtype: to
     )
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
-def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str):
+STEPS = [*((name, "for-loop") for name in ("adamw", "sgd", "adafactor", "muon"))]
+STEPS += [(name, step) for name in ("adamw", "sgd") for step in ("foreach", "fused")]
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS)
+def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str, step: Implementation):
+    """Of lists and of the one kernel too: on a CPU both are the same operations as on a GPU, one weight at a time."""
     from executor.worker.memory import LiveTensors
 
     settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0, weight_decay=0.0 if name == "sgd" else 0.1)
     peaks = []
     for one in real_optimizers(name, torch.float32):
+        for group in one.param_groups:
+            group |= {"foreach": step == "foreach", "fused": step == "fused"} if name in ("adamw", "sgd") else {}
         one.step()  # states exist from here on
         tracker = LiveTensors("cpu", SMALL.vocab)
         with tracker, tracker.recording("optimizer"):
@@ -218,7 +225,7 @@ def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str):
         inert += sum(v.numel() * v.element_size() for v in states)
         peaks.append(sum(tracker.fullest["optimizer"].values()) - inert)
 
-    predicted = optimizers.temporaries(settings, trained_tensors(), 4.0, on_cpu=True)
+    predicted = optimizers.temporaries(settings, trained_tensors(), 4.0, step)
     assert predicted == pytest.approx(max(peaks), rel=0.02, abs=2048)
 
 
@@ -238,7 +245,7 @@ def test_newton_schulzs_workspace_is_that_of_torchs_muon():
         measured = sum(tracker.fullest["optimizer"].values()) - 3 * weight.numel() * 4
 
         predicted = optimizers.temporaries(
-            Optimizer(name="muon"), [([Tensor(shape, weight.numel())], 1)], 4.0, on_cpu=True
+            Optimizer(name="muon"), [([Tensor(shape, weight.numel())], 1)], 4.0, "for-loop"
         )
         assert predicted == pytest.approx(measured, rel=0.02), shape
 

@@ -10,6 +10,7 @@ from planner import presets
 from planner.calibration import calibration
 from planner.engines import ENGINES
 from planner.errors import PlannerError
+from planner.estimate import answer
 from planner.progress import Cancelled, watching
 from planner.question import Pins, Question
 from planner.recommend import Constraints, as_json_object, recommend
@@ -111,6 +112,14 @@ def test_a_search_for_a_way_out_is_ended_too():
     assert whole.answer.offload_tried
     with watching(Counting(len(watch.calls) // 2)), pytest.raises(Cancelled, match="layouts"):
         recommend(question)
+
+
+def test_an_estimate_of_all_strategies_is_watched_and_ended_too():
+    with watching(watch := Counting()):
+        answer(asked())
+    assert len(watch.calls) > 8  # one a strategy at least
+    with watching(Counting(len(watch.calls) // 2)), pytest.raises(Cancelled, match="strategies had not all"):
+        answer(asked())
 
 
 def test_a_watcher_may_leave_with_an_exception_of_its_own():

@@ -17,8 +17,18 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker import loading
-from executor.worker.engines.base import Engine, LiveMesh, check_norm, tensors_of, update, whole_of
+from executor.worker.engines.base import (
+    Engine,
+    LiveMesh,
+    check_norm,
+    restored_in,
+    tensors_of,
+    update,
+    views_of,
+    whole_of,
+)
 from executor.worker.model import Unfilled
+from executor.worker.pieces import View
 from executor.worker.quantized import shape_codes
 from executor.worker.rows import Batch
 from planner.plan import Plan
@@ -91,6 +101,14 @@ class AccelerateEngine(Engine):
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
         return tensors_of(self.model, self.optimizer)
 
+    @override
+    def views(self) -> Iterator[View]:
+        yield from views_of(self.accelerator.unwrap_model(self.model), self.optimizer)
+
+    @override
+    def restored(self, updates: int) -> None:
+        restored_in(self.model, self.optimizer, updates)
+
     @contextlib.contextmanager
     def _sync(self, last: bool) -> Iterator[None]:
         # Leaving no_sync switches synchronisation back on, so it is entered for forward and backward apart: what
@@ -133,6 +151,22 @@ class DdpEngine(WholeEngine):
         assert isinstance(self.model, nn.parallel.DistributedDataParallel)
         ranks = dist.get_process_group_ranks(self.model.process_group)
         return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
+
+    @override
+    def views(self) -> Iterator[View]:
+        yield from views_of(self.accelerator.unwrap_model(self.model), self.optimizer, lambda _: self.world())
+
+    @override
+    def restored(self, updates: int) -> None:
+        """Also let DDP find the order of its buckets, as a run that goes on has found it.
+
+        DDP fills the buckets of its first step in the order of registration, and from then on in the order in which
+        that step's backward finished gradients. Four ranks sum in another order then, and the last digit differs.
+        """
+        super().restored(updates)
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        self.backward(self.forward(Batch(tokens, tokens), tokens.numel(), last=True), last=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 class Fsdp2Engine(AccelerateEngine):

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from executor.worker import pieces
 from executor.worker.model import Unfilled
+from executor.worker.pieces import ALONE, Replica, View
 from executor.worker.quantized import scales
 from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
 from planner.plan import Plan
@@ -124,6 +126,17 @@ class Engine(ABC):
         Yielded as they are gathered: the whole model may not fit on one device.
         """
 
+    @abstractmethod
+    def views(self) -> Iterator[View]:
+        """The parts of trained weights and their optimizer states that this rank holds, in the same order every time.
+
+        States that the first step would make are made. To be walked between steps; ranks send each other nothing.
+        """
+
+    @abstractmethod
+    def restored(self, updates: int) -> None:
+        """Complete what was written into the views: states after so many updates. Every rank must call it."""
+
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""
         with torch.no_grad():
@@ -179,6 +192,30 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         "optimizer": [local_of(value) for value in states if isinstance(value, torch.Tensor)],
         "buckets": [],
     }
+
+
+def views_of(
+    model: nn.Module, optimizer: Any, outside: Callable[[nn.Parameter], Replica] = lambda _: ALONE
+) -> Iterator[View]:
+    """`views` where torch's own modules and optimizer hold them: whole (DDP) or sharded (FSDP2, DTensor).
+
+    `outside` says which of how many ranks have the same of a weight for reasons that it does not show.
+    """
+    pieces.make_states(optimizer)
+    for name, weight in pieces.trained(model):
+        yield from pieces.held(name, pieces.WEIGHT, weight, outside(weight))
+        for kind, value in pieces.states(optimizer, weight):
+            yield from pieces.held(name, kind, value, outside(weight))
+
+
+def restored_in(model: nn.Module, optimizer: Any, updates: int) -> None:
+    """`restored` of the same; what FSDP2 still holds gathered is let go, and gathered anew when it is needed."""
+    from torch.distributed.fsdp import FSDPModule
+
+    pieces.count_updates(optimizer, updates)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:

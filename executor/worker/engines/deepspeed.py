@@ -16,9 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker import loading
+from executor.worker import loading, pieces, timeouts
+from executor.worker.engines import deepspeed_views
 from executor.worker.engines.base import Engine, LiveMesh, check_norm
+from executor.worker.engines.deepspeed_views import Part
 from executor.worker.model import Unfilled
+from executor.worker.pieces import View
 from executor.worker.quantized import scales
 from executor.worker.rows import Batch
 from planner.plan import Plan
@@ -42,7 +45,10 @@ class DeepSpeedEngine(Engine):
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         on_cpu = plan.cluster.gpu.kind == "cpu"
-        deepspeed.init_distributed(dist_backend="gloo" if on_cpu else "nccl", auto_mpi_discovery=False, verbose=False)
+        deepspeed.init_distributed(
+            dist_backend="gloo" if on_cpu else "nccl", auto_mpi_discovery=False, verbose=False,
+            timeout=timeouts.default(),  # it would give its own
+        )  # fmt: skip
         self.device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
         # DeepSpeed divides by the accumulation steps as well as by the ranks.
         self.loss_divisor = plan.layout.data_parallel * plan.layout.grad_accum
@@ -110,28 +116,22 @@ class DeepSpeedEngine(Engine):
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        zero = self.engine.optimizer
-        weights = list(self.engine.module.parameters())
-        sharded = [weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor")]
-        masters = getattr(zero, "single_partition_of_fp32_groups", None) or getattr(
-            zero, "fp32_partitioned_groups_flat", []
-        )
-        states = [value for state in zero.optimizer.state.values() for value in state.values()]
-        grads = [weight.grad for weight in weights] + [getattr(weight, "grad_accum", None) for weight in weights]
-        grads += [master.grad for master in masters]
-        for holder in ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer"):
-            grads += _flat(getattr(zero, holder, None))
-        grads += _flat(getattr(zero, "accumulated_grads_in_cpu", None))
-        buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
-        for buffer in OFFLOAD_BUFFERS:
-            buckets += _flat(getattr(zero, buffer, None))
-        return {
-            "params": [*(sharded or [weight.detach() for weight in weights]), *scales(self.engine.module)],
-            "grads": _flat(grads),
-            # In fp32 the master copy of ZeRO-3 is the shard itself; the meter counts a storage once, as params.
-            "optimizer": [*(master.detach() for master in masters), *_flat(states)],
-            "buckets": buckets,
-        }
+        return tensors_of_engine(self.engine)
+
+    @override
+    def views(self) -> Iterator[View]:
+        yield from deepspeed_views.views(self.engine.optimizer, self._trained(), self._part)
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return pieces.trained(self.engine.module)
+
+    def _part(self, weight: nn.Parameter) -> Part:
+        """What of a weight ZeRO partitions: all of it."""
+        return deepspeed_views.whole(weight)
+
+    @override
+    def restored(self, updates: int) -> None:
+        deepspeed_views.restored(self.engine.optimizer, [weight for _, weight in self._trained()], updates)
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -150,6 +150,32 @@ class DeepSpeedEngine(Engine):
                 with deepspeed.zero.GatheredParameters([tensor]):
                     whole = tensor.detach().cpu().clone()
                 yield name, whole
+
+
+def tensors_of_engine(engine: Any) -> dict[str, list[torch.Tensor]]:
+    """`state_tensors` of a DeepSpeedEngine with ZeRO."""
+    zero = engine.optimizer
+    weights = list(engine.module.parameters())
+    sharded = [weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor")]
+    masters = getattr(zero, "single_partition_of_fp32_groups", None) or getattr(
+        zero, "fp32_partitioned_groups_flat", []
+    )
+    states = [value for state in zero.optimizer.state.values() for value in state.values()]
+    grads = [weight.grad for weight in weights] + [getattr(weight, "grad_accum", None) for weight in weights]
+    grads += [master.grad for master in masters]
+    for holder in ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer"):
+        grads += _flat(getattr(zero, holder, None))
+    grads += _flat(getattr(zero, "accumulated_grads_in_cpu", None))
+    buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
+    for buffer in OFFLOAD_BUFFERS:
+        buckets += _flat(getattr(zero, buffer, None))
+    return {
+        "params": [*(sharded or [weight.detach() for weight in weights]), *scales(engine.module)],
+        "grads": _flat(grads),
+        # In fp32 the master copy of ZeRO-3 is the shard itself; the meter counts a storage once, as params.
+        "optimizer": [*(master.detach() for master in masters), *_flat(states)],
+        "buckets": buckets,
+    }
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

@@ -30,6 +30,7 @@ from typing_extensions import override
 
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
+from executor.worker.engines.deepspeed_views import Part, whole
 from executor.worker.model import Unfilled
 
 
@@ -64,6 +65,12 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
         held = self.engine.module.state_dict(keep_vars=True)
         for name, part in super().weights():
             yield name, joined(part.to(self.device), split_dimension(held[name]), tensor_ranks)
+
+    @override
+    def _part(self, weight: nn.Parameter) -> Part:
+        from deepspeed.utils import groups
+
+        return split_part(weight, groups.get_tensor_model_parallel_group())
 
 
 def split(model: Any, tensor_ranks: dist.ProcessGroup) -> None:
@@ -137,6 +144,18 @@ def split_dimension(weight: torch.Tensor) -> int | None:
 
     split = getattr(weight, DS_AUTOTP_UC_META, None)
     return None if split is None else split["partition_dim"]
+
+
+def split_part(weight: nn.Parameter, tensor_ranks: dist.ProcessGroup) -> Part:
+    """What of a weight this tensor rank has: its equal part along the split dimension, or all of it as all have."""
+    held, dimension = whole(weight), split_dimension(weight)
+    place = (dist.get_rank(tensor_ranks), dist.get_world_size(tensor_ranks))
+    if dimension is None:
+        return held._replace(replica=place)
+    (rank, ranks), length = place, held.shape[dimension]
+    shape, box = list(held.shape), list(held.box)
+    shape[dimension], box[dimension] = length * ranks, (length * rank, length * (rank + 1))
+    return held._replace(shape=tuple(shape), box=tuple(box))
 
 
 def joined(part: torch.Tensor, dimension: int | None, tensor_ranks: dist.ProcessGroup) -> torch.Tensor:

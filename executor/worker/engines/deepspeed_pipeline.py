@@ -20,9 +20,12 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker import loading
+from executor.worker.adapters import ordinary_name
+from executor.worker.engines import deepspeed_views
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
-from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension
+from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension, split_part
+from executor.worker.engines.deepspeed_views import Part
 from executor.worker.model import Unfilled
 from executor.worker.rows import Batch
 from executor.worker.stages import Head, Layers
@@ -197,6 +200,19 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
             return
         for source in group[1:]:
             yield from self._received(source)
+
+    @override
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for weight in self.engine.module.parameters():
+            if weight.requires_grad:
+                yield ordinary_name(self._names[id(weight)]), weight
+
+    @override
+    def _part(self, weight: nn.Parameter) -> Part:
+        part = deepspeed_views.whole(weight) if self.tensor_ranks is None else split_part(weight, self.tensor_ranks)
+        # A table on two stages is in both stages' states, each cut where that stage's weights end: the first's count.
+        tied = any(weight is shared for shared, _ in self.engine.module.get_tied_weights_and_groups())
+        return part._replace(written=not tied or self.stage == 0)
 
     def _received(self, source: int) -> Iterator[tuple[str, torch.Tensor]]:
         while True:

@@ -17,12 +17,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker import loading
-from executor.worker.engines.base import Engine, LiveMesh, check_norm, tensors_of, update, whole_of
+from executor.worker import loading, timeouts
+from executor.worker.engines.base import (
+    Engine,
+    LiveMesh,
+    check_norm,
+    restored_in,
+    tensors_of,
+    update,
+    views_of,
+    whole_of,
+)
 from executor.worker.model import Unfilled
+from executor.worker.pieces import ALONE, Replica, View
 from executor.worker.rows import Batch
 from planner.plan import Plan
 
@@ -45,8 +56,15 @@ class TransformersTpEngine(Engine):
         # A trace has no run folder.
         facts = json.loads((Path(folder) / CONFIG).read_text()) if folder else configuration(plan)
         self.config = DistributedConfig.from_dict(facts)
+        on_cpu = plan.cluster.gpu.kind == "cpu"
+        if not dist.is_initialized():  # Transformers' own group would wait two hours for a lost rank
+            dist.init_process_group(
+                "gloo" if on_cpu else "nccl",
+                timeout=timeouts.default(),
+                device_id=None if on_cpu else torch.device("cuda", torch.cuda.current_device()),
+            )
         _, self.meshes = initialize_distributed_mesh(self.config)
-        self.device = torch.device("cpu" if plan.cluster.gpu.kind == "cpu" else "cuda")
+        self.device = torch.device("cpu" if on_cpu else "cuda")
         self.loss_divisor = layout.data_parallel
         self.autocasts = plan.job.precision == "bf16" and not self.sharded
 
@@ -79,7 +97,6 @@ class TransformersTpEngine(Engine):
         loading.fill(made, unfilled.values, self.device)
         made.to(self.device)  # its buffers
         self.optimizer = make_optimizer(self.model)
-        _one_group_a_mesh(self.optimizer)
 
     def _split_tied(self, made: Any) -> None:
         # Transformers ties after it has split and sharded, which only holds for weights that a checkpoint is still to
@@ -132,6 +149,27 @@ class TransformersTpEngine(Engine):
         return tensors_of(self.model, self.optimizer)
 
     @override
+    def views(self) -> Iterator[View]:
+        yield from views_of(self.model, self.optimizer, self._outside)
+
+    def _outside(self, weight: nn.Parameter) -> Replica:
+        """Which of how many ranks hold the same because the weight's mesh leaves their axis out: a weight that no rule
+        splits is on the axes of FSDP2 alone, or on none."""
+        on = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else ()
+        assert on is not None
+        axes = ("dp_replicate", "efsdp", "ep") if set(on) & {"efsdp", "ep"} else ("dp_replicate", "fsdp", "tp")
+        which, of = ALONE
+        for axis in axes:
+            if axis not in on:
+                mesh = self.meshes.get_mesh(axis)
+                which, of = which * mesh.size() + mesh.get_local_rank(), of * mesh.size()
+        return which, of
+
+    @override
+    def restored(self, updates: int) -> None:
+        restored_in(self.model, self.optimizer, updates)
+
+    @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, shard in self.model.state_dict().items():
             yield name, whole_of(shard)  # over both groups
@@ -168,16 +206,3 @@ def _sum_each_gradient() -> None:
             return module
 
     ALL_PARALLEL_STYLES.register("replicated_with_grad_allreduce", SumsEachGradient())
-
-
-def _one_group_a_mesh(optimizer: torch.optim.Optimizer) -> None:
-    """List updates take tensors of one mesh: split the one group by the weights' meshes."""
-    (group,) = optimizer.param_groups
-    by_mesh: dict[Any, list[torch.Tensor]] = {}
-    for weight in group["params"]:
-        by_mesh.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
-    group["params"], *others = by_mesh.values()
-    for weights in others:
-        optimizer.add_param_group(
-            {**{key: value for key, value in group.items() if key != "params"}, "params": weights}
-        )

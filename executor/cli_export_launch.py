@@ -1,0 +1,54 @@
+"""`executor export-launch`: a plan as files for Slurm, Kubernetes or SkyPilot.
+
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (launch_export.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+
+from executor import cli, launch_export
+from executor.prepare import Options
+from planner import command
+from planner.plan import read_plan
+
+
+@click.command("export-launch")
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What is to start it.")
+@click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
+@click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
+@click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")
+@click.option("--claim", multiple=True, metavar="NAME=PATH", help="kubernetes: a volume of every pod. Repeatable.")
+@click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
+@click.option("--save-weights/--no-save-weights", default=True, help="Save the trained weights (default: saved).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def export_launch(
+    plan_file: Path,
+    to: launch_export.Target,
+    output: Path,
+    sbatch: tuple[str, ...],
+    image: str | None,
+    claim: tuple[str, ...],
+    accelerator: str | None,
+    env: tuple[str, ...],
+    save_weights: bool,
+    as_json: bool,
+) -> int:
+    """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
+    plan = read_plan(plan_file)
+    options = Options(run_dir=output, nodes=plan.cluster.nodes, save_weights=save_weights, env=env)
+    asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
+    made = launch_export.export(plan, to, options, asked, cli.tell)
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "export-launch/1"} | msgspec.to_builtins(made, enc_hook=str)))
+        return 0
+    for note in made.notes:
+        cli.tell(f"note: {note}")
+    click.echo(made.start)
+    return 0

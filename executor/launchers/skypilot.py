@@ -1,0 +1,66 @@
+"""A run as a task of SkyPilot: nodes of a cloud, to which the run folder, the code and the inputs are copied.
+
+Not here: the run folder (dryrun.py), writing files (launch_export.py), or launching, which is sky's.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, did_you_mean
+from planner.plan import Plan
+from planner.presets import packaged
+
+CODE, RUN = "~/meshwright-code", "~/meshwright-run"
+
+START = """\
+master=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
+export PYTHONPATH=$HOME/meshwright-code
+exec python -m executor.cli join "$HOME/meshwright-run" --node-rank "$SKYPILOT_NODE_RANK" --master "$master:{port}"
+"""
+"""What every node runs; its rank and node 0's address are SkyPilot's."""
+
+
+def accelerator(plan: Plan, given: str | None) -> str | None:
+    """SkyPilot's name of the plan's GPU, or None for a CPU. Refuses one that has none here and was not given."""
+    gpu = plan.cluster.gpu
+    if gpu.kind == "cpu":
+        return None
+    known: dict[str, str] = tomllib.loads((packaged() / "launchers/skypilot.toml").read_text())["accelerators"]
+    name = given or known.get(gpu.name)
+    if name is None:
+        rule = f"{gpu.name} has no name of SkyPilot's in presets/launchers/skypilot.toml"
+        fix = f"Give it: --accelerator NAME, as sky show-gpus prints it. {did_you_mean(gpu.name, known.values())}"
+        raise PlannerError("plan: cluster.gpu", None, rule, fix, exit_code=3)
+    if not name.isprintable() or not name or ":" in name:
+        raise PlannerError("--accelerator", name, "must be a name that sky show-gpus prints", "Try --accelerator H100")
+    return name
+
+
+def task(
+    plan: Plan,
+    folder: Path,
+    port: int,
+    requirements: Iterable[str],
+    inputs: Iterable[Path] = (),
+    secrets: Iterable[str] = (),
+    gpu: str | None = None,
+) -> dict[str, Any]:
+    """A task whose nodes join the run that stands in `folder`/run, with the code of `folder`/code, each installing
+    `requirements`; `inputs` lie on every node where they lie here."""
+    resources: Mapping[str, Any] = {} if gpu is None else {"accelerators": f"{gpu}:{plan.cluster.gpus_per_node}"}
+    mounts = {CODE: str(folder / "code"), RUN: str(folder / "run")} | {str(path): str(path) for path in inputs}
+    found: dict[str, Any] = {"name": f"{plan.model.name}-{plan.layout.engine}", "num_nodes": plan.cluster.nodes}
+    if resources:
+        found["resources"] = dict(resources)
+    if secrets := list(secrets):
+        found["secrets"] = dict.fromkeys(secrets)  # null: sky refuses to launch without --secret NAME
+    quoted = " ".join(f"'{one}'" for one in requirements)
+    return found | {
+        "file_mounts": mounts,
+        "setup": f"python -m pip install --quiet {quoted}\n",
+        "run": START.format(port=port),
+    }

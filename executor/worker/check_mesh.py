@@ -1,0 +1,55 @@
+"""Whether the hosts of an all-reduce reach each other on ports of their own, before libraries try and wait.
+
+Each host opens a port that the system chooses, as gloo and NCCL do, and calls those of all others; torch's store says
+which they are. Nothing is said on these connections. Not here: the all-reduce (check_reduce.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+CALL_S = 3.0
+
+
+class Store(Protocol):
+    """What torch's store does that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a key."""
+
+    def get(self, key: str) -> bytes:
+        """Read a key, waiting until there is one."""
+
+
+def blocked(store: Store, task: Mapping[str, Any], *, first: bool) -> dict[int, list[int]]:
+    """By node, the nodes that it does not reach; the same on every rank. `first` is the one rank of a host that asks
+    for it."""
+    node, nodes = int(task["node"]), range(int(task["nodes"]))
+    with contextlib.ExitStack() as doors:
+        if first:
+            address = str(task["address"])
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            own = doors.enter_context(socket.create_server((address, 0), family=family, backlog=len(nodes)))
+            store.set(f"door/{node}", f"{address} {own.getsockname()[1]}")
+            others = [one for one in nodes if one != node]
+            with ThreadPoolExecutor(min(len(others), 32) or 1) as pool:
+                reached = pool.map(lambda one: _reaches(address, store.get(f"door/{one}").decode()), others)
+                failed = [one for one, good in zip(others, reached, strict=True) if not good]
+            store.set(f"mesh/{node}", json.dumps(failed))
+        found = {one: json.loads(store.get(f"mesh/{one}")) for one in nodes}
+    return {one: failed for one, failed in found.items() if failed}
+
+
+def _reaches(source: str, door: str) -> bool:
+    address, _, port = door.partition(" ")
+    with (
+        contextlib.suppress(OSError),
+        contextlib.closing(socket.create_connection((address, int(port)), CALL_S, source_address=(source, 0))),
+    ):
+        return True
+    return False

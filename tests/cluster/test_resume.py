@@ -1,0 +1,196 @@
+"""A rank is killed, and the run goes on from its newest checkpoint: with real agents, ranks and shards.
+
+The losses after it are those of a run that nobody disturbed, to the last bit. Not here: how checkpoints are written
+(test_kill_points.py), or the pure parts (tests/executor/test_resume.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import make_plan, run_warm
+from cases import FULL, job
+from msgspec.structs import replace
+from test_launch import both_wait
+from test_launch import start as start_process
+from waiting import until
+
+from executor import alive, attempts, launch, report, resume, rundir, stop
+from executor.checkpoints import Policy
+from planner.errors import PlannerError
+from planner.plan import Plan, encode_plan
+from planner.record import RunRecord
+from planner.spec import Layout
+
+STEPS, EVERY, SAVED, DEATH = 32, 5, 10, 12
+HOST = socket.gethostname()
+EXECUTOR = Path(sys.executable).with_name("executor")
+TWO = {"micro_batch_size": 2}
+LAYOUTS = {
+    "ddp": Layout(engine="ddp", dp_replicate=2, **TWO),
+    "fsdp2": Layout(engine="fsdp2", dp_shard=2, zero_stage=3, **TWO),
+    "zero1": Layout(engine="deepspeed", dp_shard=2, zero_stage=1, **TWO),
+    "zero2": Layout(engine="deepspeed", dp_shard=2, zero_stage=2, **TWO),
+    "zero3": Layout(engine="deepspeed", dp_shard=2, zero_stage=3, **TWO),
+    "fsdp2-lora": Layout(engine="fsdp2", dp_shard=2, zero_stage=3, **TWO),
+}
+
+
+def plan_of(name: str) -> Plan:
+    of = job("lora") if name.endswith("lora") else FULL
+    of = replace(of, recipe=replace(of.recipe, steps=STEPS))
+    return make_plan(LAYOUTS[name], of, nodes=1, per_node=2)
+
+
+def start(plan: Plan, folder: Path, *env: str, max_restarts: int = 0) -> RunRecord:
+    options = launch.Options(
+        run_dir=folder, nodes=1, hosts="loopback", env=env, trainer="tests.cluster.hanging", max_restarts=max_restarts,
+        checkpoints=Policy(every=str(EVERY)),
+    )  # fmt: skip
+    return launch.execute(launch.prepare(plan, options, print), print)
+
+
+def undisturbed(plan: Plan, folder: Path) -> tuple[float, ...]:
+    """The losses of the same run, without a launcher, a checkpoint or a death."""
+    done = run_warm(plan, folder, "--no-meter")
+    assert set(done.exit_codes) == {0}, done.output
+    return rundir.read_losses(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp2",
+        *(pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name != "fsdp2"),
+    ],
+)
+def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
+    plan, folder = plan_of(name), tmp_path / "run"
+    first = start(plan, folder, f"DIE=1 {DEATH} 1 {SAVED}")
+    assert (first.status, first.failed_rank) == ("training failed", 1), first.message
+    assert len(first.losses) == DEATH - 1
+
+    said: list[str] = []
+    ready, place = resume.prepare(folder, None, said.append)
+    second = resume.execute(ready, place, said.append, launch.execute)
+
+    assert second.status == "completed", second.message
+    assert place.step == 10
+    assert second.losses == undisturbed(plan, tmp_path / "whole")
+    (attempt,) = second.attempts
+    assert (attempt.status, attempt.failed_rank, attempt.steps, attempt.resumed_from) == ("training failed", 1, 11, 10)
+    assert attempt.repeated_s > 0 and attempt.down_s is not None and attempt.down_s > 0
+    assert (folder / "attempts" / "1" / "logs").is_dir() and (folder / "attempts" / "1" / "failed").is_dir()
+    assert [json.loads(line)["step"] for line in (folder / "attempts/1/metrics.jsonl").read_text().splitlines()] == [10]
+    assert report.build(folder).attempts == second.attempts
+    with pytest.raises(PlannerError, match="has completed"):
+        resume.prepare(folder, None, said.append)
+
+
+def test_the_launcher_starts_again_by_itself_and_stops_at_the_same_failure(tmp_path):
+    plan, folder = plan_of("ddp"), tmp_path / "run"
+    done = start(plan, folder, f"DIE=1 {DEATH} 1 {SAVED}", max_restarts=1)
+
+    assert done.status == "completed", done.message
+    assert done.losses == undisturbed(plan, tmp_path / "whole")
+    assert [(one.failed_rank, one.steps, one.resumed_from) for one in done.attempts] == [(1, 11, 10)]
+    ports = [
+        json.loads((where / "launch.json").read_text())["commands"][0]["argv"]
+        for where in (folder, folder / "attempts" / "1")
+    ]
+    assert len({argv[argv.index("--master-port") + 1] for argv in ports}) == 2
+
+    again = start(plan, tmp_path / "again", f"DIE=1 {DEATH} 9 {SAVED}", max_restarts=5)
+    assert again.status == "training failed" and len(again.attempts) == 1
+    assert again.message.endswith("it failed so at step 12 twice, and is not started a third time")
+
+
+def test_a_run_whose_launcher_was_killed_goes_on_from_the_command_line(tmp_path):
+    plan, folder = plan_of("zero1"), tmp_path / "run"
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan))
+    words = ["run", tmp_path / "plan.json", "--run-dir", folder, "--checkpoint-every", str(EVERY), "--yes"]
+    launcher = subprocess.Popen([EXECUTOR, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: (said := alive.read(folder, 1)) is not None and said.step > DEATH, "the checkpoint of step 10")
+    launcher.kill()
+    launcher.wait()
+
+    done = subprocess.run(
+        [EXECUTOR, "resume", folder, "--yes", "--json"], text=True, capture_output=True, timeout=180, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(one["status"], one["exit_code"]) for one in found["attempts"]] == [("launcher lost", 7)]
+    assert found["attempts"][0]["resumed_from"] >= 10  # ranks that hear SIGTERM write one more before they end
+    assert tuple(found["losses"]) == undisturbed(plan, tmp_path / "whole")
+    shown = subprocess.run([EXECUTOR, "report", folder], text=True, capture_output=True, check=True).stdout
+    assert "start 1: launcher lost after step" in shown and "until the next step" in shown
+    assert (folder / "weights" / "config.json").is_file()
+
+
+@pytest.mark.long
+def test_another_layout_goes_on_within_rounding_and_a_damaged_checkpoint_is_passed_over(tmp_path):
+    plan, folder = plan_of("fsdp2"), tmp_path / "run"
+    start(plan, folder, f"DIE=1 {DEATH} 1 {SAVED}")
+    shard = next((folder / "checkpoints" / "step-10").glob("*.safetensors"))
+    damaged = bytearray(shard.read_bytes())
+    damaged[-9] ^= 1
+    shard.write_bytes(damaged)
+
+    said: list[str] = []
+    ready, place = resume.prepare(folder, plan_of("zero3"), said.append)
+    assert place.step == 5 and any("passed over checkpoint step-10" in line for line in said)
+    done = resume.execute(ready, place, said.append, launch.execute)
+
+    assert done.status == "completed", done.message
+    whole = undisturbed(plan, tmp_path / "whole")
+    assert done.losses == pytest.approx(whole, abs=1e-5) and done.losses[:5] == whole[:5]
+    assert rundir.read_run_plan(folder).layout.engine == "deepspeed"
+
+
+def test_the_validation_that_follows_a_checkpoint_is_made_once_in_the_whole_run(tmp_path):
+    text = tmp_path / "validation.txt"
+    text.write_text("so much to read " * 400)
+    plan = plan_of("ddp")
+    recipe = replace(plan.job.recipe, steps=12, validation_data=str(text), eval_every=EVERY)
+    plan = replace(plan, job=replace(plan.job, recipe=recipe)).sealed()
+    folder = tmp_path / "run"
+    done = run_warm(plan, folder, "--no-meter", "--checkpoint-every", str(EVERY), "--keep-last", "9")
+    assert set(done.exit_codes) == {0}, done.output
+    before = [(line["step"], line.get("loss"), line.get("validation_loss")) for line in lines_of(folder)]
+
+    attempts.set_aside(folder, EVERY)
+    again = run_warm(plan, folder, "--no-meter", "--resume", str(folder / "checkpoints" / f"step-{EVERY}"))
+
+    assert set(again.exit_codes) == {0}, again.output
+    after = [(line["step"], line.get("loss"), line.get("validation_loss")) for line in lines_of(folder)]
+    assert after == before and [line[0] for line in after if line[2] is not None] == [5, 10, 12]
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """Steps and validations."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if "checkpoint_bytes" not in line]
+
+
+def test_a_run_is_stopped_from_elsewhere_and_its_logs_are_read_after_its_launcher_died(tmp_path):
+    folder = tmp_path / "run"
+    launcher = start_process("wait", folder)
+    both_wait(folder)
+    with pytest.raises(PlannerError, match="is running"):
+        resume.check_ended(folder)
+
+    found = stop.stop(folder, 60)
+    launcher.communicate(timeout=60)
+
+    assert (found.status, found.message, found.exit_code) == ("interrupted", "stopped by SIGTERM", 143)
+    assert stop.stop(folder, 60) == found
+    assert "node-1:1  rank 1 met 2" in [line.replace(HOST, "node-1") for line in stop.last_lines(folder, 1, 5)]
+    with pytest.raises(PlannerError, match="--rank=2: is no rank of a run of 2"):
+        list(stop.last_lines(folder, 2, 5))

@@ -1,0 +1,95 @@
+"""A run on two hosts that ssh reaches goes on after a rank was killed: by command, and by its launcher alone.
+
+Not here: one machine (test_resume.py), or how hosts are reached (test_ssh.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from agents import run_warm
+from cases import FULL, SEQUENCES
+from hosts import TestHosts, unusable
+from msgspec.structs import replace
+from test_ssh import EXECUTOR, alone, ended, make_plan, nothing_stays, pair, started  # noqa: F401 (fixtures)
+from waiting import until
+
+from executor import alive, rundir
+from planner import inputs
+from planner.spec import Layout
+
+pytestmark = pytest.mark.skipif(unusable() is not None, reason=str(unusable()))
+STEPS = 90
+
+
+def kill_after(hosts: TestHosts, folder: Path, one: subprocess.Popen[str], step: int) -> None:
+    """Kill rank 1, which is on the second host, once it has begun this step."""
+
+    def begun() -> bool:
+        said = alive.read(folder, 1)
+        return one.poll() is not None or (said is not None and said.step >= step)
+
+    until(begun, f"rank 1 to begin step {step}")
+    said = alive.read(folder, 1)
+    assert said is not None and one.poll() is None, one.communicate()
+    assert hosts.hosts[1].run("kill", "-KILL", said.process.partition(":")[0]).returncode == 0
+
+
+def test_a_run_over_ssh_goes_on_by_command_and_by_itself(pair: TestHosts, tmp_path: Path) -> None:  # noqa: F811
+    layout = Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=SEQUENCES // 2)
+    plan = make_plan(layout, replace(FULL, recipe=replace(FULL.recipe, steps=STEPS)), nodes=2, per_node=1)
+    folder = tmp_path / "run"
+    first = started(pair, tmp_path, inputs.resolved(plan), folder, "--checkpoint-every", "10", "--no-save-weights")
+    kill_after(pair, folder, first, 12)
+    code, said = ended(first)
+    assert code == 5, said
+
+    second = subprocess.Popen(
+        [str(word) for word in (EXECUTOR, "resume", folder, "--yes", "--max-restarts", "1")],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"MESHWRIGHT_SSH": f"ssh -F {pair.ssh_config}"}, start_new_session=True,
+    )  # fmt: skip
+    kill_after(pair, folder, second, 40)
+    code, said = ended(second)
+
+    assert code == 0, said
+    found = json.loads((folder / "run.json").read_text())
+    assert found["status"] == "completed" and found["launcher"] == "ssh"
+    assert [(one["failed_rank"], one["resumed_from"] % 10) for one in found["attempts"]] == [(1, 0), (1, 0)]
+    assert found["attempts"][1]["resumed_from"] >= 30
+    whole = run_warm(inputs.resolved(plan), tmp_path / "whole", "--no-meter")
+    assert set(whole.exit_codes) == {0}, whole.output
+    assert tuple(found["losses"]) == rundir.read_losses(tmp_path / "whole")
+    nothing_stays(pair)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_rank_that_is_stopped_on_another_host_is_named(
+    pair: TestHosts,  # noqa: F811
+    tmp_path: Path,
+    alone: Path,  # noqa: F811
+    shared: bool,
+) -> None:
+    layout = Layout(engine="ddp", dp_replicate=2, micro_batch_size=SEQUENCES // 2)
+    plan = make_plan(layout, replace(FULL, recipe=replace(FULL.recipe, steps=100_000)), nodes=2, per_node=1)
+    folder = tmp_path / "run" if shared else alone / tmp_path.name
+    one = started(pair, tmp_path, inputs.resolved(plan), folder, "--no-save-weights")
+    until(lambda: one.poll() is not None or len(rundir.read_losses(folder)) > 5, "the ranks to train")
+    assert one.poll() is None, one.communicate()
+    blue = pair.hosts[1]
+    assert blue.run("pkill", "-STOP", "-f", "executor.worker.train").returncode == 0  # in its own PID namespace
+    stopped = time.time()
+    code, said = ended(one)
+
+    assert code == 8, said
+    found = json.loads((folder / "run.json").read_text())
+    assert (found["status"], found["cause"], found["failed_rank"]) == ("hung", "rank stopped", 1), found["message"]
+    assert found["message"].startswith("rank 1 on blue is stopped at step")
+    assert (folder / "run.json").stat().st_mtime - stopped < 15
+    nothing_stays(pair)

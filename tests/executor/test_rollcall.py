@@ -1,0 +1,95 @@
+"""Who is awaited, read from the files that agents and ranks leave in a run folder. No process is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from executor import rollcall
+from executor.rollcall import RollCall
+
+NAMES = {0: "red", 1: "blue"}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a test moves on itself."""
+    now = [100.0]
+    monkeypatch.setattr(rollcall.time, "monotonic", lambda: now[0])
+    return now
+
+
+def agent_ready(folder: Path, node: int) -> None:
+    (folder / "states").mkdir(exist_ok=True)
+    (folder / "states" / f"node-{node}.json").write_text("{}")
+
+
+def started(folder: Path, rank: int) -> None:
+    agent_ready(folder, rank)
+    (log := folder / "logs" / f"node-{rank}" / "run" / "attempt_0" / "0" / "stderr.log").parent.mkdir(parents=True)
+    log.touch()
+
+
+def says(folder: Path, rank: int, state: str) -> None:
+    (folder / "states" / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "state": state}))
+
+
+def test_an_agent_that_is_not_ready_is_named_alone(tmp_path: Path) -> None:
+    agent_ready(tmp_path, 0)
+    said = RollCall(tmp_path, 1, lambda: NAMES, print).missing()
+    assert said.startswith("rank 1 on blue was not started: the agent there has not finished its imports. Look at ")
+    assert "logs/node-1" in said and "node-0" not in said
+
+
+def test_a_rank_that_does_not_join_is_named_alone_within_15_s_of_the_last_that_came(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    told: list[str] = []
+    roll = RollCall(tmp_path, 1, lambda: NAMES, told.append)
+    for rank in NAMES:
+        started(tmp_path, rank)
+    begun = clock[0]
+    while not told:
+        roll.call()
+        clock[0] += 0.1
+    assert clock[0] - begun < 15 and told[0].startswith("waiting: ranks 0, 1 on red, blue were started and do not join")
+
+    says(tmp_path, 0, "joining")
+    came = clock[0]
+    while len(told) < 2:
+        roll.call()
+        clock[0] += 0.1
+    assert clock[0] - came < 15
+    assert told[1] == (
+        "waiting: rank 1 on blue was started and does not join the others; 1 that came first wait. "
+        "Look at logs/node-1, or at what it does there (py-spy dump)"
+    )
+    clock[0] += 30
+    roll.call()
+    assert len(told) == 2, "the same is not said again and again"
+
+
+def test_ranks_that_came_and_do_not_meet_are_no_rank_that_is_missing(tmp_path: Path) -> None:
+    roll = RollCall(tmp_path, 1, lambda: NAMES, print)
+    for rank in NAMES:
+        started(tmp_path, rank)
+        says(tmp_path, rank, "joining")
+    assert roll.missing().startswith("ranks 0, 1 on red, blue came to join the others and did not meet them.")
+    for rank in NAMES:
+        says(tmp_path, rank, "joined")
+    assert roll.missing() == "" and roll.done
+
+
+def test_of_a_script_nothing_is_said_before_a_rank_has_joined(tmp_path: Path) -> None:
+    roll = RollCall(tmp_path, 1, lambda: NAMES, print, others_first=True)
+    for rank in NAMES:
+        started(tmp_path, rank)
+    assert roll.missing() == ""
+    says(tmp_path, 0, "joining")
+    assert roll.missing().startswith("rank 1 on blue was started and does not join the others; ")
+
+
+def test_nodes_that_do_not_show_come_first(tmp_path: Path) -> None:
+    assert RollCall(tmp_path, 1, lambda: NAMES, print, lambda: "blue has not joined").missing() == "blue has not joined"
