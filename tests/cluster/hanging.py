@@ -1,8 +1,9 @@
 """The trainer with a rank that hangs, or is slow, as the environment says.
 
-HOLD="RANK STEP": this rank never ends this step (from 1). DIE="RANK STEP TIMES SAVED": it kills itself there, in so many
-starts of the run, once rank 0 has logged the steps before and the checkpoint of step SAVED is complete. SLOW_S: rank 0
-takes so long for its first step, and for all of its first validation, batch by batch. Not here: any expectation.
+HOLD="RANK STEP": this rank never ends this step (from 1). DIE="RANK STEP TIMES SAVED": this rank kills itself there, in
+so many starts of the run, once rank 0 has logged the steps before and the checkpoint of step SAVED is complete.
+SLOW_S: rank 0 takes so long for its first step, and for all of its first validation, batch by batch. Not here: any
+expectation.
 """
 
 from __future__ import annotations
