@@ -20,6 +20,7 @@ from executor.alive import ALIVE
 from executor.checkpoints import Policy
 from executor.joining import JOIN, JOINED, without_secrets
 from executor.prepare import Prepared
+from executor.rundir import Launcher
 from executor.supervise import Echo
 from planner.errors import PlannerError
 from planner.plan import write_whole
@@ -204,6 +205,17 @@ def read(run: Path) -> tuple[Attempt, ...]:
     parts = [_lines(folder / rundir.METRICS) for folder in folders]
     steps = [line for part in (*parts, _lines(run / rundir.METRICS)) for _, line in part if line.step_s is not None]
     return tuple(_attempt(folder, part, steps) for folder, part in zip(folders, parts, strict=True))
+
+
+def count(run: Path) -> int:
+    """How many earlier starts a run has."""
+    return len(_numbers(run))
+
+
+def last_launcher(run: Path) -> Launcher | None:
+    """Who launched a run: the present start, or the last one where the next is being made."""
+    last = max(_numbers(run), default=None)
+    return rundir.read_launcher(run) or (rundir.read_launcher(run / ATTEMPTS / str(last)) if last else None)
 
 
 def _attempt(folder: Path, cut: list[tuple[bytes, _Line]], steps: list[_Line]) -> Attempt:

@@ -34,6 +34,7 @@ EXAMPLES = """
  executor run plan.json --run-dir runs/first --yes   # run it, live
  executor run plan.json --hosts hosts.txt --yes      # run it on the hosts of this file, by ssh
  executor join launch --node-rank 1 --master node1   # be one of several hosts, in a loop of your own over them
+ executor watch runs/first                           # how it goes, live, from any terminal
  executor resume runs/first                          # go on from its newest checkpoint
  executor report runs/first                          # predicted against measured, line by line
  executor export runs/first my-model                 # the trained weights as one Hugging Face model
@@ -55,6 +56,7 @@ LATER = {
     "resume": "executor.cli_resume:run_again",
     "stop": "executor.cli_resume:end",
     "trace": "executor.cli_trace:trace",
+    "watch": "executor.cli_watch:watch",
 }
 """Commands that are imported when they are called."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from executor import boot, join, joining, processes, rundir
+from executor.alive import ALIVE
 from executor.frames import Message
 from executor.joining import Joining
 from executor.reap import GRACE_S, reap
@@ -184,12 +185,13 @@ class Mirror:
             self.send(("",))
 
     def send(self, endings: tuple[str, ...]) -> None:
-        """Send what is new among files of these endings."""
+        """Send what is new among files of these endings, and ranks' last words."""
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder).as_posix()
             if path.name.startswith(".") or path.name.endswith(".tmp") or name in self.given:
                 continue
-            if path.name.endswith(endings):
+            last_word = path.parent.name == ALIVE and not path.suffix
+            if path.name.endswith(endings) or last_word:
                 with suppress(OSError):  # gone meanwhile
                     self._send(path, name)
 

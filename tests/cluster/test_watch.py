@@ -1,0 +1,116 @@
+"""A run seen from another terminal while it goes: over a restart, after its launcher died, and when the watching ends.
+
+Real agents and ranks. Not here: the pure parts (tests/executor/test_view.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+from test_launch import both_wait, run_id, start
+from test_resume import plan_of
+from test_resume import start as train
+from waiting import PATIENCE_S, until
+
+from executor.processes import processes_of
+
+EXECUTOR = str(Path(sys.executable).with_name("executor"))
+
+
+class Terminal:
+    """A command on a terminal of its own, and what it has shown so far."""
+
+    def __init__(self, *command: str) -> None:
+        self.master, slave = pty.openpty()
+        self.shown = ""
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is a signal of the terminal
+        )
+        os.close(slave)
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        try:
+            while some := os.read(self.master, 65536):
+                self.shown += some.decode()
+        except OSError:  # closed by the command's end
+            pass
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def ended(self) -> int:
+        code = self.process.wait(PATIENCE_S)
+        self.reader.join()
+        os.close(self.master)
+        return code
+
+
+def piped(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([EXECUTOR, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
+    folder, seen = tmp_path / "run", {}
+
+    def launch() -> None:
+        seen["ends"] = train(plan_of("ddp"), folder, "DIE=1 12 1 10", max_restarts=1)
+
+    threading.Thread(target=launch).start()
+    until((folder / "plan.json").is_file, "a run folder")
+    text, lines = piped("watch", str(folder)), piped("watch", str(folder), "--json")
+    terminal = Terminal(EXECUTOR, "watch", str(folder))
+
+    out, err = text.communicate(timeout=PATIENCE_S)
+    said = [json.loads(line) for line in lines.communicate(timeout=PATIENCE_S)[0].splitlines()]
+    until(lambda: "ends" in seen, "the launcher")
+
+    assert seen["ends"].status == "completed", seen["ends"].message
+    assert (text.returncode, lines.returncode, terminal.ended()) == (0, 0, 0), err
+    restart = [line for line in out.splitlines() if line.startswith("start 1: ")]
+    assert len(restart) == 1 and "rank 1" in restart[0] and restart[0].endswith("went on after step 10"), out
+    assert out.splitlines()[-1].startswith("completed  step 32/32  loss ") and "checkpoint step-30 of" in out
+    assert {"starting", "completed"} <= {one["status"] for one in said}
+    assert [one["exit_code"] for one in said] == [None] * (len(said) - 1) + [0]
+    assert said[-1]["restarts"][0]["failed_rank"] == 1 and {one["step"] for one in said[-1]["ranks"]} == {0}
+    assert {one["stage"] for one in said[-1]["ranks"]} == {"end"}
+    assert (
+        "\x1b[J" in terminal.shown and "Ctrl-C ends the watching" in terminal.shown and "rank  host" in terminal.shown
+    )
+
+
+def test_ctrl_c_ends_the_watching_alone_and_a_killed_launcher_is_seen_and_left(tmp_path):
+    folder = tmp_path / "run"
+    launcher = start("wait", folder)
+    both_wait(folder)
+    terminal = Terminal(EXECUTOR, "watch", str(folder))
+    until(lambda: "Ctrl-C ends" in terminal.shown, "the first look", lambda: terminal.shown)
+    terminal.type(b"\x03")
+    assert terminal.ended() == 130 and "the watching ended, the run did not" in terminal.shown
+    assert launcher.poll() is None
+
+    watching = piped("watch", str(folder))
+    assert watching.stdout is not None and watching.stdout.readline().startswith("running")
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    out, err = watching.communicate(timeout=PATIENCE_S)
+
+    assert watching.returncode == 7 and out.splitlines()[-1].startswith("launcher lost: its launcher"), out + err
+    assert not (folder / "run.json").exists()  # looking writes nothing
+    for pid in processes_of(run_id(folder)):
+        os.kill(pid, signal.SIGKILL)
