@@ -201,21 +201,21 @@ def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> 
 
 def read(run: Path) -> tuple[Attempt, ...]:
     """The earlier starts of a run, in their order, and what each interruption cost."""
-    folders = [run / ATTEMPTS / str(number) for number in sorted(_numbers(run))]
-    parts = [_lines(folder / rundir.METRICS) for folder in folders]
+    starts = folders(run)
+    parts = [_lines(folder / rundir.METRICS) for folder in starts]
     steps = [line for part in (*parts, _lines(run / rundir.METRICS)) for _, line in part if line.step_s is not None]
-    return tuple(_attempt(folder, part, steps) for folder, part in zip(folders, parts, strict=True))
+    return tuple(_attempt(folder, part, steps) for folder, part in zip(starts, parts, strict=True))
 
 
-def count(run: Path) -> int:
-    """How many earlier starts a run has."""
-    return len(_numbers(run))
+def folders(run: Path) -> list[Path]:
+    """Of its earlier starts, in their order."""
+    return [run / ATTEMPTS / str(number) for number in sorted(_numbers(run))]
 
 
 def last_launcher(run: Path) -> Launcher | None:
     """Who launched a run: the present start, or the last one where the next is being made."""
-    last = max(_numbers(run), default=None)
-    return rundir.read_launcher(run) or (rundir.read_launcher(run / ATTEMPTS / str(last)) if last else None)
+    found = (rundir.read_launcher(one) for one in (run, *folders(run)[-1:]))
+    return next(filter(None, found), None)
 
 
 def _attempt(folder: Path, cut: list[tuple[bytes, _Line]], steps: list[_Line]) -> Attempt:

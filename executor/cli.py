@@ -46,6 +46,7 @@ EXAMPLES = """
 EMULATIONS = ("auto", "loopback", "namespaces")
 
 LATER = {
+    "attach": "executor.cli_watch:attach",
     "check": "executor.cli_check:check",
     "export": "executor.cli_export:export",
     "export-launch": "executor.cli_export_launch:export_launch",

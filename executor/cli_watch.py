@@ -1,6 +1,6 @@
-"""`executor watch`: a run as it goes, from any terminal that sees its folder. Parses, looks, prints.
+"""`executor watch` and `executor attach`: a run as it goes, and what its ranks print. Parses, looks, prints.
 
-Not here: what is to be seen (view.py), or how it is drawn (view_text.py).
+Not here: what is to be seen (view.py, attach.py), or how it is drawn (view_text.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 
+from executor.attach import follow
 from executor.cli import tell
 from executor.view import LOOK_S, Lookout
-from executor.view_text import writer
+from executor.view_text import summary, writer
 from planner.command import INTERRUPTED
 
 
@@ -35,3 +36,21 @@ def watch(folder: Path, as_json: bool) -> int:
     except KeyboardInterrupt:
         tell("the watching ended, the run did not")
         return INTERRUPTED
+
+
+@click.command("attach")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--rank", type=click.IntRange(min=0), help="This rank's output alone (default: all ranks').")
+@click.option("--from-start", is_flag=True, help="Begin with what was printed before, in earlier starts too.")
+def attach(folder: Path, rank: int | None, from_start: bool) -> int:
+    """Print what the ranks of RUN print, as `host:rank  line`, until it ends, and end with its exit code.
+
+    It goes on over restarts and after the launcher died. Ctrl-C ends the printing alone.
+    """
+    try:
+        view = follow(folder, rank, from_start=from_start, echo=click.echo)
+    except KeyboardInterrupt:
+        tell("detached: the run goes on")
+        return INTERRUPTED
+    tell(summary(view))
+    return view.exit_code or 0

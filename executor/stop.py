@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from executor import processes, rundir
+from executor.attach import ranks_of
 from executor.reap import Standing, seen, standing
+from executor.view import host_names
 from planner.errors import PlannerError
 
 POLL_S = 0.2
@@ -41,12 +43,8 @@ def stop(folder: Path, wait_s: float) -> Standing:
 def last_lines(folder: Path, rank: int | None, count: int) -> Iterator[str]:
     """The last `count` lines of every rank's output, or of one rank's."""
     plan = rundir.read_run_plan(folder)
-    if rank is not None and rank >= plan.layout.world_size:
-        rule = f"is no rank of a run of {plan.layout.world_size}"
-        raise PlannerError("--rank", rank, rule, f"Give one from 0 to {plan.layout.world_size - 1}")
-    a_node = plan.layout.world_size // plan.cluster.nodes
-    hosts = {number: str(said.get("host", "")) for number, said in rundir.read_mesh(folder).items()}
-    for one in range(plan.layout.world_size) if rank is None else (rank,):
+    a_node, hosts = plan.layout.world_size // plan.cluster.nodes, host_names(folder, plan)
+    for one in ranks_of(folder, rank):
         lines: deque[str] = deque(maxlen=count)
         for stream in ("stdout", "stderr"):
             path = rundir.rank_log(folder, *divmod(one, a_node), stream)
@@ -54,4 +52,4 @@ def last_lines(folder: Path, rank: int | None, count: int) -> Iterator[str]:
                 with path.open(errors="replace") as opened:
                     lines += deque((line.rstrip("\n") for line in opened), maxlen=count)
         for line in lines:
-            yield f"{hosts.get(one) or f'node-{one // a_node}'}:{one}  {line}"
+            yield f"{hosts[one]}:{one}  {line}"

@@ -28,6 +28,7 @@ from executor.verdict import Ending, LostAgent
 POLL_S = 0.1
 SETTLE_S = 1.5
 GRACE_S = 8.0
+TAIL_BYTES = 64 * 1024
 GENTLE = (signal.SIGTERM, signal.SIGUSR1)
 """Signals of schedulers. A run that writes checkpoints is asked for one and ends by itself."""
 CHECKPOINT_S = 120.0
@@ -231,6 +232,23 @@ class LogFollower:
                 self._read(one, stream, final)
         if final:
             self._flush_repeats()
+
+    def skip(self) -> None:
+        """Pass on nothing of the whole lines that are there now."""
+        for one in self.follow:
+            for stream in ("stdout", "stderr"):
+                path = rundir.rank_log(self.folder, one.node, one.local_rank, stream)
+                if path is not None:
+                    with path.open("rb") as file:
+                        size = file.seek(0, os.SEEK_END)
+                        file.seek(max(0, size - TAIL_BYTES))
+                        self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
+
+    def moved(self, folder: Path) -> None:
+        """The logs are in this folder now, and are gone on with where they were read to."""
+        for place, (path, offset, rest) in self._places.items():
+            self._places[place] = folder / path.relative_to(self.folder), offset, rest
+        self.folder = folder
 
     def _read(self, one: Followed, stream: str, final: bool) -> None:
         place = self._places.get((one, stream))

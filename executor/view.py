@@ -180,7 +180,7 @@ class Lookout:
 
     def _hear(self) -> None:
         """Take in the ends of earlier starts, and what each rank of the present one said last."""
-        if attempts.count(self.folder) != len(self._restarts):
+        if len(attempts.folders(self.folder)) != len(self._restarts):
             self._heard.clear()
             self._restarts = tuple(
                 Restart(

@@ -16,13 +16,16 @@ import termios
 import threading
 from pathlib import Path
 
+import pytest
 from test_launch import both_wait, run_id, start
-from test_resume import plan_of
-from test_resume import start as train
-from waiting import PATIENCE_S, until
+from test_resume import HOST, plan_of
+from waiting import until
 
+from executor import attach, launch
+from executor.checkpoints import Policy
 from executor.processes import processes_of
 
+PATIENCE_S = 300
 EXECUTOR = str(Path(sys.executable).with_name("executor"))
 
 
@@ -66,18 +69,24 @@ def piped(*words: str) -> subprocess.Popen[str]:
 
 
 def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
-    folder, seen = tmp_path / "run", {}
+    folder, seen, echoed = tmp_path / "run", {}, []
+    options = launch.Options(
+        run_dir=folder, nodes=1, hosts="loopback", env=("DIE=1 12 1 10",), trainer="tests.cluster.hanging",
+        max_restarts=1, checkpoints=Policy(every="5"),
+    )  # fmt: skip
 
-    def launch() -> None:
-        seen["ends"] = train(plan_of("ddp"), folder, "DIE=1 12 1 10", max_restarts=1)
+    def train() -> None:
+        ready = launch.prepare(plan_of("ddp"), options, print)
+        seen["ends"] = launch.execute(ready, echoed.append)
 
-    threading.Thread(target=launch).start()
+    threading.Thread(target=train).start()
     until((folder / "plan.json").is_file, "a run folder")
     text, lines = piped("watch", str(folder)), piped("watch", str(folder), "--json")
-    terminal = Terminal(EXECUTOR, "watch", str(folder))
+    terminal, attached = Terminal(EXECUTOR, "watch", str(folder)), piped("attach", str(folder), "--rank", "0")
 
     out, err = text.communicate(timeout=PATIENCE_S)
     said = [json.loads(line) for line in lines.communicate(timeout=PATIENCE_S)[0].splitlines()]
+    printed = attached.communicate(timeout=PATIENCE_S)[0].splitlines()
     until(lambda: "ends" in seen, "the launcher")
 
     assert seen["ends"].status == "completed", seen["ends"].message
@@ -89,9 +98,15 @@ def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
     assert [one["exit_code"] for one in said] == [None] * (len(said) - 1) + [0]
     assert said[-1]["restarts"][0]["failed_rank"] == 1 and {one["step"] for one in said[-1]["ranks"]} == {0}
     assert {one["stage"] for one in said[-1]["ranks"]} == {"end"}
-    assert (
-        "\x1b[J" in terminal.shown and "Ctrl-C ends the watching" in terminal.shown and "rank  host" in terminal.shown
-    )
+    assert "\x1b[J" in terminal.shown and "rank  host" in terminal.shown
+    assert "Ctrl-C ends the watching" in terminal.shown
+
+    of_rank_0 = [line for line in echoed if line.startswith(f"{HOST}:0  ")]
+    assert sum("  step 11/32  loss" in line for line in of_rank_0) == 2  # trained by both starts
+    assert attached.returncode == 0 and printed == of_rank_0
+    later: list[str] = []
+    assert attach.follow(folder, 0, from_start=True, echo=later.append).exit_code == 0 and later == of_rank_0
+    assert attach.follow(folder, None, from_start=False, echo=pytest.fail).exit_code == 0
 
 
 def test_ctrl_c_ends_the_watching_alone_and_a_killed_launcher_is_seen_and_left(tmp_path):
@@ -104,13 +119,19 @@ def test_ctrl_c_ends_the_watching_alone_and_a_killed_launcher_is_seen_and_left(t
     assert terminal.ended() == 130 and "the watching ended, the run did not" in terminal.shown
     assert launcher.poll() is None
 
-    watching = piped("watch", str(folder))
+    detached = Terminal(EXECUTOR, "attach", str(folder), "--from-start")
+    until(lambda: "node-1:1  rank 1 met 2" in detached.shown, "the ranks' lines", lambda: detached.shown)
+    detached.type(b"\x03")
+    assert detached.ended() == 130 and "detached: the run goes on" in detached.shown and launcher.poll() is None
+
+    watching, attached = piped("watch", str(folder)), piped("attach", str(folder))
     assert watching.stdout is not None and watching.stdout.readline().startswith("running")
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
     out, err = watching.communicate(timeout=PATIENCE_S)
 
     assert watching.returncode == 7 and out.splitlines()[-1].startswith("launcher lost: its launcher"), out + err
+    assert attached.communicate(timeout=PATIENCE_S)[1].startswith("launcher lost") and attached.returncode == 7
     assert not (folder / "run.json").exists()  # looking writes nothing
     for pid in processes_of(run_id(folder)):
         os.kill(pid, signal.SIGKILL)
