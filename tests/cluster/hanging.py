@@ -1,9 +1,9 @@
-"""The trainer with a rank that hangs, or is slow, as the environment says.
+"""The trainer with a rank that hangs, dies, or is slow, as the environment says.
 
-HOLD="RANK STEP": this rank never ends this step (from 1). DIE="RANK STEP TIMES SAVED": this rank kills itself there, in
-so many starts of the run, once rank 0 has logged the steps before and the checkpoint of step SAVED is complete.
-SLOW_S: rank 0 takes so long for its first step, and for all of its first validation, batch by batch. Not here: any
-expectation.
+HOLD="RANK STEP TIMES": this rank never ends this step (from 1), in so many starts of the run. DIE="RANK STEP TIMES": it
+kills itself there, once rank 0 has logged the steps before. EVERY="STEPS": such a rank begins no step before the
+checkpoint that is due by then is complete, so that none is put off, however slow the disk. SLOW_S: rank 0 takes so long
+for its first step, and for all of its first validation, batch by batch. Not here: any expectation.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,35 +22,23 @@ from executor.worker import train
 from executor.worker.data import validation_batches
 from tests.cluster.waiting import until
 
+HOOK = Path(__file__).with_name("hook")
+"""On PYTHONPATH it makes ranks of the built-in trainer those of this file."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """One rank."""
     start_engine, rank = train.start_engine, int(os.environ["RANK"])
-    held, at = (int(word) for word in os.environ.get("HOLD", "-1 -1").split())
-    dies, then, times, saved = (int(word) for word in os.environ.get("DIE", "-1 -1 0 0").split())
     slow_s = float(os.environ.get("SLOW_S", "0")) * (rank == 0)
 
     def started(plan: Any, folder: str) -> Any:
         engine = start_engine(plan, folder)
         run, loss_sum, begun = engine.run, engine.loss_sum, []
-        deaths = Path(folder) / "deaths"
 
         def slow_run(*given: Any) -> Any:
             said = alive.read(Path(folder), rank)
             step = said.step if said else 0
-            if (rank, step) == (dies, then) and len(deaths.read_text() if deaths.exists() else "") < times:
-                until(
-                    lambda: (
-                        len(rundir.read_losses(Path(folder))) >= then - 1
-                        and (Path(folder) / checkpoints.CHECKPOINTS / checkpoints.STEP.format(saved)).is_dir()
-                    ),
-                    "rank 0 to log and save the steps before",
-                )
-                with deaths.open("a") as file:
-                    file.write("x")
-                os.kill(os.getpid(), signal.SIGKILL)
-            if (rank, step) == (held, at):
-                hold()
+            befall(Path(folder), rank, step)
             if not begun:
                 time.sleep(slow_s)
             begun.append(step)
@@ -73,13 +62,47 @@ def main(arguments: Sequence[str]) -> int:
     return train.main(arguments)
 
 
+def befall(folder: Path, rank: int, step: int) -> None:
+    """What is to happen to this rank as it begins this step."""
+    plans = {word: _plan(word) for word in ("HOLD", "DIE") if _plan(word)[0] == rank}
+    if plans and (every := int(os.environ.get("EVERY", "0"))) and step > every:
+        saved = checkpoints.STEP.format((step - 1) // every * every)
+        until((folder / checkpoints.CHECKPOINTS / saved).is_dir, f"the checkpoint {saved}")
+    for word, (_, at, times) in plans.items():
+        mark = folder / f"{word}-{step}"
+        if step != at or (len(mark.read_text()) if mark.exists() else 0) >= times:
+            continue
+        until(lambda: len(rundir.read_losses(folder)) >= step - 1, "rank 0 to log the steps before")
+        with mark.open("a") as file:
+            file.write("x")
+        if word == "DIE":
+            os.kill(os.getpid(), signal.SIGKILL)
+        hold()
+
+
+def _plan(word: str) -> tuple[int, int, int]:
+    rank, step, times = (int(part) for part in os.environ.get(word, "-1 -1 0").split())
+    return rank, step, times
+
+
 def hold() -> None:
     """Never come back."""
     while True:
         time.sleep(3600)
 
 
+def run(arguments: Sequence[str]) -> None:
+    """Be this rank, and end, whatever happens: Python goes on with the trainer after a hook that raises."""
+    code = 1
+    try:
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(code)
+    run(sys.argv[1:])

@@ -65,9 +65,13 @@ class TestHost:
         spaces = ("--mount", "--uts", "--net", "--pid")
         return ["nsenter", "--target", str(self.pid), *spaces, "env", "HOME=/root", *command]
 
-    def run(self, *command: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run a command on the host without ssh and wait for it."""
         return subprocess.run(self.words(*command), capture_output=True, text=True, timeout=timeout_s, check=False)
+
+    def listens(self, port: int) -> bool:
+        """Whether a process of the host has this port."""
+        return f":{port} " in self.run("ss", "-Hltn").stdout
 
     def sent_bytes(self) -> int:
         """Bytes that left the host's interface: those that this machine's end of the cable received."""
@@ -90,7 +94,7 @@ class TestHosts:
     hosts: tuple[TestHost, ...]
     ssh_config: Path
 
-    def ssh(self, host: str, *command: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def ssh(self, host: str, *command: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run a command on a host as the system's own ssh does."""
         words = ["ssh", "-F", str(self.ssh_config), "-o", "BatchMode=yes", host, "--", *command]
         return subprocess.run(
@@ -284,7 +288,7 @@ def _ssh_config(folder: Path, hosts: Sequence[TestHost], key: Path) -> Path:
     return path
 
 
-def _wait_for_ssh(made: TestHosts, host: TestHost, tries: int = 50) -> None:
+def _wait_for_ssh(made: TestHosts, host: TestHost, tries: int = 500) -> None:
     for _ in range(tries):
         answered = made.ssh(host.name, "true")
         if answered.returncode == 0:

@@ -19,7 +19,7 @@ from hosts import TestHost, TestHosts
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scontrol", "squeue", "scancel")
 CTLD_PORT, SLURMD_PORT = 17300, 17301
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 
 CONFIG = """
 ClusterName=test

@@ -25,7 +25,7 @@ from cases import job
 from contacts import Inside
 from hosts import TestHost, TestHosts, network, unusable
 from msgspec.structs import replace
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from executor import preflight
 from executor.checks import check
@@ -40,7 +40,6 @@ pytestmark = [
 ]
 
 EXECUTOR = Path(sys.executable).with_name("executor")
-PATIENCE_S = 120
 NAMES = ("red", "blue")
 VERSION = Path(torch.__file__).with_name("version.py")
 CODE = Path(preflight.__file__)
@@ -137,6 +136,10 @@ def left(pair: Pair) -> list[str]:
     return found
 
 
+def nothing_stays(pair: Pair) -> None:
+    until(lambda: left(pair) == [], "every process on the hosts to end")
+
+
 def test_two_good_hosts_pass_every_check_and_nothing_stays(pair: Pair) -> None:
     before = [host.sent_bytes() for host in pair.made.hosts]
     found = pair.check(a_plan(), "--all-reduce")
@@ -151,7 +154,7 @@ def test_two_good_hosts_pass_every_check_and_nothing_stays(pair: Pair) -> None:
     assert f"{red}:2" in checks["blue", "reach"] and "1 of 1 nodes called" in checks["red", "port"]
     assert ("blue", "clock") in checks
     assert min(host.sent_bytes() - past for host, past in zip(pair.made.hosts, before, strict=True)) > 2**24
-    assert left(pair) == []
+    nothing_stays(pair)
     port = checks["red", "port"].split()[0]
     bound = pair.host("red").run("python3", "-c", f"import socket; socket.socket().bind(('', {port}))")
     assert bound.returncode == 0, bound.stderr  # the run may have it now
@@ -295,6 +298,7 @@ def test_a_port_that_is_taken_is_named_with_its_host(pair: Pair) -> None:
     script.write_text("import socket\ns = socket.create_server(('', 21234))\nwhile True: s.accept()[0].close()\n")
     red.run("sh", "-c", "setsid python3 /root/listen.py > /root/heard 2>&1 &")
     try:
+        until(lambda: red.listens(21234), "the other program to listen")
         bad = pair.check(a_plan(), "--master", "red:21234").bad()
     finally:
         red.run("pkill", "-f", "listen.py")
@@ -353,7 +357,7 @@ def test_ports_that_are_filtered_between_ranks_alone_are_found_by_the_all_reduce
     assert "does not reach blue on ports of ranks' own" in bad["red", "all-reduce"]
     assert "does not reach red on ports of ranks' own" in bad["blue", "all-reduce"]
     assert "Open every TCP port between the nodes" in bad["blue", "all-reduce"]
-    assert left(pair) == []
+    nothing_stays(pair)
 
 
 @pytest.mark.long
@@ -378,7 +382,7 @@ def test_a_start_that_fails_is_looked_into_with_the_networks_own_words(pair: Pai
     assert done.returncode == 4, done.stderr
     assert "trying an all-reduce, with NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG on" in done.stderr
     assert "Open every TCP port between the nodes" in done.stderr
-    assert left(pair) == []
+    nothing_stays(pair)
 
 
 def test_a_run_on_hosts_that_differ_starts_nothing_and_makes_no_folder(pair: Pair, tmp_path: Path) -> None:
@@ -388,7 +392,8 @@ def test_a_run_on_hosts_that_differ_starts_nothing_and_makes_no_folder(pair: Pai
         done = pair.run(a_plan(), tmp_path / "run")
     assert done.returncode == 3
     assert f"error: blue: torch=2.12.0: red has {torch.__version__}" in done.stderr
-    assert not (tmp_path / "run").exists() and left(pair) == []
+    assert not (tmp_path / "run").exists()
+    nothing_stays(pair)
 
 
 def test_a_host_that_does_not_answer_hides_no_other(pair: Pair) -> None:
@@ -424,7 +429,7 @@ def test_a_rank_that_cannot_start_is_named_as_the_one_that_did_not_come(pair: Pa
     bad = found.bad()
     assert found.code == 3 and set(bad) == {("red", "all-reduce"), ("blue", "all-reduce")}, bad
     assert "ranks [1] (blue) did not come" in bad["red", "all-reduce"]
-    assert left(pair) == []
+    nothing_stays(pair)
 
 
 @pytest.mark.long
@@ -445,8 +450,7 @@ def test_nothing_stays_of_a_check_whose_launcher_is_ended(pair: Pair, number: in
         until(
             lambda: sum("check_reduce" in line for line in left(pair)) >= 4,
             "a parent and a rank on both hosts",
-            patience_s=PATIENCE_S,
         )
         launcher.send_signal(number)
         launcher.wait(PATIENCE_S)
-        until(lambda: left(pair) == [], "every process on the hosts to end", patience_s=PATIENCE_S)
+        nothing_stays(pair)

@@ -18,8 +18,8 @@ import pytest
 from cases import SEQUENCES, Case, Reference, job
 from hosts import INTERFACE, TestHost, TestHosts, network, unusable
 from numpy.testing import assert_allclose
-from test_ssh import BARE, CODE, EXECUTOR, NAMES, PACKAGES, PATIENCE_S, a_plan, losses, nothing_stays, running
-from waiting import until
+from test_ssh import BARE, CODE, EXECUTOR, NAMES, PACKAGES, a_plan, losses, nothing_stays, running
+from waiting import PATIENCE_S, until
 
 from executor import ssh
 from executor.hosts import read_hosts
@@ -59,7 +59,7 @@ def sshd(hosts: TestHosts, host: TestHost, *lines: str) -> Iterator[None]:
     before = host.run("ss", "-Hltn").stdout
     process = subprocess.Popen(host.words("sh", "-c", 'echo $$ > "$0"; exec "$@"', str(pid), *words))
     try:
-        until(lambda: host.run("ss", "-Hltn").stdout != before, "sshd to listen", patience_s=10)
+        until(lambda: host.run("ss", "-Hltn").stdout != before, "sshd to listen")
         yield
     finally:
         host.run("kill", pid.read_text().strip())

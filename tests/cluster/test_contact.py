@@ -35,7 +35,6 @@ BARE = os.path.join(sys.base_prefix, "bin", "python3")
 """A Python that knows no package of this project's environment."""
 PACKAGES = next(path for path in site.getsitepackages() if path.startswith(sys.prefix))
 SHELLS = {"red": "/bin/bash", "green": "/bin/dash", "blue": "/usr/bin/fish"}
-PATIENCE_S = 30
 IN_TIME_S = 15
 
 
@@ -82,7 +81,7 @@ def test_hosts_of_three_shells_without_a_checkout_get_the_code_once_and_answer(b
             assert answer.value["addresses"] == {host.address: ["eth0", 24]}
             kept = host.home / ".cache" / "meshwright" / "code"
             assert [path.name for path in kept.iterdir()] == [sources().digest]
-    until(lambda: running(by_ssh) == [], "the hosts to be left alone", patience_s=PATIENCE_S)
+    until(lambda: running(by_ssh) == [], "the hosts to be left alone")
 
 
 def test_code_that_was_changed_on_a_host_is_replaced(by_ssh: TestHosts) -> None:
@@ -116,15 +115,18 @@ def test_shared_connections_and_jump_hosts_are_ssh_s_own_affair(
     config = tmp_path / "config"
     config.write_text(
         f"Host far\n  HostName {by_ssh.hosts[2].address}\n  HostKeyAlias blue\n  ProxyJump red\n"
-        f"Host red\n  ControlMaster auto\n  ControlPersist 3\n  ControlPath {tmp_path}/%n\n"
+        f"Host red\n  ControlMaster auto\n  ControlPersist 60\n  ControlPath {tmp_path}/%n\n"
         + by_ssh.ssh_config.read_text()
     )
     monkeypatch.setenv(ssh.PROGRAM, f"ssh -F {config}")
-    for _ in range(2):
-        answers = look(machines("far", "red"))
-        assert [one.value and one.value["host"] for one in answers] == ["blue", "red"], answers
-        assert (tmp_path / "red").is_socket()
-    until(lambda: running(by_ssh) == [], "the hosts to be left alone", patience_s=PATIENCE_S)
+    try:
+        for _ in range(2):
+            answers = look(machines("far", "red"))
+            assert [one.value and one.value["host"] for one in answers] == ["blue", "red"], answers
+            assert (tmp_path / "red").is_socket()
+    finally:
+        subprocess.run(["ssh", "-F", config, "-O", "exit", "red"], capture_output=True, check=False)
+    until(lambda: running(by_ssh) == [], "the hosts to be left alone")
 
 
 def test_words_of_the_host_file_are_no_words_of_a_shell(by_ssh: TestHosts, tmp_path: Path) -> None:
@@ -196,4 +198,4 @@ def test_a_launcher_that_is_gone_leaves_no_process(by_ssh: TestHosts, number: si
     assert len(running(by_ssh)) >= 2
     one.send_signal(number)
     one.wait()
-    until(lambda: running(by_ssh) == [], "the hosts to be left alone", patience_s=PATIENCE_S)
+    until(lambda: running(by_ssh) == [], "the hosts to be left alone")

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from drive import NoFiles, small_plan
-from test_launch import NAMESPACES, PROJECT, both_wait, left_by, record, run_id, start, until
+from test_launch import NAMESPACES, PROJECT, both_wait, left_by, record, run_id, start
+from waiting import PATIENCE_S, until
 
 from executor import launch, processes, reap, rundir
 from executor.launchers import namespaces
@@ -32,7 +33,7 @@ def broken(behaviour: str, folder: Path, *before: str) -> subprocess.CompletedPr
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
     command += ["tests.cluster.faulty"]
     return subprocess.run(
-        [*before, *command], cwd=PROJECT, env=env, text=True, capture_output=True, timeout=90, check=False
+        [*before, *command], cwd=PROJECT, env=env, text=True, capture_output=True, timeout=PATIENCE_S, check=False
     )
 
 

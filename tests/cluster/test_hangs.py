@@ -62,7 +62,7 @@ def run_id(folder: Path) -> str:
 
 def test_a_stuck_rank_is_named_with_its_place_and_with_those_who_wait_for_it(tmp_path):
     folder = tmp_path / "run"
-    found = run(folder, "HOLD=1 4")
+    found = run(folder, "HOLD=1 4 9")
 
     assert (found.status, found.cause, found.exit_code, found.failed_rank) == ("hung", "rank stuck", 8, 1)
     assert "is stuck in hold (hanging.py:" in found.message and "at step 4, silent for" in found.message
@@ -97,7 +97,7 @@ def test_a_stopped_rank_is_named_whatever_the_stall_timeout(tmp_path):
 
 @pytest.mark.long
 def test_a_rank_that_is_stuck_at_the_same_step_again_is_not_started_a_third_time(tmp_path):
-    found = run(tmp_path / "run", "HOLD=1 4", max_restarts=4)
+    found = run(tmp_path / "run", "HOLD=1 4 9", max_restarts=4)
 
     assert (found.status, found.exit_code) == ("hung", 8)
     assert found.message.endswith("it failed so at step 4 twice, and is not started a third time")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hosts import INTERFACE, TestHosts, network, unusable
+from waiting import until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -67,7 +68,8 @@ def test_bytes_between_hosts_are_counted(pair: TestHosts) -> None:
     sending = f"import socket; s=socket.create_connection(('{blue.address}', 5000)); s.sendall(bytes(200000))"
     script = blue.home / "listen.py"
     script.write_text(listening)
-    assert blue.run("sh", "-c", "setsid python3 /root/listen.py > /root/heard 2>&1 & sleep 1").returncode == 0
+    assert blue.run("sh", "-c", "setsid python3 /root/listen.py > /root/heard 2>&1 &").returncode == 0
+    until(lambda: blue.listens(5000), "blue to listen")
     assert red.run("python3", "-c", sending).returncode == 0
     assert red.sent_bytes() - before >= 200_000
 

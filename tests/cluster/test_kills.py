@@ -101,7 +101,7 @@ def goes_on(layout: Layout, run: Path, step: int) -> None:
 def batch(name: str, kills: int, folder: Path, seed: str, *, job: bool = False) -> None:
     chance, layout, run = random.Random(seed), LAYOUTS[name], folder / "run"
     happened = between = loaded = 0
-    while happened < kills:
+    while happened < kills or (2 * between < kills and happened < 5 * kills):  # few kills may all fall elsewhere
         killed, inside = kill(layout, run, chance, job=job)
         happened, between = happened + killed, between + (killed and inside)
         step = check(run)

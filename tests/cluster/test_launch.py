@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from drive import NoFiles, small_plan
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from executor import launch, rundir
 from executor.backends.accelerate import CONFIG, AccelerateBackend
@@ -32,7 +32,6 @@ from planner.backend import LaunchSpec, NodeCommand
 from planner.plan import read_plan
 
 PROJECT = Path(__file__).parents[2]
-PATIENCE_S = 90
 NAMESPACES = pytest.mark.skipif(
     namespaces.unusable() is not None, reason=f"no network namespaces: {namespaces.unusable()}"
 )

@@ -21,7 +21,7 @@ import pytest
 from planner.truth.rows import Row, read_rows
 
 PROJECT = Path(__file__).parents[2]
-PATIENCE_S = 180
+PATIENCE_S = 600
 COMMON = 'on = "cpu"\nmodel = "tiny-llama"\nprecision = "fp32"\nseq_len = 128\nsteps = 6\n'
 REAL = f"""
 [[cells]]
@@ -90,7 +90,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     output, runs = folder / "rows.jsonl", folder / "runs"
     first = start(REAL, folder, "-o", str(output), "--runs", str(runs))
     deadline = time.monotonic() + PATIENCE_S
-    while not output.exists() or not list(runs.glob("*tp*/mesh/*")):  # the first cell is a row, the second trains
+    while not output.exists() or not list(
+        runs.glob("*tp*/states/*")
+    ):  # the first cell is a row, the second starts its ranks
         assert time.monotonic() < deadline and first.poll() is None, first.stderr.read()
         time.sleep(0.1)
     first.send_signal(signal.SIGINT)

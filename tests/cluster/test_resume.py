@@ -7,6 +7,7 @@ The losses after it are those of a run that nobody disturbed, to the last bit. N
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,19 +17,20 @@ from typing import Any
 import pytest
 from agents import make_plan, run_warm
 from cases import FULL, job
+from hanging import HOOK
 from msgspec.structs import replace
 from test_launch import both_wait
 from test_launch import start as start_process
-from waiting import until
+from waiting import PATIENCE_S, until
 
-from executor import alive, attempts, launch, report, resume, rundir, stop
+from executor import attempts, launch, report, resume, rundir, stop
 from executor.checkpoints import Policy
 from planner.errors import PlannerError
 from planner.plan import Plan, encode_plan
 from planner.record import RunRecord
 from planner.spec import Layout
 
-STEPS, EVERY, SAVED, DEATH = 32, 5, 10, 12
+STEPS, EVERY, DEATH = 32, 5, 12
 HOST = socket.gethostname()
 EXECUTOR = Path(sys.executable).with_name("executor")
 TWO = {"micro_batch_size": 2}
@@ -50,8 +52,8 @@ def plan_of(name: str) -> Plan:
 
 def start(plan: Plan, folder: Path, *env: str, max_restarts: int = 0) -> RunRecord:
     options = launch.Options(
-        run_dir=folder, nodes=1, hosts="loopback", env=env, trainer="tests.cluster.hanging", max_restarts=max_restarts,
-        checkpoints=Policy(every=str(EVERY)),
+        run_dir=folder, nodes=1, hosts="loopback", env=(*env, f"EVERY={EVERY}"), trainer="tests.cluster.hanging",
+        max_restarts=max_restarts, checkpoints=Policy(every=str(EVERY)),
     )  # fmt: skip
     return launch.execute(launch.prepare(plan, options, print), print)
 
@@ -72,7 +74,7 @@ def undisturbed(plan: Plan, folder: Path) -> tuple[float, ...]:
 )
 def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
     plan, folder = plan_of(name), tmp_path / "run"
-    first = start(plan, folder, f"DIE=1 {DEATH} 1 {SAVED}")
+    first = start(plan, folder, f"DIE=1 {DEATH} 1")
     assert (first.status, first.failed_rank) == ("training failed", 1), first.message
     assert len(first.losses) == DEATH - 1
 
@@ -95,7 +97,7 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
 
 def test_the_launcher_starts_again_by_itself_and_stops_at_the_same_failure(tmp_path):
     plan, folder = plan_of("ddp"), tmp_path / "run"
-    done = start(plan, folder, f"DIE=1 {DEATH} 1 {SAVED}", max_restarts=1)
+    done = start(plan, folder, f"DIE=1 {DEATH} 1", max_restarts=1)
 
     assert done.status == "completed", done.message
     assert done.losses == undisturbed(plan, tmp_path / "whole")
@@ -106,7 +108,7 @@ def test_the_launcher_starts_again_by_itself_and_stops_at_the_same_failure(tmp_p
     ]
     assert len({argv[argv.index("--master-port") + 1] for argv in ports}) == 2
 
-    again = start(plan, tmp_path / "again", f"DIE=1 {DEATH} 9 {SAVED}", max_restarts=5)
+    again = start(plan, tmp_path / "again", f"DIE=1 {DEATH} 9", max_restarts=5)
     assert again.status == "training failed" and len(again.attempts) == 1
     assert again.message.endswith("it failed so at step 12 twice, and is not started a third time")
 
@@ -115,19 +117,24 @@ def test_a_run_whose_launcher_was_killed_goes_on_from_the_command_line(tmp_path)
     plan, folder = plan_of("zero1"), tmp_path / "run"
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     words = ["run", tmp_path / "plan.json", "--run-dir", folder, "--checkpoint-every", str(EVERY), "--yes"]
-    launcher = subprocess.Popen([EXECUTOR, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: (said := alive.read(folder, 1)) is not None and said.step > DEATH, "the checkpoint of step 10")
+    words += ["--env", f"HOLD=1 {DEATH} 1", "--env", f"EVERY={EVERY}"]
+    launcher = subprocess.Popen(
+        [EXECUTOR, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(HOOK)},
+    )  # fmt: skip
+    until((folder / f"HOLD-{DEATH}").exists, "rank 1 to stand still after the checkpoint of step 10")
     launcher.kill()
     launcher.wait()
 
     done = subprocess.run(
-        [EXECUTOR, "resume", folder, "--yes", "--json"], text=True, capture_output=True, timeout=180, check=False
-    )
+        [EXECUTOR, "resume", folder, "--yes", "--json"], text=True, capture_output=True, timeout=PATIENCE_S,
+        check=False,
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [(one["status"], one["exit_code"]) for one in found["attempts"]] == [("launcher lost", 7)]
-    assert found["attempts"][0]["resumed_from"] >= 10  # ranks that hear SIGTERM write one more before they end
+    assert (found["attempts"][0]["steps"], found["attempts"][0]["resumed_from"]) == (11, 10)
     assert tuple(found["losses"]) == undisturbed(plan, tmp_path / "whole")
     shown = subprocess.run([EXECUTOR, "report", folder], text=True, capture_output=True, check=True).stdout
     assert "start 1: launcher lost after step" in shown and "until the next step" in shown
@@ -137,7 +144,7 @@ def test_a_run_whose_launcher_was_killed_goes_on_from_the_command_line(tmp_path)
 @pytest.mark.long
 def test_another_layout_goes_on_within_rounding_and_a_damaged_checkpoint_is_passed_over(tmp_path):
     plan, folder = plan_of("fsdp2"), tmp_path / "run"
-    start(plan, folder, f"DIE=1 {DEATH} 1 {SAVED}")
+    start(plan, folder, f"DIE=1 {DEATH} 1")
     shard = next((folder / "checkpoints" / "step-10").glob("*.safetensors"))
     damaged = bytearray(shard.read_bytes())
     damaged[-9] ^= 1
@@ -187,7 +194,7 @@ def test_a_run_is_stopped_from_elsewhere_and_its_logs_are_read_after_its_launche
         resume.check_ended(folder)
 
     found = stop.stop(folder, 60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=PATIENCE_S)
 
     assert (found.status, found.message, found.exit_code) == ("interrupted", "stopped by SIGTERM", 143)
     assert stop.stop(folder, 60) == found

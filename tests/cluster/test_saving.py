@@ -19,7 +19,7 @@ from cases import BASE, FULL
 from msgspec.structs import replace
 from test_faults import ROOT
 from test_launch import PROJECT, run_id
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from executor import alive, checkpoints, rundir
 from executor.processes import processes_of
@@ -140,7 +140,7 @@ def test_a_schedulers_signal_is_answered_by_a_checkpoint_and_the_end(whom, numbe
     others = processes_of(run_id(run)) if whom == "every process" else []
     for pid in (process.pid, *others):
         os.kill(pid, number)
-    said, _ = process.communicate(timeout=90)
+    said, _ = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 128 + number, said
     newest, skipped = checkpoints.newest(run)
@@ -160,7 +160,7 @@ def test_a_signal_to_one_rank_ends_all_of_them_at_one_step(tmp_path):
     run = tmp_path / "run"
     until(lambda: process.poll() is not None or len(rundir.read_losses(run)) > 2, "three steps")
     os.kill(int(alive.read(run, 1).process.partition(":")[0]), signal.SIGUSR1)
-    said, _ = process.communicate(timeout=90)
+    said, _ = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 128 + signal.SIGTERM, said
     step = checkpoints.complete(checkpoints.newest(run)[0]).step

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from numpy.testing import assert_allclose
 from slurms import TestSlurm, slurm
 from test_join import EXECUTOR, losses
-from waiting import RANKS, until
+from waiting import PATIENCE_S, RANKS, until
 
 from planner import inputs
 from planner.plan import encode_plan
@@ -32,7 +32,6 @@ pytestmark = [
     pytest.mark.skipif(slurms.unusable() is not None, reason=str(slurms.unusable())),
 ]
 
-PATIENCE_S = 90
 SHORT = replace(job("full"), recipe=replace(job("full").recipe, steps=3))
 LAYOUT = Layout(engine="ddp", micro_batch_size=SEQUENCES // 2, dp_replicate=2)
 NODES = ("blue", "red")

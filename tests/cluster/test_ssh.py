@@ -22,10 +22,11 @@ import pytest
 import torch
 from agents import Finished, make_plan
 from cases import CASES, SEQUENCES, Case, Reference, job
+from hanging import HOOK
 from hosts import TestHosts, network, running_on, unusable
 from numpy.testing import assert_allclose
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from planner import inputs
 from planner.plan import Plan, encode_plan
@@ -43,7 +44,6 @@ BARE = os.path.join(sys.base_prefix, "bin", "python3")
 """A Python that knows no package of this project's environment."""
 PACKAGES = next(path for path in site.getsitepackages() if path.startswith(sys.prefix))
 NAMES = ("red", "blue", "green", "gold")
-PATIENCE_S = 90
 CANARY = "a-shell-was-here"
 LAYOUTS = {
     "ddp": {"engine": "ddp", "dp_replicate": 2},
@@ -71,18 +71,24 @@ def a_plan(layout: str, nodes: int = 2, per_node: int = 1) -> Plan:
     return inputs.resolved(make_plan(whole, job("full"), nodes=nodes, per_node=per_node))
 
 
-def host_file(folder: Path, hosts: TestHosts) -> Path:
-    """Lines as a person writes them, for a Python that is told where its packages are."""
-    lines = [f'* python={BARE} prelude="export PYTHONPATH={PACKAGES} OMP_NUM_THREADS=1"']
+def host_file(folder: Path, hosts: TestHosts, *before: Path) -> Path:
+    """Lines as a person writes them, for a Python that is told where its packages are; it looks `before` them first."""
+    packages = os.pathsep.join(map(str, (*before, PACKAGES)))
+    lines = [f'* python={BARE} prelude="export PYTHONPATH={packages} OMP_NUM_THREADS=1"']
     (file := folder / "hosts.txt").write_text("\n".join([*lines, *(host.name for host in hosts.hosts)]) + "\n")
     return file
 
 
-def started(hosts: TestHosts, scratch: Path, plan: Plan, folder: Path, *words: str) -> subprocess.Popen[str]:
-    """`executor run PLAN --hosts FILE` on this machine."""
+def started(
+    hosts: TestHosts, scratch: Path, plan: Plan, folder: Path, *words: str, befalls: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`executor run PLAN --hosts FILE` on this machine; what `befalls` its ranks is in hanging.py's words."""
+    befallen = [word for name, value in (befalls or {}).items() for word in ("--env", f"{name}={value}")]
     scratch.mkdir(parents=True, exist_ok=True)
+    file_of_hosts = host_file(scratch, hosts, *[HOOK] * bool(befallen))
     (file := scratch / "plan.json").write_bytes(encode_plan(plan))
-    command = [EXECUTOR, "run", file, "--hosts", host_file(scratch, hosts), "--run-dir", folder, "--yes", *words]
+    command = [EXECUTOR, "run", file, "--hosts", file_of_hosts, "--run-dir", folder, "--yes"]
+    command += [*words, *befallen]
     return subprocess.Popen(
         [str(word) for word in command],
         text=True,

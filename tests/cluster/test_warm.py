@@ -45,7 +45,7 @@ def test_a_rank_that_fails_ends_the_others_and_both_say_where_they_were(
 
 
 def test_ranks_that_hang_are_ended_and_say_where(tmp_path: Path) -> None:
-    codes = NURSERY.run([rank(tmp_path / "log", "hang")], timeout_s=0.5)
+    codes = NURSERY.run([rank(tmp_path / "log", "hang")], timeout_s=2.0)
 
     assert codes == [-signal.SIGABRT]
     assert "ill.py" in (tmp_path / "log").read_text()
@@ -58,14 +58,14 @@ def test_no_rank_outlives_the_tests(tmp_path: Path, number: int) -> None:
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     program = f"{heard}\nfrom warm import Nursery\nNursery(()).run([{rank(log, 'hang')!r}])"
     tests = subprocess.Popen([sys.executable, "-c", program], cwd=FOLDER, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not log.exists() or "will hang" not in log.read_text():
         assert tests.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     forked = int(log.read_text().split()[1])
 
     os.kill(tests.pid, number)
-    tests.wait(timeout=30)
+    tests.wait(timeout=300)
 
     while Path(f"/proc/{forked}").exists():
         assert time.monotonic() < deadline

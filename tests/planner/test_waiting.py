@@ -116,7 +116,7 @@ def on_a_terminal(arguments: tuple[str, ...], until: Callable[[str], bool]) -> t
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-m", "planner", *arguments])
-    shown, typed = "", False
+    seen, typed = b"", False
     while True:
         ready, _, _ = select.select([terminal], [], [], 120)
         if not ready:
@@ -125,10 +125,10 @@ def on_a_terminal(arguments: tuple[str, ...], until: Callable[[str], bool]) -> t
             some = os.read(terminal, 65536)
         except OSError:  # closed by the child's end
             break
-        shown += some.decode()
-        if not typed and until(shown):
+        seen += some
+        if not typed and until(seen.decode(errors="replace")):  # it may end within a character
             typed = True
             os.write(terminal, b"\x03")
     os.close(terminal)
     _, status = os.waitpid(child, 0)
-    return shown, os.waitstatus_to_exitcode(status)
+    return seen.decode(), os.waitstatus_to_exitcode(status)

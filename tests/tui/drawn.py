@@ -26,7 +26,7 @@ RECORDED = FOLDER / "recorded.json"
 GOLDEN = FOLDER / "golden"
 GIVEN = {"model": "7b", "gpus": "64"}
 SMALL, LARGE = (80, 24), (160, 45)
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 
 SCREENS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
     "first-80x24": (SMALL, ()),

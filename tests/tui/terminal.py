@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 QUIET_S, BLINKS = 0.8, 500
 """No more bytes than a blinking cursor's were drawn for so long: what was typed has had its effect."""
 EXPLORE = "import sys; sys.argv[1:] = ['explore', *{words!r}]; from planner import cli; cli.main()"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from drawn import GIVEN, drive, settled, text_of
+from drawn import GIVEN, PATIENCE_S, drive, settled, text_of
 from terminal import EXPLORE, Terminal
 from textual.widgets import Input
 
@@ -31,7 +31,7 @@ class Standing:
     def __call__(self, asked: state.Asked, watch) -> state.Planned:
         if asked.given["gpus"] == self.gpus:
             self.stands.set()
-            assert self.go.wait(30)
+            assert self.go.wait(PATIENCE_S)
         return state.plan(asked, watch)
 
 
@@ -43,7 +43,7 @@ async def typed(pilot, field: str, text: str) -> None:
 
 async def until(pilot, there) -> None:
     """Until something is so."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while not there():
         assert time.monotonic() < end
         await pilot.pause(0.01)

@@ -20,7 +20,7 @@ from planner import explorer
 from planner.errors import PlannerError
 
 PROJECT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60
+PATIENCE_S = 180
 AT_EXIT = "import atexit, sys; atexit.register(lambda: open({path!r}, 'w').write(' '.join(sys.modules)))"
 ENTER = "sys.argv[1:] = ['explore', '--model', '7b', '--gpus', '64']; from planner import cli; cli.main()"
 
@@ -44,7 +44,7 @@ def on_a_terminal(code: str, *keys: tuple[bytes, bytes]) -> tuple[int, bytes]:
                     break
             if left and left[0][0] in seen:
                 os.write(ours, left.pop(0)[1])
-        return process.wait(10), seen
+        return process.wait(PATIENCE_S), seen
     finally:
         process.kill()
         process.wait()
@@ -82,7 +82,7 @@ def test_the_fields_are_painted_before_the_cost_models_are_imported(tmp_path):
 
 def test_without_a_terminal_it_says_so_in_one_line():
     done = subprocess.run(
-        [sys.executable, "-m", "planner", "explore"], cwd=PROJECT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "planner", "explore"], cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
     assert done.returncode == 2
@@ -96,7 +96,7 @@ def test_when_it_is_not_installed_one_line_says_what_to_install(package):
     hide += f"importlib.util.find_spec = lambda name, *more: None if name == {package!r} else find(name, *more)\n"
     hide += f"sys.modules[{package!r}] = None\n"
     done = subprocess.run(
-        [sys.executable, "-c", f"{hide}{ENTER}"], cwd=PROJECT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"{hide}{ENTER}"], cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
     assert done.returncode == 2
