@@ -252,8 +252,10 @@ def explain(as_json: bool, **given: Any) -> int:
     with searching() as waiting:
         found = estimates.answer(question)
     tell(found.question.notes)
-    place = found.recommended if found.recommended is not None else 0
-    one = found.estimates[place]
+    if not found.estimates:
+        strategy, reason = next(iter(found.unavailable.items()))
+        raise PlannerError("strategy", strategy, f"is not available: {reason}", "Change the options that leave it out")
+    one = found.estimates[found.recommended or 0]
     trees = explanations.derivation(one.case, found.question.calibration)
     if as_json:
         figures = estimates.estimate_dict(one, found.question.calibration)

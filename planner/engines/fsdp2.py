@@ -473,12 +473,17 @@ def _muon_calls(case: Case) -> list[Call]:
     for unit in LAYERS:
         for weight in (weight for weight in case.units()[unit] if weight.trainable and len(weight.shape) == 2):
             rows, columns = weight.shape
-            tall = rows > columns
-            key = ("all_reduce" if tall else "all_gather", case.shard_axis(weight))
-            elements = 2 * columns**2 if tall else 2 * rows * columns + rows**2
+            tall = where(rows > columns, 1, 0)
             times = NEWTON_SCHULZ_STEPS * case.repeats(unit)
-            count, payload = found.get(key, (0, 0.0))
-            found[key] = (count + times * (2 if tall else 3), payload + times * elements * BYTES["bf16"])
+            for op, share, calls, elements in (
+                ("all_reduce", tall, 2, 2 * columns**2),
+                ("all_gather", 1 - tall, 3, 2 * rows * columns + rows**2),
+            ):
+                if not is_column(share) and not share:
+                    continue
+                key = (op, case.shard_axis(weight))
+                count, payload = found.get(key, (0, 0.0))
+                found[key] = (count + times * share * calls, payload + times * share * elements * BYTES["bf16"])
     return [Call(op, axis, "muon", "optimizer", *sums) for (op, axis), sums in found.items()]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner import command
-from planner.cli import EXAMPLES, planner, question_params
+from planner.cli import EXAMPLES, OPTIMIZERS, planner, question_params
 from planner.plan import read_plan
 
 SEVEN_B = ["--model", "7b", "--gpus", "32"]
@@ -79,6 +79,19 @@ def test_explain_shows_terms_collectives_and_formulas(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     for part in ("MEMORY", "COLLECTIVES", "TIME", "all_gather", "matmul_seconds", "InfiniBand NDR"):
         assert part in out
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_explain_of_a_strategy_without_a_layout_says_which(form: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    asked = ("--model", "7b", "--gpus", "1", "--runtime", "single", "--recompute", "sac:matmul")
+    assert run("explain", *asked, *form) == 2
+    assert capsys.readouterr().err.startswith("error: strategy=single: is not available: ")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_is_searched_over_all_engines(optimizer: str, capsys: pytest.CaptureFixture[str]):
+    assert run("recommend", *SEVEN_B, "--any-runtime", "--optimizer", optimizer) == 0
+    assert "recommended" in capsys.readouterr().out
 
 
 def test_groups_shows_every_rank_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
 from planner import optimizers, presets
 from planner.calibration import calibration
+from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.inventory import unit_weights
 from planner.optimizers import Tensor, blockwise_8bit_bytes, factored_bytes, newton_schulz_flops, state_bytes
@@ -92,6 +95,21 @@ def test_adafactor_saves_nothing_of_the_second_moment_on_deepspeeds_flat_partiti
 
 def test_newton_schulz_costs_twenty_m_squared_n_and_ten_m_cubed():
     assert newton_schulz_flops(4096, 11008, 1, 1) == 20 * 4096**2 * 11008 + 10 * 4096**3
+
+
+def test_muons_collectives_of_a_column_of_tensor_group_sizes_are_those_of_each():
+    sizes = np.array([2.0, 4.0, 8.0])
+    layout = Layout(engine="transformers-tp", dp_shard=2, zero_stage=3)
+    engine = engine_of("transformers-tp")
+
+    def sent(tp: Any) -> dict[str, Any]:
+        case = ask(msgspec.structs.replace(layout, tp=tp), optimizer=Optimizer(name="muon"))
+        return {call.op: call.payload_bytes for call in engine.collectives(case) if call.unit == "muon"}
+
+    together = sent(sizes)
+    assert set(together) == {"all_reduce", "all_gather"}
+    for place, tp in enumerate((2, 4, 8)):
+        assert {op: payload[place] for op, payload in together.items() if payload[place]} == sent(tp)
 
 
 def test_muons_matrix_products_are_divided_by_shards_and_cost_time():
