@@ -17,7 +17,7 @@ import msgspec
 
 from executor import checkpoints, rundir
 from executor.alive import ALIVE
-from executor.checkpoints import Policy
+from executor.checkpoints import Complete, Policy
 from executor.joining import JOIN, JOINED, without_secrets
 from executor.prepare import Prepared
 from executor.rundir import Launcher
@@ -36,7 +36,7 @@ MOVED = (
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """asked.json: what a run was asked for beside its plan, for a start that goes on with it. A value of `environment`
-    is None where it is a secret."""
+    is None where it is a secret. `place` and `kept` as in prepare.Options."""
 
     schema: str = "asked/1"
     hosts: str = "auto"
@@ -47,16 +47,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float | None = None
     max_restarts: int = 0
     trainer: str = ""
+    place: str | None = None
+    kept: str = ""
 
 
 @dataclass(frozen=True)
 class Place:
     """From where a run goes on: a checkpoint's folder after `step` steps (None: from the start), and the newer ones
-    that cannot be read, with their reasons."""
+    that cannot be read, with their reasons. `found` is its COMPLETE."""
 
     checkpoint: Path | None
     step: int
     skipped: tuple[tuple[str, str], ...] = ()
+    found: Complete | None = None
+
+
+Newest = Callable[[Path], Place]
+"""How the newest checkpoint of a run folder is found."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +97,7 @@ def keep_asked(ready: Prepared) -> None:
     asked = Asked(
         hosts=options.hosts, save_weights=options.save_weights, checkpoints=options.checkpoints,
         environment=without_secrets(ready.environment), meet_s=options.meet_s, stall_s=options.stall_s,
-        max_restarts=options.max_restarts, trainer=options.trainer,
+        max_restarts=options.max_restarts, trainer=options.trainer, place=options.place, kept=options.kept,
     )  # fmt: skip
     path = options.run_dir / ASKED
     write_whole(path, msgspec.json.format(msgspec.json.encode(asked), indent=2) + b"\n")
@@ -108,10 +115,12 @@ def repeated(
     start: Callable[[Prepared], tuple[RunRecord, bool]],
     echo: Echo,
     mended: Callable[[Prepared], Prepared] | None = None,
+    find: Newest | None = None,
 ) -> RunRecord:
     """Start a run, and again from its newest checkpoint as often as its options allow, while `start` says that another
     start may do better. The same failure at the same step ends it, and so does a start that is refused. `mended` makes
-    the next start of a failed one where something beside the checkpoint may be another."""
+    the next start of a failed one where something beside the checkpoint may be another; `find` finds the checkpoint
+    where it is not in the run folder here."""
     folder = ready.options.run_dir
     record, again = start(ready)
     before: tuple[object, ...] | None = None
@@ -122,7 +131,7 @@ def repeated(
         before = failed
         echo(f"{record.status}: {record.message}")
         try:
-            ready = after_failure(ready, echo)
+            ready = after_failure(ready, echo, find)
             ready = mended(ready) if mended is not None else ready
             record, again = start(ready)
         except PlannerError as error:
@@ -141,9 +150,9 @@ def _closed(folder: Path, record: RunRecord, why: str) -> RunRecord:
     return record
 
 
-def after_failure(ready: Prepared, echo: Echo) -> Prepared:
+def after_failure(ready: Prepared, echo: Echo, find: Newest | None = None) -> Prepared:
     """The next start of a run whose launcher saw it fail: from its newest checkpoint, or from the start."""
-    place = newest(ready.options.run_dir)
+    place = (find or newest)(ready.options.run_dir)
     set_aside(ready.options.run_dir, place.step, place.skipped)
     tell_skipped(place, echo)
     echo(f"starting again after step {place.step}, from {named(place)}")
@@ -152,8 +161,9 @@ def after_failure(ready: Prepared, echo: Echo) -> Prepared:
 
 def newest(run: Path) -> Place:
     """From where a run can go on: the highest step whose checkpoint is whole, or its beginning."""
-    found, skipped = checkpoints.newest(run)
-    return Place(found, checkpoints.complete(found).step if found is not None else 0, tuple(skipped))
+    folder, skipped = checkpoints.newest(run)
+    found = checkpoints.complete(folder) if folder is not None else None
+    return Place(folder, found.step if found is not None else 0, tuple(skipped), found)
 
 
 def tell_skipped(place: Place, echo: Echo) -> None:

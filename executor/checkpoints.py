@@ -75,7 +75,8 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
     """COMPLETE. `step` optimizer steps of the run are done, of which `optimizer_step` were applied.
 
     `inputs` are the digests of data, tokenizer and given model by field of the recipe, as in the plan; `files` are all
-    other files of the folder. `content_hash` is of everything else here.
+    other files of the checkpoint. `content_hash` is of everything else here. `places` says which host wrote each file,
+    where hosts have folders of their own: each folder then has the files of its own host's ranks.
     """
 
     schema: str = SCHEMA
@@ -88,6 +89,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     global_batch_size: int
     files: dict[str, File]
+    places: dict[str, str] = {}
 
     @property
     def bytes(self) -> int:
@@ -140,7 +142,9 @@ def expected_bytes(plan: Plan) -> float:
     return size_of(plan.model, plan.job)
 
 
-def described(plan: Plan, step: int, optimizer_step: int, files: Mapping[str, File]) -> Complete:
+def described(
+    plan: Plan, step: int, optimizer_step: int, files: Mapping[str, File], places: Mapping[str, str] | None = None
+) -> Complete:
     """COMPLETE of a run of this plan."""
     recipe, layout = plan.job.recipe, plan.layout
     found = Complete(
@@ -152,6 +156,7 @@ def described(plan: Plan, step: int, optimizer_step: int, files: Mapping[str, Fi
         seed=recipe.seed,
         global_batch_size=layout.global_batch_size,
         files=dict(sorted(files.items())),
+        places=dict(sorted((places or {}).items())),
     )
     return msgspec.structs.replace(found, content_hash=hash_of(msgspec.to_builtins(found)))
 
@@ -187,21 +192,27 @@ def verify(folder: Path, *, contents: bool = True) -> str | None:
     present = {path.name for path in folder.iterdir() if path.name.endswith(SHARDS)}
     if unlisted := sorted(present - found.files.keys()):
         return f"{unlisted[0]} is not of this checkpoint: {COMPLETE} does not list it"
-    for name, listed in found.files.items():
+    wrong = faults(folder, found.files, contents=False) or (faults(folder, found.files) if contents else {})
+    return next(iter(wrong.values()), None)
+
+
+def faults(folder: Path, files: Mapping[str, File], *, contents: bool = True) -> dict[str, str]:
+    """The files of a folder that are not as they are listed, each with the reason in one sentence."""
+    wrong = {}
+    for name, listed in files.items():
         try:
             size = (folder / name).stat().st_size
         except OSError as error:
-            return f"{name} is missing ({error.strerror})"
+            wrong[name] = f"{name} is missing ({error.strerror})"
+            continue
         if size != listed.size:
-            return f"{name} has {size:,} bytes, and {COMPLETE} lists {listed.size:,}"
-    if not contents:
-        return None
+            wrong[name] = f"{name} has {size:,} bytes, and {COMPLETE} lists {listed.size:,}"
+    whole = [name for name in files if contents and name not in wrong]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashlib lets go of the interpreter's lock
-        seen = pool.map(lambda name: (name, _digest_or_reason(folder / name)), found.files)
-        for name, digest in seen:
-            if digest != found.files[name].sha256:
-                return f"{name} is damaged or of another checkpoint: its sha256 is {digest[:80]}"
-    return None
+        for name, digest in pool.map(lambda name: (name, _digest_or_reason(folder / name)), whole):
+            if digest != files[name].sha256:
+                wrong[name] = f"{name} is damaged or of another checkpoint: its sha256 is {digest[:80]}"
+    return wrong
 
 
 def newest(run: Path) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -210,15 +221,15 @@ def newest(run: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     Reads every file of the checkpoints that it looks at.
     """
     skipped: list[tuple[str, str]] = []
-    unfinished = sorted(_unfinished(run), reverse=True)
-    for step, folder in sorted(_steps(run).items(), reverse=True):
-        skipped += [(one.name, "was not completed") for at, one in unfinished if at > step]
-        unfinished = [(at, one) for at, one in unfinished if at <= step]
+    begun = sorted(unfinished(run), reverse=True)
+    for step, folder in sorted(steps_of(run).items(), reverse=True):
+        skipped += [(one.name, "was not completed") for at, one in begun if at > step]
+        begun = [(at, one) for at, one in begun if at <= step]
         reason = verify(folder)
         if reason is None:
             return folder, skipped
         skipped.append((folder.name, reason))
-    return None, skipped + [(one.name, "was not completed") for _, one in unfinished]
+    return None, skipped + [(one.name, "was not completed") for _, one in begun]
 
 
 def last_step(run: Path) -> int | None:
@@ -278,39 +289,34 @@ def digest(path: Path) -> str:
 
 
 def answer(folder: Path, rank: int, said: Answer) -> None:
-    """Tell rank 0 of this rank's part, through the folder that is being written."""
+    """Tell the folder's first rank of this rank's part, through the folder that is being written."""
     path = _answer_path(folder, rank)
     path.with_suffix(".tmp").write_bytes(msgspec.json.encode(said))
     path.with_suffix(".tmp").replace(path)
 
 
-def answers(folder: Path, world_size: int) -> dict[int, Answer]:
-    """What ranks have said so far, by rank."""
+def answers(folder: Path, ranks: Iterable[int]) -> dict[int, Answer]:
+    """What these ranks have said so far, by rank."""
     found = {}
-    for rank in range(world_size):
+    for rank in ranks:
         with suppress(FileNotFoundError):
             found[rank] = msgspec.json.decode(_answer_path(folder, rank).read_bytes(), type=Answer)
     return found
 
 
-def commit(folder: Path, found: Complete) -> Path:
-    """Make a checkpoint of a folder whose files are all on the disk; the folder under its new name.
+def commit(folder: Path, found: Complete, own: Mapping[str, File] | None = None) -> Path:
+    """Make a checkpoint of a folder whose files are all on the disk; the folder under its new name. `own` are the files
+    that lie in it, where others lie in folders of other hosts.
 
     COMPLETE comes last and whole, the folder's entries are on the disk before it gets its name, and the name is before
     this returns: only then may an older one be deleted.
     """
     for rank in range(found.world_size):
         _answer_path(folder, rank).unlink(missing_ok=True)
-    temporary = folder / f"{COMPLETE}.tmp"
-    with temporary.open("wb") as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.rename(temporary, folder / COMPLETE)
-    _sync(folder)
+    write_complete(folder, found)
     target = folder.parent / STEP.format(found.step)
     if target.exists():  # a run that went on from before it has come here again
-        if verify(target) is None:
+        if verify(target) is None if own is None else _is(target, found, own):
             shutil.rmtree(folder, ignore_errors=True)
             return target
         delete(target)
@@ -319,9 +325,28 @@ def commit(folder: Path, found: Complete) -> Path:
     return target
 
 
+def write_complete(folder: Path, found: Complete) -> None:
+    """COMPLETE of a folder, whole, with the folder's entries on the disk."""
+    temporary = folder / f"{COMPLETE}.tmp"
+    with temporary.open("wb") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.rename(temporary, folder / COMPLETE)
+    _sync(folder)
+
+
+def _is(folder: Path, found: Complete, own: Mapping[str, File]) -> bool:
+    """Whether a folder is a host's part of this very checkpoint, undamaged."""
+    try:
+        return complete(folder).content_hash == found.content_hash and not faults(folder, own)
+    except PlannerError:
+        return False
+
+
 def thin(run: Path, keep_last: int, keep_every: int | None = None) -> list[str]:
     """Delete a run's checkpoints that are not to be kept; their names. Damaged ones do not count and stay."""
-    whole = {step: path for step, path in _steps(run).items() if verify(path, contents=False) is None}
+    whole = {step: path for step, path in steps_of(run).items() if verify(path, contents=False) is None}
     gone = [whole[step] for step in retention(whole, keep_last, keep_every)]
     for folder in gone:
         delete(folder)
@@ -365,14 +390,15 @@ def stop_asked(run: Path) -> bool:
     return os.path.exists(run / CHECKPOINTS / STOP)  # False, not an error, where the disk does not answer
 
 
-def _steps(run: Path) -> dict[int, Path]:
+def steps_of(run: Path) -> dict[int, Path]:
     """Folders that have the name of a checkpoint, by step."""
     parent = run / CHECKPOINTS
     named = [(_STEP_NAME.fullmatch(path.name), path) for path in (parent.iterdir() if parent.is_dir() else ())]
     return {int(match[1]): path for match, path in named if match and path.is_dir()}
 
 
-def _unfinished(run: Path) -> list[tuple[int, Path]]:
+def unfinished(run: Path) -> list[tuple[int, Path]]:
+    """Folders that were not completed, each with its step."""
     parent = run / CHECKPOINTS
     found = (parent.glob(f"*{PARTIAL}")) if parent.is_dir() else ()
     return [(int(match[1]), path) for path in found if (match := _STEP_NAME.match(path.name))]

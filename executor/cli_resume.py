@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from executor import cli, launch, resume, rundir, stop
+from executor.attempts import Place
 from executor.fleet import Fleet, fleet_of
 from executor.prepare import Options, Prepared
 from executor.supervise import Echo
@@ -21,6 +22,7 @@ from planner.record import RunRecord
 
 Prepare = Callable[[Plan, Options, Echo], Prepared]
 Start = Callable[[Prepared, Echo], RunRecord]
+Find = Callable[[Path, Plan], Place]
 
 
 @click.command("resume")
@@ -68,34 +70,42 @@ def run_again(
     changed = {name: value for name, value in given.items() if value is not None}
     prepare: Prepare = launch.prepare
     start: Start = launch.execute
+    find: Find | None = None
     if hosts is not None or (folder / rundir.HOSTS).is_file():
-        prepare, start = _by_ssh(folder, hosts, master)
+        prepare, start, find = _by_ssh(folder, hosts, master)
     elif master:
         raise click.UsageError("--master is for hosts that ssh reaches: add --hosts FILE")
     ready, place = resume.prepare(
-        folder, other, cli.tell, env=env, changed=changed, on_hosts=cli.end_on_hosts, launcher=prepare
+        folder, other, cli.tell, env=env, changed=changed, on_hosts=cli.end_on_hosts, launcher=prepare, find=find
     )
     cli.confirm(ready, yes)
     record = resume.execute(ready, place, cli.tell, start)
     return cli.finish(ready, record, None, as_json)
 
 
-def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepare, Start]:
-    """How a run is prepared and started on the hosts of a file, or on those that it had."""
-    from executor import ssh_run  # where it is asked for
+def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepare, Start, Find]:
+    """How a run is prepared and started on the hosts of a file, or on those that it had, and where its checkpoints
+    are."""
+    from executor import elsewhere, ssh_run  # where it is asked for
 
     fleets: list[Fleet] = [] if hosts else [Fleet(ssh_run.kept_hosts(folder))]
 
-    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
-        if hosts is not None:
-            fleets.append(fleet_of(hosts, plan, options.nodes, echo))
-        used = fleets[-1].used
-        if len(used) != options.nodes:
-            rule = f"has {options.nodes} nodes, and the run had {len(used)} hosts"
-            raise PlannerError("--plan", options.nodes, rule, "Name that many: --hosts FILE", exit_code=3)
-        return ssh_run.prepare(plan, options, used, echo)
+    def fleet(plan: Plan) -> Fleet:
+        nodes = plan.cluster.nodes
+        if hosts is not None and not fleets:
+            fleets.append(fleet_of(hosts, plan, nodes, cli.tell))
+        if len(fleets[-1].used) != nodes:
+            rule = f"has {nodes} nodes, and the run had {len(fleets[-1].used)} hosts"
+            raise PlannerError("--plan", nodes, rule, "Name that many: --hosts FILE", exit_code=3)
+        return fleets[-1]
 
-    return prepare, lambda ready, echo: ssh_run.run(ready, fleets[-1], echo, master=master)
+    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
+        return ssh_run.prepare(plan, options, fleet(plan).used, echo)
+
+    def start(ready: Prepared, echo: Echo) -> RunRecord:
+        return ssh_run.run(ready, fleets[-1], echo, master=master, place=ready.options.place)
+
+    return prepare, start, lambda run, plan: elsewhere.newest(run, fleet(plan).used)
 
 
 @click.command("stop")

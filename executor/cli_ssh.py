@@ -5,7 +5,7 @@ Not here: any of the work (ssh_run.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -44,7 +44,7 @@ def run(plan: Plan, options: launch.Options, asked: Asked, tolerances: Tolerance
         if asked.output is not None:
             cli.tell(f"wrote {asked.output}: {', '.join(dryrun.write(found, asked.output))}")
         return 0
-    ready = ssh_run.prepare(plan, options, fleet.used, cli.tell)
+    ready = ssh_run.prepare(plan, replace(options, place=asked.place), fleet.used, cli.tell)
     cli.confirm(ready, asked.yes)
     record = ssh_run.run(ready, fleet, cli.tell, master=asked.master, place=asked.place)
     return cli.finish(ready, record, tolerances, as_json)

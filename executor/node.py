@@ -19,8 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from executor import boot, join, joining, processes, rundir
+from executor import attempts, boot, holdings, join, joining, processes, rundir
 from executor.alive import ALIVE
+from executor.checkpoints import CHECKPOINTS
 from executor.frames import Message
 from executor.joining import Joining
 from executor.reap import GRACE_S, reap
@@ -29,7 +30,7 @@ from executor.supervise import received_signals
 from planner.errors import PlannerError
 from planner.plan import write_whole
 
-RUNS, OWNER = "runs", "owner"
+RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
 SEND_S = 0.5
 """How often what is new in the run folder is sent."""
 CHUNK_BYTES = 2**20
@@ -51,6 +52,18 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     master: str
     env: tuple[str, ...] = ()
     place: str | None = None
+    kept: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A question for what a host has of a run's checkpoints: `folder`, `place` and `kept` as in Asked. Files of the
+    steps `contents` are read."""
+
+    kind: str
+    folder: str
+    place: str | None = None
+    kept: str = ""
+    contents: tuple[int, ...] = ()
 
 
 def answer(request: Message, link: Link) -> Message:
@@ -67,6 +80,8 @@ def answer(request: Message, link: Link) -> Message:
         def say(text: str) -> None:
             link.say({"kind": "line", "text": text})
 
+        if asked.kept:
+            link.say({"kind": "keeps", "folder": "" if shared else str(_keep(folder, asked))})
         if not shared:
             link.leave = partial(_remove, folder)
         mirror = Mirror(folder, link, frozenset(asked.files))
@@ -81,6 +96,36 @@ def answer(request: Message, link: Link) -> Message:
         "rank": record.failed_rank,
         "shared": shared,
     }
+
+
+def held(request: Message) -> Message:
+    """What this host has of a run's checkpoints beside those in the launcher's own folder, where it sees that."""
+    wanted = msgspec.convert(request, Wanted)
+    with suppress(PlannerError):
+        own = Path(wanted.folder)
+        if rundir.read_json(own / attempts.ASKED, attempts.Asked).kept == wanted.kept and os.access(own, os.W_OK):
+            return {"shared": True, "held": []}
+    found = holdings.held(_kept(wanted.place, wanted.kept), wanted.contents)
+    return {"shared": False, "held": msgspec.to_builtins(found)}
+
+
+def _kept(place: str | None, name: str) -> Path:
+    """Where a host without the launcher's run folder keeps its part of checkpoints: a folder that holds `checkpoints`,
+    as a run folder does."""
+    runs = _runs(place)
+    return (runs.parent if place is None else runs) / KEPT / name
+
+
+def _keep(folder: Path, asked: Asked) -> Path:
+    """Have a run folder's checkpoints where they stay when it goes; where that is."""
+    there = _kept(asked.place, asked.kept) / CHECKPOINTS
+    try:
+        there.mkdir(parents=True, mode=0o700, exist_ok=True)
+        (folder / CHECKPOINTS).symlink_to(there)
+    except OSError as error:
+        rule = f"cannot be made ({error.strerror})"
+        raise PlannerError("--remote-dir", there, rule, "Name a folder on a disk with room", exit_code=3) from None
+    return there
 
 
 def reaped(request: Message) -> Message:

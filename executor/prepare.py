@@ -48,6 +48,8 @@ class Options:
     `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
     only pretends the others; `build_on_meta` gives its shards zeros for numbers. `memory_limit` is how many bytes a
     rank may take of its device. `checkpoints` says when checkpoints are written and which stay; None: none are.
+    Hosts that ssh reaches and that do not see the run folder make one in `place`, and keep their parts of checkpoints
+    under the name `kept`, which all starts of the run share.
     """
 
     run_dir: Path
@@ -68,6 +70,8 @@ class Options:
     build_on_meta: bool = False
     memory_limit: float | None = None
     checkpoints: Policy | None = None
+    place: str | None = None
+    kept: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ KINDS = {
     "look": "executor.remote:look",
     "check": "executor.checks.host:answer",
     "node": "executor.node:answer",
+    "held": "executor.node:held",
     "reap": "executor.node:reaped",
     "probe": "executor.probe_hosts:answer",
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from executor import attempts, checkpoints, joining, launch, rundir
+from executor import attempts, joining, launch, rundir
 from executor.attempts import Place, named, read_asked, set_aside, tell_skipped
 from executor.checkpoints import Complete
 from executor.prepare import Options, Prepared
@@ -42,20 +42,22 @@ def prepare(
     environment: Mapping[str, str] = os.environ,
     on_hosts: OnHosts | None = None,
     launcher: Callable[[Plan, Options, Echo], Prepared] = launch.prepare,
+    find: Callable[[Path, Plan], Place] | None = None,
 ) -> tuple[Prepared, Place]:
     """Everything that must hold for going on, and what is launched; nothing is changed in the folder.
 
     `other` is another plan for the same training, `env` variables as of `executor run`, `changed` options that are to
-    be others than the run had. PlannerError (exit code 3) says by name what cannot go on.
+    be others than the run had, `find` finds the newest checkpoint where it is not in the folder here. PlannerError
+    (exit code 3) says by name what cannot go on.
     """
     folder = folder.absolute()
     plan, asked = rundir.read_run_plan(folder), read_asked(folder)
     check_ended(folder, on_hosts)
-    place = newest(folder)
-    assert place.checkpoint is not None
-    tell_skipped(place, echo)
     wanted = plan if other is None else with_layout(plan, other)
-    check_same(wanted, checkpoints.complete(place.checkpoint), place.checkpoint)
+    place = newest(folder, None if find is None else find(folder, wanted))
+    assert place.checkpoint is not None and place.found is not None
+    tell_skipped(place, echo)
+    check_same(wanted, place.found, place.checkpoint)
     kept = {name: value for name, value in asked.environment.items() if value is not None}
     given = {text.partition("=")[0] for text in env}
     for name in (name for name, value in asked.environment.items() if value is None and name not in given):
@@ -67,7 +69,7 @@ def prepare(
         run_dir=folder, nodes=wanted.cluster.nodes, hosts=asked.hosts, save_weights=asked.save_weights,
         env=(*(f"{name}={value}" for name, value in kept.items() if name not in given), *env),
         meet_s=asked.meet_s, stall_s=asked.stall_s, checkpoints=asked.checkpoints, max_restarts=asked.max_restarts,
-        again=True, resume=place.checkpoint,
+        again=True, resume=place.checkpoint, place=asked.place, kept=asked.kept,
     )  # fmt: skip
     if asked.trainer:
         options = replace(options, trainer=asked.trainer)
@@ -101,9 +103,10 @@ def check_ended(folder: Path, on_hosts: OnHosts | None = None) -> None:
         raise PlannerError("run", folder, "has completed: there is nothing to go on with", fix, exit_code=NO)
 
 
-def newest(folder: Path) -> Place:
-    """The highest step whose checkpoint is whole; refuses a run that has none, with the reasons."""
-    place = attempts.newest(folder)
+def newest(folder: Path, place: Place | None = None) -> Place:
+    """The highest step whose checkpoint is whole, found here or elsewhere; refuses a run that has none, with the
+    reasons."""
+    place = place or attempts.newest(folder)
     if place.checkpoint is None:
         why = "".join(f"; {name}: {reason}" for name, reason in place.skipped)
         rule = f"holds no whole checkpoint{why}"

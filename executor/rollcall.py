@@ -99,10 +99,10 @@ class RollCall:
         """Ranks, the first of many, and their nodes."""
         hosts = self.hosts()
         names = list(dict.fromkeys(hosts[rank // self.processes] for rank in ranks))
-        return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} on {_listed(names)}"
+        return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} on {listed(names)}"
 
     def _logs(self, ranks: Sequence[int]) -> str:
-        return _listed(sorted({f"{rundir.LOGS}/node-{rank // self.processes}" for rank in ranks}))
+        return listed(sorted({f"{rundir.LOGS}/node-{rank // self.processes}" for rank in ranks}))
 
     def _ranks(self) -> Sequence[int]:
         """The ranks that show here."""
@@ -114,6 +114,7 @@ class RollCall:
         return tuple(rank for rank in self._ranks() if rank not in come)
 
 
-def _listed(names: Sequence[object]) -> str:
+def listed(names: Sequence[object]) -> str:
+    """Names in a sentence, the first of many."""
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return ", ".join(map(str, names[:MOST])) + more

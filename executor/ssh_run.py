@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from executor import attempts, dryrun, joining, preflight, rundir, ssh
+from executor import attempts, dryrun, elsewhere, joining, preflight, rundir, ssh
 from executor.address import Master
 from executor.checks.check import checked
 from executor.fleet import Fleet, left
@@ -31,7 +31,7 @@ from executor.launch import all_met, evidence_of, record_of, tried_again
 from executor.launchers import local
 from executor.prepare import Options, Prepared, decided, folder_checks
 from executor.reap import reap, this_launcher
-from executor.rollcall import RollCall
+from executor.rollcall import RollCall, listed
 from executor.ssh import Answer, Contact
 from executor.supervise import POLL_S, Echo, received_signals
 from executor.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
@@ -65,7 +65,7 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
     preflight.require(folder_checks(made.plan, options), echo)
     return replace(
         made,
-        options=replace(options, run_dir=options.run_dir.absolute()),
+        options=replace(options, run_dir=options.run_dir.absolute(), kept=options.kept or made.run_id),
         hosts=_hosts(machines),
         files=made.backend.files(made.plan),
     )
@@ -82,7 +82,10 @@ def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None,
         fleets.append(kept)
         return found
 
-    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master, place), echo, again)
+    def find(folder: Path) -> attempts.Place:
+        return elsewhere.newest(folder, fleets[-1].used)
+
+    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master, place), echo, again, find)
 
 
 def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared, Fleet]:
@@ -180,8 +183,12 @@ def _every(contact: Contact, request: Mapping[str, object], echo: Echo) -> dict[
 
 @dataclass
 class _Run:
-    """One start while it lasts. `ends` are the nodes that have ended, in the order of their ends; `again` says, once it
-    is over, whether another start may do better."""
+    """One start while it lasts.
+
+    `ends` are the nodes that have ended, in the order of their ends; `keep` says where each keeps checkpoints, where
+    that is no folder of all; `logged` are the bytes of metrics.jsonl before, which a host of its own folder lacks;
+    `again` says, once it is over, whether another start may do better.
+    """
 
     ready: Prepared
     machines: tuple[Machine, ...]
@@ -191,6 +198,8 @@ class _Run:
     place: str | None
     ends: dict[int, Answer] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+    keep: dict[int, str] = field(default_factory=dict)
+    logged: int = 0
     again: bool = False
 
     @property
@@ -229,6 +238,8 @@ class _Run:
             (folder / rundir.HOSTS).chmod(0o600)
             rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=False))
             rundir.keep_room(folder)
+            metrics = folder / rundir.METRICS
+            self.logged = metrics.stat().st_size if metrics.is_file() else 0
         except PlannerError:
             if not ready.options.again:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -246,6 +257,7 @@ class _Run:
             "master": self.master,
             "env": [f"{name}={value}" for name, value in self.ready.environment.items()],
             "place": self.place,
+            "kept": self.ready.options.kept if self.ready.options.checkpoints is not None else "",
         }
 
     def _watch(self, signals: list[int]) -> Ending:
@@ -285,8 +297,21 @@ class _Run:
                 self.echo(str(message["text"]))
             elif message["kind"] == "file":
                 self._store(place, message, payload)
+            elif message["kind"] == "keeps":
+                self._told_where(place, str(message["folder"]))
             elif (answer := self.contact.answer(place, message, number)) is not None:
                 self.ends.setdefault(place, answer)
+
+    def _told_where(self, place: int, folder: str) -> None:
+        """Say once that all hosts are known which keep their parts of checkpoints themselves, what that means."""
+        self.keep[place] = folder
+        if len(self.keep) == len(self.machines) and (apart := sorted(one for one in self.keep if self.keep[one])):
+            names = listed([self.machines[one].name for one in apart])
+            does = "keeps its part" if len(apart) == 1 else "keep their parts"
+            where = f"{names} {does} of checkpoints in {self.keep[apart[0]]}"
+            self.echo(
+                f"note: {where}, and a lost host takes its part along: with the run folder on a shared disk none is"
+            )
 
     def _stop(self, number: int) -> None:
         for node in range(len(self.machines)):
@@ -303,6 +328,7 @@ class _Run:
             self.echo(f"note: {self.machines[place].name} sent a file of another name than a run's: {name!r}")
             return
         target, at = self.folder.joinpath(*parts), int(message["at"])
+        at += self.logged if name == rundir.METRICS else 0
         written = target if message["grows"] else target.with_name(f"{target.name}.part")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,20 +6,19 @@ collective is added. Not here: writing (saver.py), or which checkpoint a run goe
 
 from __future__ import annotations
 
-import secrets
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from executor import alive, checkpoints
 from executor.checkpoints import Policy
+from executor.worker import folders
 from executor.worker.engines.base import Engine
 from executor.worker.progress import Reporter
 from executor.worker.saver import Saved, Saver
@@ -30,10 +29,9 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 """Schedulers send them before they end a job: a checkpoint is written, and the run ends."""
 ENDED = 128 + signal.SIGTERM
 """Exit code of a rank that ended so."""
-MARK = "{}.start"
 STOP, DUE, BUSY, FULL = range(4)
 """What a rank says after each step: it was asked to end; rank 0's clock or count says that a checkpoint is due; it is
-still writing the one before; rank 0 sees no room on the disk."""
+still writing the one before; rank 0 sees no room on its disk."""
 
 
 class Ended(PlannerError):
@@ -53,40 +51,13 @@ class Checkpointing:
         self._last, self._full, self._failed = time.monotonic(), "", ""
         self._rank, self._world_size = engine.world()
         self._saver: Saver | None = None
+        self._leads, self._share = False, 1.0
         if policy is not None:
-            self._saver = Saver(plan, run, self._rank, self._world_size, self._met(policy), policy)
-
-    def _met(self, policy: Policy) -> str:
-        """A word for this start of the ranks, once all of them see rank 0's folder."""
-        said = [secrets.token_hex(4), ""]
-        if self._rank == 0:
-            said[1] = self._begun(said[0])
-        dist.broadcast_object_list(said)
-        word, trouble = said
-        if trouble:
-            rule, fix = f"the folder of checkpoints cannot be made ({trouble})", "Make room, or name another run folder"
-            raise PlannerError("--checkpoint-every", policy.every, rule, fix, exit_code=3)
-        mark = self._run / checkpoints.CHECKPOINTS / MARK.format(word)
-        seen: list[Any] = [None] * self._world_size
-        dist.all_gather_object(seen, mark.exists())
-        if self._rank == 0:
-            mark.unlink(missing_ok=True)
-        if apart := [rank for rank, sees in enumerate(seen) if not sees]:
-            rule = f"a checkpoint is one folder of all ranks, and ranks {apart} see another run folder than rank 0"
-            fix = "Make the run folder on a disk that all hosts share"
-            raise PlannerError("--checkpoint-every", policy.every, rule, fix, exit_code=3)
-        return word
-
-    def _begun(self, word: str) -> str:
-        """Make the folder, with a file by which other ranks know it; why that cannot be done, or nothing."""
-        try:
-            if left := checkpoints.begin(self._run):
-                self._reporter.say(f"removed {', '.join(left)}, which had not been completed")
-            (self._run / checkpoints.CHECKPOINTS / MARK.format(word)).touch()
-            checkpoints.listen(self._run)
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
+            seen, left = folders.begun(run, policy.every, self._rank, self._world_size)
+            if left:
+                reporter.say(f"removed {', '.join(left)}, which had not been completed")
+            self._leads, self._share = seen.leads, len(seen.own) / self._world_size
+            self._saver = Saver(plan, run, seen, policy)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -102,7 +73,7 @@ class Checkpointing:
             self._finish()
             raise
         finally:
-            if self._rank == 0:
+            if self._leads:
                 checkpoints.forget(self._run)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -122,14 +93,15 @@ class Checkpointing:
         if self._policy is None or self._saver is None:
             return [0.0] * 4
         said = [float(self._asked), 0.0, float(self._saver.busy), 0.0]
-        if self._rank == 0:
+        if self._leads:
             said[STOP] += checkpoints.stop_asked(self._run)
+        if self._rank == 0:
             every, seconds = self._policy.steps, self._policy.seconds
             by_count = every is not None and done % every == 0
             by_time = seconds is not None and time.monotonic() - self._last >= seconds
             said[DUE] = float(self._put_off or by_count or by_time)
             if any(said[:BUSY]):
-                need = self._saver.last_bytes or checkpoints.expected_bytes(self._plan)
+                need = self._saver.last_bytes or self._share * checkpoints.expected_bytes(self._plan)
                 self._full = checkpoints.no_room(self._run, need) or ""
                 said[FULL] = float(bool(self._full))
         return said

@@ -165,12 +165,19 @@ def overlap(one: Box, other: Box) -> Box | None:
 def blocks(box: Box, flat: tuple[int, int], tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     """(box in the whole, its numbers in that shape) of a flat range of a box; the numbers are views of `tensor`."""
     at = 0
-    for inner in boxes(tuple(end - begin for begin, end in box), *flat):
-        lengths = [end - begin for begin, end in inner]
+    for one in placed(box, flat):
+        lengths = [end - begin for begin, end in one]
         count = math.prod(lengths)
-        placed = tuple((low + begin, low + end) for (low, _), (begin, end) in zip(box, inner, strict=True))
-        yield placed, tensor[at : at + count].view(lengths)
+        yield one, tensor[at : at + count].view(lengths)
         at += count
+
+
+def placed(box: Box, flat: tuple[int, int]) -> list[Box]:
+    """A flat range of a box, as boxes in the whole."""
+    inside = boxes(tuple(end - begin for begin, end in box), *flat)
+    return [
+        tuple((low + begin, low + end) for (low, _), (begin, end) in zip(box, inner, strict=True)) for inner in inside
+    ]
 
 
 def copy_shared(into: Iterable[tuple[Box, torch.Tensor]], source: Iterable[tuple[Box, torch.Tensor]]) -> int:

@@ -1,6 +1,7 @@
 """Writes this rank's part of checkpoints beside the training: its views are copied, and a thread writes the copies.
 
-No collective here: ranks tell rank 0 of their parts through the folder that they write, so nothing mixes with a step's
+No collective here: ranks tell the first rank of their folder of their parts through the folder that they write, and
+where hosts have folders of their own, these first ranks tell each other (folders.py). So nothing mixes with a step's
 collectives. Not here: when a checkpoint is due (checkpointing.py), its folder (executor/checkpoints.py), its files
 (shards.py).
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import socket
 import threading
 import time
 from collections import deque
@@ -19,16 +21,18 @@ from pathlib import Path
 import msgspec
 import torch
 
-from executor import checkpoints
-from executor.checkpoints import Answer, File, Policy
+from executor import checkpoints, holdings
+from executor.checkpoints import Answer, Complete, File, Policy
 from executor.worker import shards
+from executor.worker.folders import Agreed, Committed, Folders, Over, Part, Silent
 from executor.worker.pieces import View
+from planner.errors import PlannerError
 from planner.plan import Plan
 
 POLL_S = 0.05
 ANSWERS_S, FAILED_S = 1800.0, 60.0
-"""How long rank 0 waits for the other ranks' parts after its own, and after it knows that one has failed: then it
-removes what they wrote, and a rank that is still writing would leave something behind."""
+"""How long a folder's first rank waits for the others' parts after its own, and after it knows that one has failed:
+then it removes what they wrote, and a rank that is still writing would leave something behind."""
 NAME = "rank-{}.safetensors"
 
 
@@ -48,20 +52,21 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saver:
-    """One rank's writer. `attempt` is a word that all ranks share and no earlier start of them had."""
+    """One rank's writer into its folder of a run whose ranks see `folders`."""
 
-    def __init__(self, plan: Plan, run: Path, rank: int, world_size: int, attempt: str, policy: Policy) -> None:
-        self._plan, self._run, self._rank, self._world_size = plan, run, rank, world_size
-        self._attempt, self._policy = attempt, policy
+    def __init__(self, plan: Plan, run: Path, folders: Folders, policy: Policy) -> None:
+        self._plan, self._run, self._rank = plan, run, folders.rank
+        self._folders, self._policy = folders, policy
         self._thread: threading.Thread | None = None
         self._buffers: list[torch.Tensor] = []
         self._news: deque[Saved] = deque()
+        self._told: deque[int] = deque()
         self.last_bytes = 0
         """Of the last checkpoint that was completed; 0 before the first, and on other ranks than 0."""
 
     @property
     def busy(self) -> bool:
-        """Whether this rank still writes; rank 0 until the checkpoint is complete."""
+        """Whether this rank still writes; the first of a folder until the checkpoint is complete."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, updates: int, views: Iterable[View]) -> None:
@@ -99,9 +104,9 @@ class Saver:
             yield dataclasses.replace(share, tensor=buffer)
 
     def _write(self, step: int, updates: int, copies: list[View], pause_s: float) -> None:
-        """The thread: this rank's file, then on rank 0 the whole."""
+        """The thread: this rank's file, then on the first rank of a folder the whole."""
         begin = time.perf_counter()
-        folder = checkpoints.partial(self._run, step, self._attempt)
+        folder = checkpoints.partial(self._run, step, self._folders.word)
         name = NAME.format(self._rank)
         try:
             folder.mkdir(exist_ok=True)
@@ -112,45 +117,153 @@ class Saver:
             with suppress(OSError):
                 (folder / name).unlink(missing_ok=True)  # makes room for the answer on a full disk
             said = Answer(name=name, error=_reason(error))
-        if self._rank == 0:
-            self._news.append(self._completed(folder, step, updates, said, begin))
-        else:
+        if not self._folders.leads:
             with suppress(OSError):
                 checkpoints.answer(folder, self._rank, said)
+        elif self._rank:
+            self._followed(folder, step, self._part(folder, said))
+        else:
+            self._news.append(self._completed(folder, step, updates, self._part(folder, said), begin))
 
-    def _completed(self, folder: Path, step: int, updates: int, own: Answer, begin: float) -> Saved:
+    def _part(self, folder: Path, own: Answer) -> Part:
+        """What is in this rank's folder."""
+        host = socket.gethostname()
         try:
             said = self._answers(folder, own)
-            files = {one.name: File(one.size, one.sha256) for one in said.values()}
-            found = checkpoints.described(self._plan, step, updates, files)
-            checkpoints.commit(folder, found)
-            self.last_bytes = found.bytes
-            pause_s = max(one.pause_s for one in said.values())
+        except Exception as error:
+            return Part(host=host, error=_reason(error))
+        files = {one.name: File(one.size, one.sha256) for one in said.values()}
+        return Part(host=host, files=files, pause_s=max(one.pause_s for one in said.values()))
+
+    def _completed(self, folder: Path, step: int, updates: int, own: Part, begin: float) -> Saved:
+        """On rank 0: the whole of all folders, then the older ones that go."""
+        found: Complete | None = None
+        try:
+            self._forget(step)
+            parts = self._parts(step, own)
+            files = {name: file for one in parts.values() for name, file in one.files.items()}
+            places = {name: one.host for one in parts.values() for name in one.files} if self._folders.apart else {}
+            found = checkpoints.described(self._plan, step, updates, files, places)
+            held = self._committed(folder, found, own)
+            self.last_bytes = sum(one.size for one in own.files.values())
+            pause_s = max(one.pause_s for one in parts.values())
             write_s = time.perf_counter() - begin
         except Exception as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._gave_up(folder, step, found, _reason(error))
             return Saved(step=step, error=_reason(error))
         deleted: list[str] = []
-        with suppress(OSError):  # the next one tries again
-            deleted = checkpoints.thin(self._run, self._policy.keep_last, self._policy.keep_every)
+        with suppress(Exception):  # the next one tries again
+            deleted = self._thinned(step, held)
         return Saved(step=step, bytes=found.bytes, pause_s=pause_s, write_s=write_s, deleted=tuple(deleted))
 
-    def _answers(self, folder: Path, own: Answer) -> dict[int, Answer]:
-        """Of all ranks; an OSError where one has failed or says nothing."""
+    def _parts(self, step: int, own: Part) -> dict[int, Part]:
+        """Of all folders, by their first rank; an OSError where one has failed or says nothing."""
+        parts, deadline = {0: own}, time.monotonic() + ANSWERS_S
+        for rank in self._folders.others:
+            if any(one.error for one in parts.values()):
+                deadline = min(deadline, time.monotonic() + FAILED_S)
+            parts[rank] = self._folders.heard(step, Part, rank, deadline)
+        for one in parts.values():
+            if one.error:
+                raise OSError(one.error + (f" on {one.host}" if self._folders.apart else ""))
+        return parts
+
+    def _committed(self, folder: Path, found: Complete, own: Part) -> holdings.Holdings:
+        """Make checkpoints of all folders; what they hold then, where there are several."""
+        if not self._folders.apart:
+            checkpoints.commit(folder, found)
+            return {}
+        self._folders.say(found.step, Agreed(complete=found))
+        checkpoints.commit(folder, found, own.files)
+        held = {"0": holdings.held(self._run)}
         deadline = time.monotonic() + ANSWERS_S
-        said = {0: own}
+        for rank in self._folders.others:
+            said = self._folders.heard(found.step, Committed, rank, deadline)
+            if said.error:
+                raise OSError(said.error)
+            held[str(rank)] = said.held
+        return held
+
+    def _forget(self, step: int) -> None:
+        """Let go of what was said two checkpoints ago, which every leader has heard: each has said its part since."""
+        if self._folders.apart:
+            self._told.append(step)
+            if len(self._told) > 2:
+                self._folders.forget(self._told.popleft())
+
+    def _gave_up(self, folder: Path, step: int, found: Complete | None, why: str) -> None:
+        """There is no such checkpoint, in no folder."""
+        if self._folders.apart:
+            with suppress(Exception):  # the store is gone, and with it the run
+                self._folders.say(step, Agreed(error=why))
+                self._folders.say(step, Over(error=why))
+        self._removed(folder, found)
+
+    def _removed(self, folder: Path, found: Complete | None) -> None:
+        """Remove what this rank's folder has of a checkpoint that did not come about elsewhere."""
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError, PlannerError):
+            target = checkpoints.steps_of(self._run).get(found.step) if found is not None else None
+            if target is not None and checkpoints.complete(target) == found:
+                checkpoints.delete(target)
+
+    def _thinned(self, step: int, held: holdings.Holdings) -> list[str]:
+        """Delete what is not to be kept, in all folders; the names."""
+        keep_last, keep_every = self._policy.keep_last, self._policy.keep_every
+        if not self._folders.apart:
+            return checkpoints.thin(self._run, keep_last, keep_every)
+        gone = checkpoints.retention(holdings.whole(held), keep_last, keep_every)
+        self._folders.say(step, Over(gone=tuple(gone)))
+        self._deleted(gone)
+        return [checkpoints.STEP.format(one) for one in gone]
+
+    def _deleted(self, steps: Iterable[int]) -> None:
+        named = checkpoints.steps_of(self._run)
+        for step in steps:
+            if step in named:
+                checkpoints.delete(named[step])
+
+    def _followed(self, folder: Path, step: int, own: Part) -> None:
+        """On the first rank of another folder than rank 0's: do what rank 0 says."""
+        found: Complete | None = None
+        try:
+            self._folders.say(step, own)
+            found = self._agreed(step)
+            checkpoints.commit(folder, found, own.files)
+            self._folders.say(step, Committed(held=holdings.held(self._run)))
+            over = self._folders.heard(step, Over, 0, time.monotonic() + 2 * ANSWERS_S)
+            if over.error:
+                raise OSError(over.error)
+            self._deleted(over.gone)
+        except Silent:  # rank 0 is gone: what is complete in its folder is not known here
+            return
+        except Exception as error:
+            self._removed(folder, found)
+            with suppress(Exception):
+                self._folders.say(step, Committed(error=f"{_reason(error)} on {own.host}"))
+
+    def _agreed(self, step: int) -> Complete:
+        agreed = self._folders.heard(step, Agreed, 0, time.monotonic() + 2 * ANSWERS_S)
+        if agreed.complete is None:
+            raise OSError(agreed.error)
+        return agreed.complete
+
+    def _answers(self, folder: Path, own: Answer) -> dict[int, Answer]:
+        """Of all ranks of this folder; an OSError where one has failed or says nothing."""
+        deadline = time.monotonic() + ANSWERS_S
+        said, ranks = {self._rank: own}, self._folders.own
         while True:
-            said |= checkpoints.answers(folder, self._world_size)
+            said |= checkpoints.answers(folder, ranks)
             failed = [f"rank {rank}: {one.error}" for rank, one in sorted(said.items()) if one.error]
             if failed:
                 deadline = min(deadline, time.monotonic() + FAILED_S)
             over = time.monotonic() > deadline
-            if failed and (over or len(said) == self._world_size):
+            if failed and (over or len(said) == len(ranks)):
                 raise OSError(failed[0])
-            if len(said) == self._world_size:
+            if len(said) == len(ranks):
                 return said
             if over:
-                absent = sorted(set(range(self._world_size)) - said.keys())
+                absent = sorted(set(ranks) - said.keys())
                 raise OSError(f"ranks {absent[:8]} had not written their parts after {ANSWERS_S:g} s")
             time.sleep(POLL_S)
 

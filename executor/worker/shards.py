@@ -72,7 +72,7 @@ def write(path: Path, views: Iterable[View], metadata: Mapping[str, str]) -> Wri
     digest, size = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
         for part in _parts(text, shares):
-            _write_all(file, part)
+            write_all(file, part)
             digest.update(part)
             size += part.nbytes
         os.fsync(file.fileno())
@@ -87,7 +87,8 @@ def _parts(header: bytes, shares: Sequence[View]) -> Iterator[memoryview]:
         yield memoryview(data)
 
 
-def _write_all(file: Any, part: memoryview) -> None:
+def write_all(file: Any, part: memoryview) -> None:
+    """Write all of it."""
     while part.nbytes:  # a full disk takes a part of it before it refuses
         part = part[file.write(part) :]
 
@@ -178,10 +179,15 @@ def restore(engine: Any, paths: Sequence[Path], updates: int) -> None:
         load(paths, engine.views())
     except PlannerError as error:
         refused = error
+    agree(refused)
+    engine.restored(updates)
+
+
+def agree(refused: PlannerError | None) -> None:
+    """Raise on all ranks what one of them refuses, in its words and with its number. Every rank must call it."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, refused and (refused.field, refused.value, refused.rule, refused.fix))
     first = next(((rank, facts) for rank, facts in enumerate(said) if facts is not None), None)
     if first is not None:
         rank, (field, value, rule, fix) = first
         raise PlannerError(field, value, f"{rule} (rank {rank})", fix, exit_code=3)
-    engine.restored(updates)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from executor import alive, checkpoints
 from executor.checkpoints import Policy
 from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, lastwords, limits, shards, states, timeouts, weights
+from executor.worker import cpu, fake_world, fetching, lastwords, limits, shards, states, timeouts, weights
 from executor.worker.checkpointing import Checkpointing
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
@@ -78,6 +78,7 @@ def run(options: argparse.Namespace) -> None:
     _KEPT.append(engine)
     rank, world_size = engine.world()
     check_world(plan, rank, world_size)
+    source = fetching.agreed(options.folder, options.resume, rank) if options.resume is not None else None
 
     recipe = plan.job.recipe
     rows = open_rows(plan, recipe.data)
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     write_mesh(plan, live, folder, str(engine.device), engine.model)
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
-    first = _restored(engine, options.resume) if options.resume is not None else 0
+    first = _restored(engine, source) if source is not None else 0
 
     reporter, wire = Reporter(plan, folder, rank, first), WireCounter()
     try:
@@ -118,12 +119,11 @@ def run(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _restored(engine: Engine, folder: Path) -> int:
+def _restored(engine: Engine, source: fetching.Source) -> int:
     """Load a checkpoint into a prepared engine; how many steps of the run are done."""
     alive.say(alive.RESTORE)
-    found = checkpoints.complete(folder)
-    shards.restore(engine, [folder / name for name in found.files], found.optimizer_step)
-    return found.step
+    shards.restore(engine, fetching.fetched(source, engine), source.found.optimizer_step)
+    return source.found.step
 
 
 def _train(

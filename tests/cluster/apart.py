@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from executor.worker import train
 
+ELSEWHERE = "-of-another-host"
+
 
 def main(arguments: Sequence[str]) -> int:
     """One rank."""
-    folder, *rest = arguments
-    return train.main([folder + "-of-another-host" * (os.environ["RANK"] == "1"), *rest])
+    folder, own = arguments[0], arguments[0] + ELSEWHERE * (os.environ["RANK"] == "1")
+    return train.main([one.replace(folder, own) for one in arguments])

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agents import make_plan, run_warm, write_run_folder
+from agents import make_plan, run_warm
 from cases import BASE, FULL
 from msgspec.structs import replace
 from test_faults import ROOT
@@ -97,18 +97,6 @@ def test_a_rank_that_cannot_write_its_part_is_named_and_training_goes_on(tmp_pat
     assert {one.error for one in rundir.read_checkpoints(run)} == {"rank 1: File too large"}
     assert checkpoints.newest(run)[0] is None
     assert [path for path in (run / "checkpoints").rglob("*") if path.is_file()] == []
-
-
-def test_ranks_that_do_not_see_one_run_folder_are_refused_before_the_first_step(tmp_path):
-    plan = tiny(replace(BASE["ddp"], dp_replicate=2), 3)
-    write_run_folder(plan, tmp_path / "run-of-another-host")
-    found = run_warm(plan, tmp_path / "run", "--no-meter", "--checkpoint-every", "2", module="apart")
-
-    assert found.exit_codes == (3,), found.output
-    errors = rundir.read_errors(tmp_path / "run") | rundir.read_errors(tmp_path / "run-of-another-host")
-    assert {one.exit_code for one in errors.values()} == {3} and len(errors) == 2
-    assert all("ranks [1] see another run folder than rank 0" in one.message for one in errors.values())
-    assert rundir.read_losses(tmp_path / "run") == ()
 
 
 def test_a_checkpoint_is_due_by_the_clock_too(tmp_path):

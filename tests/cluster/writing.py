@@ -132,7 +132,7 @@ def _rank(rank: int, job: dict[str, Any], words: Any) -> int:
         while not words[8]:
             time.sleep(0.001)
         policy = Policy(every="20", keep_last=job.get("keep_last", 1))
-        saver = Saver(PLAN, run, rank, WORLD, job.get("attempt", "a"), policy)
+        saver = Saver(PLAN, run, Folders(job.get("attempt", "a"), rank, (0,) * WORLD), policy)
         saver_module.POLL_S = 0.002
         for place, step in enumerate(job["steps"]):
             saver.save(step, step, views(rank, step))
@@ -185,6 +185,7 @@ if __name__ == "__main__":
     from executor.checkpoints import Policy
     from executor.worker import saver as saver_module
     from executor.worker import shards
+    from executor.worker.folders import Folders
     from executor.worker.pieces import View
     from executor.worker.saver import Saver
     from planner.spec import Layout

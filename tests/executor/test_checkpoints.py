@@ -39,7 +39,7 @@ def written(run: Path, step: int) -> Path:
         (folder / name).write_bytes(bytes([step % 251, rank]) * 3000)
         digest = checkpoints.digest(folder / name)
         checkpoints.answer(folder, rank, Answer(name=name, size=6000, sha256=digest))
-    said = checkpoints.answers(folder, 2)
+    said = checkpoints.answers(folder, (0, 1))
     files = {one.name: File(one.size, one.sha256) for one in said.values()}
     return checkpoints.commit(folder, checkpoints.described(PLAN, step, step, files))
 
