@@ -234,7 +234,7 @@ def newest(run: Path) -> tuple[Path | None, list[tuple[str, str]]]:
 
 def last_step(run: Path) -> int | None:
     """After how many steps the newest checkpoint of a run was completed, by its folder's name; nothing is read."""
-    return max(_steps(run), default=None)
+    return max(steps_of(run), default=None)
 
 
 def retention(steps: Iterable[int], keep_last: int, keep_every: int | None = None) -> list[int]:
