@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from writing import Writers, build_library
 
-from executor import checkpoints
+from executor import checkpoints, holdings
 
 STEPS = [20, 40]
 
@@ -69,6 +69,48 @@ def test_ranks_killed_at_every_boundary_lose_nothing_that_was_complete(writers, 
         check_after_kill(writers, run, found["complete"], go_on=at % 3 == 0)
     print(f"\n{killed} kills at {count} boundaries")
     assert killed >= count - 2  # the order of two ranks' calls is not the same each time
+
+
+@pytest.mark.long
+def test_hosts_of_own_folders_killed_at_every_boundary_lose_nothing_that_was_complete(writers, tmp_path):
+    run = tmp_path / "run"
+    hosts = [run / "host-0", run / "host-1"]
+
+    def write(steps: list[int], name: str, **options: object) -> dict[str, object]:
+        return writers.write(run, steps, store=str(tmp_path / name), attempt=name, **options)
+
+    def fresh(name: str) -> str:
+        new_run(run)
+        for host in hosts:
+            host.mkdir()
+        return name
+
+    whole = write(STEPS, fresh("whole"))
+    assert (whole["complete"], whole["killed"]) == (STEPS, False)
+    count = whole["boundaries"]
+    assert count > 80, "the library saw nothing"
+    killed, alone = 0, 0
+    for at in range(count):
+        found = write(STEPS, fresh(f"at-{at}"), kill_at=at, half=at % 2 == 0, at_once=at % 3 > 0)
+        killed += found["killed"]
+        held = {str(host): holdings.held(host, STEPS) for host in hosts}
+        newest, _ = holdings.newest(held)
+        named = [checkpoints.steps_of(host) for host in hosts]
+        alone += named[0].keys() != named[1].keys()
+        if found["complete"]:
+            assert newest is not None and newest.step >= max(found["complete"])
+        if newest is not None:
+            assert writers.load(*(steps[newest.step] for steps in named)) == {"step": newest.step}
+        for folder, own in ((path, rank) for rank, host in enumerate(hosts) for path in named[rank].values()):
+            name = f"rank-{own}.safetensors"
+            assert not checkpoints.faults(folder, {name: checkpoints.complete(folder).files[name]})
+        if at % 3 == 0:
+            again = write([60], f"after-{at}")
+            assert again["complete"] == [60]
+            for host in hosts:
+                assert 60 in checkpoints.steps_of(host)
+    print(f"\n{killed} kills at {count} boundaries, {alone} of which left one host alone with a checkpoint")
+    assert killed >= count - 4 and alone > 0
 
 
 @dataclass

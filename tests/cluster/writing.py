@@ -65,13 +65,14 @@ class Writers:
 
     def write(self, run: Path, steps: list[int], **options: Any) -> dict[str, Any]:
         """Checkpoints of these steps by WORLD ranks. With `kill_at` the rank that reaches that boundary is killed, and
-        the others `at_once` or a little later. {"complete": steps rank 0 was told are complete, "killed": whether,
+        the others `at_once` or a little later. With `store`, a file's name, each rank has run/host-RANK for itself.
+        {"complete": steps rank 0 was told are complete, "killed": whether,
         "boundaries": how many there were}."""
         return self.do(kind="write", run=str(run), steps=steps, **options)
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """The numbers of a checkpoint: {"step": the step whose numbers they all are, or None}."""
-        return self.do(kind="load", folder=str(folder))
+    def load(self, *folders: Path) -> dict[str, Any]:
+        """The numbers of a checkpoint, of hosts' folders: {"step": the step whose numbers they all are, or None}."""
+        return self.do(kind="load", folders=[str(one) for one in folders])
 
 
 def serve() -> None:
@@ -81,7 +82,7 @@ def serve() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            said = written(job) if job["kind"] == "write" else loaded(Path(job["folder"]))
+            said = written(job) if job["kind"] == "write" else loaded([Path(one) for one in job["folders"]])
         except Exception:
             said = {"error": traceback.format_exc()}
         answers.write(json.dumps(said) + "\n")
@@ -91,7 +92,9 @@ def serve() -> None:
 def written(job: dict[str, Any]) -> dict[str, Any]:
     """Fork the ranks, and see to their end."""
     shared = mmap.mmap(-1, 4096)
-    words = (ctypes.c_long * 128).from_buffer(shared)  # 0: boundaries; 8: begun; 16 and on: ranks done; 64: complete
+    words = (ctypes.c_long * 128).from_buffer(
+        shared
+    )  # 0: boundaries; 2, 3: folders begun; 8: all; 16 and on: ranks done; 64: complete
     before = os.environ.copy()
     os.environ["BOUNDARIES_UNDER"] = job["run"]
     if "log" in job:
@@ -125,15 +128,21 @@ def _rank(rank: int, job: dict[str, Any], words: Any) -> int:
         arm = ctypes.CDLL(None).boundaries_arm
         arm.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_int]
         arm(ctypes.addressof(words), job.get("kill_at", -1), int(job.get("half", False)))
-        run = Path(job["run"])
-        if rank == 0:
+        run, leaders, store = Path(job["run"]), (0,) * WORLD, None
+        if "store" in job:
+            run, leaders, store = run / f"host-{rank}", tuple(range(WORLD)), FileStore(job["store"], WORLD)
+        if leaders[rank] == rank:
             checkpoints.begin(run)
+            words[2 + rank] = 1
+        while not all(words[2 + leader] for leader in leaders):
+            time.sleep(0.001)
+        if rank == 0:
             words[8] = 1
         while not words[8]:
             time.sleep(0.001)
         policy = Policy(every="20", keep_last=job.get("keep_last", 1))
-        saver = Saver(PLAN, run, Folders(job.get("attempt", "a"), rank, (0,) * WORLD), policy)
-        saver_module.POLL_S = 0.002
+        saver = Saver(PLAN, run, Folders(job.get("attempt", "a"), rank, leaders, store), policy)
+        saver_module.POLL_S = folders.LOOK_S = 0.002
         for place, step in enumerate(job["steps"]):
             saver.save(step, step, views(rank, step))
             saver.wait()
@@ -162,9 +171,10 @@ def views(rank: int, step: int) -> list[Any]:
     return found
 
 
-def loaded(folder: Path) -> dict[str, Any]:
+def loaded(places: list[Path]) -> dict[str, Any]:
     """Load as both ranks do, and say of which step all numbers are."""
-    paths = [folder / name for name in checkpoints.complete(folder).files]
+    names = checkpoints.complete(places[0]).files
+    paths = [next(one / name for one in places if (one / name).exists()) for name in names]
     steps = set()
     for rank in range(WORLD):
         empty = views(rank, 0)
@@ -180,11 +190,12 @@ def loaded(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     import torch
     from test_rundir import make_plan
+    from torch.distributed import FileStore
 
     from executor import checkpoints
     from executor.checkpoints import Policy
+    from executor.worker import folders, shards
     from executor.worker import saver as saver_module
-    from executor.worker import shards
     from executor.worker.folders import Folders
     from executor.worker.pieces import View
     from executor.worker.saver import Saver
