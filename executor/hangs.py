@@ -42,6 +42,7 @@ State = Literal["stopped", "waiting", "backward", "elsewhere", "silent"]
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?+) in (?P<name>.+)$')
 DISTRIBUTED = (
     "/torch/distributed/", "/deepspeed/comm/", "/torch/nn/parallel/distributed.py", "/executor/worker/transport.py",
+    "/executor/worker/waits.py",
 )  # fmt: skip
 """Whose functions wait for other ranks, where they are the innermost of a stack."""
 HELPERS = ("wrapper", "log_wrapper", "wait", "finish")
@@ -223,7 +224,8 @@ def place_of(stacks: str) -> tuple[State, str]:
         if frames and any(part in frames[0][0] for part in DISTRIBUTED):
             inside = [name for file, _, name in frames if any(part in file for part in DISTRIBUTED)]
             name = next((one for one in inside if one not in HELPERS), inside[0]).lstrip("_")
-            caller = next((one for one in frames if "/executor/" in one[0] or "-packages/" not in one[0]), frames[-1])
+            others = [one for one in frames if not any(part in one[0] for part in DISTRIBUTED)]
+            caller = next((one for one in others if "/executor/" in one[0] or "-packages/" not in one[0]), frames[-1])
             return "waiting", f"{name}, called from {_shown(caller)}"
     if not threads or not threads[-1]:
         return "silent", ""

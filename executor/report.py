@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from executor import attempts, rundir
+from executor import attempts, rundir, stragglers
+from executor.stragglers import Straggler
+from executor.view import host_names
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.groups import coordinates
@@ -117,6 +119,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float | None = None
     training_s: float | None = None
     goodput: float | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    """Ranks that the others waited for, as far as the trainer measured (executor.stragglers)."""
 
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +168,7 @@ def build(folder: Path) -> Report:
         script=rundir.script_of(folder),
         checkpoints=rundir.read_checkpoints(folder),
         attempts=earlier,
+        stragglers=stragglers.of_run(folder, plan, host_names(folder, plan), earlier),
         run_s=run_s,
         training_s=training_s if run_s else None,
         goodput=float(goodput(training_s, run_s)) if run_s else None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from executor import stragglers
 from executor.report import SMALL_SHARE, Line, MemoryReport, Report
 from executor.rundir import Checkpointed
 from planner.record import Attempt
@@ -102,6 +103,8 @@ def render(report: Report, console: Console) -> None:
         say(f"start {number}: {attempt_text(one)}")
     if report.attempts and report.goodput is not None:
         say(goodput_text(report))
+    for slow in report.stragglers:
+        say(stragglers.sentence(slow))
     for note in report.notes:
         say(f"note: {note}")
     if report.node_tx_bytes:

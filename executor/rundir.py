@@ -266,6 +266,11 @@ def read_training_s(folder: Path) -> float:
     return sum(step.step_s for step in _logged(folder))
 
 
+def read_busy(folder: Path) -> tuple[tuple[int, float, tuple[float, ...]], ...]:
+    """(step from 0, its seconds, how long each rank was busy in it) of every step for which rank 0 logged that."""
+    return tuple((line.step, line.step_s, line.busy_s) for line in _logged(folder) if line.busy_s)
+
+
 def read_validation(folder: Path) -> tuple[tuple[int, float], ...]:
     """(steps done, loss) of every pass over the validation data that rank 0 logged."""
     lines = _lines(folder)
@@ -307,6 +312,7 @@ class _Line(msgspec.Struct, frozen=True):
     pause_s: float = 0.0
     write_s: float = 0.0
     error: str = ""
+    busy_s: tuple[float, ...] = ()
 
 
 def _logged(folder: Path) -> list[_Line]:

@@ -21,6 +21,7 @@ from executor import alive, attempts, checkpoints, rundir
 from executor.alive import Said
 from executor.joining import JOIN, read_joined
 from executor.reap import Standing, seen, standing
+from executor.stragglers import Straggler, Turn, find
 from executor.verdict import NODE_LOST, NOT_MET
 from planner.plan import Plan
 from planner.record import RunRecord
@@ -33,7 +34,7 @@ SETTLED_S = 60.0
 MAKING_S = 5.0
 """A folder without launcher and record is taken for one that is being made for so long."""
 TAIL_BYTES = 256 * 1024
-RECENT_STEPS = 20
+RECENT_STEPS, RECENT_TURNS = 20, 100
 FOLLOWED = 128
 """Exit codes above it are signals': such an end is nobody's failure, and no start follows."""
 
@@ -85,6 +86,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointView | None = None
     restarts: tuple[Restart, ...] = ()
     ranks: tuple[RankView, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+    """Of the last steps (RECENT_TURNS)."""
 
     @property
     def over(self) -> bool:
@@ -102,6 +105,7 @@ class Line(msgspec.Struct, frozen=True):
     time: float = 0.0
     checkpoint_bytes: int | None = None
     error: str = ""
+    busy_s: tuple[float, ...] = ()
 
 
 @dataclass
@@ -139,6 +143,7 @@ class Lookout:
             checkpoint=_checkpoint(self.folder, lines),
             restarts=self._restarts,
             ranks=self._ranks(going),
+            stragglers=self._stragglers(steps),
         )
 
     def standing(self) -> Standing:
@@ -193,6 +198,11 @@ class Lookout:
             said, before = alive.read(self.folder, rank), self._heard.get(rank)
             if said is not None and (before is None or before[0] != said):
                 self._heard[rank] = said, self.clock() - (0.0 if before else self._age_s(rank))
+
+    def _stragglers(self, steps: Sequence[Line]) -> tuple[Straggler, ...]:
+        turns = [Turn(line.step, line.step_s or 0.0, line.busy_s) for line in steps if line.busy_s]
+        firsts = {0, *(one.resumed_from for one in self._restarts)}
+        return find(self.plan, turns[-RECENT_TURNS:], host_names(self.folder, self.plan), firsts)
 
     def _age_s(self, rank: int) -> float:
         """Of a word that was said before this process looked: by the clock of the disk."""

@@ -9,12 +9,13 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
 
 import msgspec
 
 from executor import alive
+from executor.stragglers import sentence
 from executor.view import CheckpointView, RankView, Restart, View
 from planner.units import format_bytes, format_seconds
 
@@ -47,6 +48,7 @@ class Changes:
     stream: TextIO
     as_json: bool = False
     _last: View | None = None
+    _told: set[tuple[object, ...]] = field(default_factory=set)
 
     def show(self, view: View) -> None:
         """Write what is new in it."""
@@ -63,6 +65,10 @@ class Changes:
     def _new(self, view: View) -> list[str]:
         before = len(self._last.restarts) if self._last else 0
         told = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
+        for one in view.stragglers:
+            what = one.rank, one.kind, one.at
+            told += [sentence(one)] * (what not in self._told)
+            self._told.add(what)
         saved = f"  {checkpoint_text(view.checkpoint)}" if view.checkpoint is not None else ""
         return [*told, summary(view) + saved]
 
@@ -75,6 +81,7 @@ def screen(view: View, rows: int) -> list[str]:
         age = f", {format_seconds(max(0.0, time.time() - at))} ago" if at else ""
         lines.append(f"newest {checkpoint_text(view.checkpoint)}{age}")
     lines += [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][-FEWEST_RANKS:]
+    lines += [sentence(one) for one in view.stragglers[:FEWEST_RANKS]]
     room = max(FEWEST_RANKS, rows - len(lines) - 3)
     shown = list(view.ranks)
     if len(shown) > room:

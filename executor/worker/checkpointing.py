@@ -48,6 +48,7 @@ class Checkpointing:
         self._asked = False
         self._put_off = False
         self._said = [0.0, 0.0, 0.0, 0.0]
+        self.busy_s: list[float] = []
         self._last, self._full, self._failed = time.monotonic(), "", ""
         self._rank, self._world_size = engine.world()
         self._saver: Saver | None = None
@@ -81,12 +82,16 @@ class Checkpointing:
     def _note(self, number: int, _: FrameType | None) -> None:
         self._asked = True
 
-    def summed(self, loss_sum: torch.Tensor, done: int) -> torch.Tensor:
-        """The loss summed over all ranks, and with it what each of them wishes after `done` steps."""
-        wishes = torch.tensor(self._wishes(done), dtype=loss_sum.dtype, device=loss_sum.device)
-        both = torch.cat([loss_sum.view(1), wishes])
+    def summed(self, loss_sum: torch.Tensor, done: int, busy_s: float = 0.0) -> torch.Tensor:
+        """The loss summed over all ranks, and with it what each of them wishes after `done` steps, and for how long
+        each was busy: a place for every rank, which the others leave empty."""
+        wishes = self._wishes(done)
+        busy = [busy_s * (rank == self._rank) for rank in range(self._world_size)]
+        said = torch.tensor([*wishes, *busy], dtype=loss_sum.dtype, device=loss_sum.device)
+        both = torch.cat([loss_sum.view(1), said])
         dist.all_reduce(both)
-        self._said = both[1:].tolist() if self._policy is not None else [0.0] * 4
+        found = both[1:].tolist()
+        self._said, self.busy_s = found[: len(wishes)] if self._policy is not None else [0.0] * 4, found[len(wishes) :]
         return both[0]
 
     def _wishes(self, done: int) -> list[float]:

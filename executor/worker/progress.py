@@ -5,8 +5,10 @@ Not here: measuring memory or traffic (meter.py).
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -24,12 +26,18 @@ from planner.units import format_bytes, format_seconds
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
-class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
+LOGGED_RANKS = 64
+"""A line of metrics.jsonl has as many busy times on average, whatever the ranks."""
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of metrics.jsonl. `loss` is the mean over the global batch's target tokens, before the update.
 
     `tokens` are those of the rows without their padding; `time` is the Unix time at which the step was over, so that
     what happens between steps can be seen too. `memory_bytes` is rank 0's: on a GPU what its allocator had at most
-    since the meter last started its count, on a CPU what is resident of the process now.
+    since the meter last started its count, on a CPU what is resident of the process now. `busy_s` is for how long each
+    rank was busy itself (executor.stragglers), by rank; left out of one rank, where it is not known, and of all but
+    every n-th step of n times LOGGED_RANKS ranks.
     """
 
     step: int
@@ -41,6 +49,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     time: float
     memory_bytes: float
+    busy_s: tuple[float, ...] = ()
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +180,12 @@ class Reporter:
         """Take the progress bar down."""
         if self._bar is not None:
             self._bar.close()
+
+
+def shown(busy_s: Sequence[float], step: int) -> tuple[float, ...]:
+    """The busy times that a step's line has, to a tenth of a millisecond."""
+    known = len(busy_s) > 1 and min(busy_s) > 0 and step % math.ceil(len(busy_s) / LOGGED_RANKS) == 0
+    return tuple(round(one, 4) for one in busy_s) if known else ()
 
 
 def memory_in_use() -> float:

@@ -23,14 +23,14 @@ import torch.distributed as dist
 from executor import alive, checkpoints
 from executor.checkpoints import Policy
 from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, fetching, lastwords, limits, shards, states, timeouts, weights
+from executor.worker import cpu, fake_world, fetching, lastwords, limits, shards, states, timeouts, waits, weights
 from executor.worker.checkpointing import Checkpointing
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite, target_tokens
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
 from executor.worker.model import build_optimizer, unfilled_model
-from executor.worker.progress import Reporter, StepMetrics, memory_in_use
+from executor.worker.progress import Reporter, StepMetrics, memory_in_use, shown
 from executor.worker.rows import Rows
 from executor.worker.schedule import learning_rate
 from executor.worker.seeds import seed_step
@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> None:
     check_inputs(plan, every_line=False)
     _choose_device(plan)
     states.watch(options.folder, dist.distributed_c10d, dist)
+    waits.install()
     if options.fake_world:
         fake_world.start(plan)
     engine = start_engine(plan, folder)
@@ -147,6 +148,7 @@ def _train(
     last = time.perf_counter()
     for step in range(first, recipe.steps):
         alive.say(alive.FIRST_STEP if step == first else alive.STEP, step + 1)
+        turn = waits.Turn(engine.device)
         batches = micro_batches(rows, order, layout, data_parallel_rank, step)
         # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
         whole = order.batch(step)
@@ -163,7 +165,7 @@ def _train(
                 raise PlannerError("grad_norm", error.norm, rule, fix, exit_code=5) from None
             _finish_device_work(engine.device)
         seconds = time.perf_counter() - begin
-        loss_sum = saving.summed(loss_sum, step + 1)
+        loss_sum = saving.summed(loss_sum, step + 1, turn.busy_s())
         wire.step_ended()
         loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
         metrics = StepMetrics(
@@ -176,6 +178,7 @@ def _train(
             step_s=seconds,
             time=time.time(),
             memory_bytes=memory_in_use(),
+            busy_s=shown(saving.busy_s, step),
         )
         if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(

@@ -3,7 +3,9 @@
 HOLD="RANK STEP TIMES": this rank never ends this step (from 1), in so many starts of the run. DIE="RANK STEP TIMES": it
 kills itself there, once rank 0 has logged the steps before. EVERY="STEPS": such a rank begins no step before the
 checkpoint that is due by then is complete, so that none is put off, however slow the disk. SLOW_S: rank 0 takes so long
-for its first step, and for all of its first validation, batch by batch. Not here: any expectation.
+for its first step, and for all of its first validation, batch by batch. EACH_S: every rank takes so much longer for
+each step. DRAG="RANK SECONDS": this rank does. PAUSE="RANK STEP SECONDS": this rank does once. Not here: any
+expectation.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     """One rank."""
     start_engine, rank = train.start_engine, int(os.environ["RANK"])
     slow_s = float(os.environ.get("SLOW_S", "0")) * (rank == 0)
+    each_s = float(os.environ.get("EACH_S", "0"))
+    drags, drag_s = (float(word) for word in os.environ.get("DRAG", "-1 0").split())
+    pauses, pause_at, pause_s = (float(word) for word in os.environ.get("PAUSE", "-1 -1 0").split())
 
     def started(plan: Any, folder: str) -> Any:
         engine = start_engine(plan, folder)
@@ -42,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             if not begun:
                 time.sleep(slow_s)
             begun.append(step)
+            time.sleep(each_s + drag_s * (rank == drags) + pause_s * ((rank, step) == (pauses, pause_at)))
             return run(*given)
 
         def slow_loss(batch: Any) -> Any:

@@ -71,7 +71,7 @@ def piped(*words: str) -> subprocess.Popen[str]:
 def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
     folder, seen, echoed = tmp_path / "run", {}, []
     options = launch.Options(
-        run_dir=folder, nodes=1, hosts="loopback", env=("DIE=1 12 1 10",), trainer="tests.cluster.hanging",
+        run_dir=folder, nodes=1, hosts="loopback", env=("DIE=1 12 1", "EVERY=5"), trainer="tests.cluster.hanging",
         max_restarts=1, checkpoints=Policy(every="5"),
     )  # fmt: skip
 

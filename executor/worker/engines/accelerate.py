@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker import loading
+from executor.worker import loading, waits
 from executor.worker.engines.base import (
     Engine,
     LiveMesh,
@@ -151,6 +151,11 @@ class DdpEngine(WholeEngine):
         assert isinstance(self.model, nn.parallel.DistributedDataParallel)
         ranks = dist.get_process_group_ranks(self.model.process_group)
         return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
+
+    @override
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        with waits.at_the_end_of(loss):
+            super().backward(loss, last=last)
 
     @override
     def views(self) -> Iterator[View]:
