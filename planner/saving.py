@@ -15,6 +15,7 @@ from planner.inventory.units import repeats
 from planner.optimizers import Tensor, state_bytes
 from planner.plan import CheckpointAdvice
 from planner.spec import Cluster, ModelSpec, TrainingJob
+from planner.units import format_bytes, format_duration, format_seconds
 
 HOUR_S = 3600.0
 ELEMENT_BYTES = 4.0
@@ -82,3 +83,11 @@ def advice(model: ModelSpec, job: TrainingJob, cluster: Cluster) -> CheckpointAd
     if seconds and rate:
         interval = float(daly_interval_s(seconds, float(cluster_mtbf_s(cluster.gpus, rate))))
     return CheckpointAdvice(bytes=size, seconds=seconds, interval_s=interval)
+
+
+def advice_text(found: CheckpointAdvice | None) -> str:
+    """Size, time and best interval of checkpoints, each n/a where it is not known."""
+    if found is None:
+        return "checkpoint n/a"
+    interval = format_duration(found.interval_s) + " of training" * (found.interval_s is not None)
+    return f"checkpoint {format_bytes(found.bytes)}, written in {format_seconds(found.seconds)}, best after {interval}"

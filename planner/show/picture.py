@@ -21,6 +21,7 @@ from planner.groups import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coord
 from planner.inventory import parameters
 from planner.parallelism.pipeline import stage_layers
 from planner.plan import Plan
+from planner.saving import advice_text
 from planner.spec import Cluster, Layout
 from planner.units import format_bytes, format_seconds
 
@@ -211,6 +212,7 @@ def _subtitle(plan: Plan) -> str:
         parts.append(f"peak {format_bytes(max(phase.total for phase in told.memory))} a GPU")
     if told.step_s is not None:
         parts.append(f"step {format_seconds(told.step_s)}")
+    parts.append(advice_text(told.checkpoint))
     return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.compare import Comparison, Side, Volume, ratio
 from planner.render import NOT_KNOWN, count_text, layout_text, table
-from planner.units import format_bytes, format_seconds, format_volume
+from planner.units import format_bytes, format_duration, format_seconds, format_volume
 
 LONGEST_VALUE = 40
 
@@ -56,6 +56,7 @@ def _value(value: Any) -> str:
 def _figures(found: Comparison, letters: list[str]) -> str:
     sides = found.sides
     terms = [term for term in dict.fromkeys(term for side in sides for term in side.terms) if _any(sides, term)]
+    saved = [side.plan.prediction.checkpoint for side in sides]
     kinds = list(dict.fromkeys(op for side in sides for op in side.collectives))
     rows = [
         _row("peak memory, live", [side.peak_bytes for side in sides], format_bytes),
@@ -70,6 +71,9 @@ def _figures(found: Comparison, letters: list[str]) -> str:
         _row("step", [side.step_s for side in sides], format_seconds),
         _row("tokens/s", [side.tokens_per_s for side in sides], count_text),
         _row("tokens/s/GPU", [_per_gpu(side) for side in sides], count_text),
+        _row("checkpoint", [None if one is None else one.bytes for one in saved], format_bytes),
+        _row("  written in", [None if one is None else one.seconds for one in saved], format_seconds),
+        _row("  best after", [None if one is None else one.interval_s for one in saved], format_duration),
     ]
     return table(("", *letters, *(f"{letter}/A" for letter in letters[1:])), rows)
 

@@ -23,6 +23,7 @@ from planner.render import (
     way_out,
     why_text,
 )
+from planner.saving import advice, advice_text
 from planner.search import FRONT_SPAN, Candidate
 from planner.spec import Layout
 from planner.units import format_bytes, format_duration
@@ -44,7 +45,12 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
         head = "layout" if len(shown) == 1 else "layout, then what differs"
         parts += [layouts_table(shown, found.answer.recommended, texts, head), ""]
     parts += dict.fromkeys(f"{name_text(one)}: {note}." for one in shown for note in _notes(one, found))
-    parts += [*verdicts_text(shown), _verdict(reached), counts_text(found)]
+    parts += [*verdicts_text(shown), _verdict(reached)]
+    if shown:
+        case = shown[0].case
+        told = advice_text(advice(case.model, case.job, case.cluster))
+        parts.append(f"{told[0].upper()}{told[1:]}.")
+    parts.append(counts_text(found))
     if found.front:
         parts += ["", *_front(found)]
     if why_not is not None:

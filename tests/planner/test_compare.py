@@ -13,7 +13,7 @@ from planner import command, options
 from planner.cli import planner
 from planner.compare import compare
 from planner.estimate import plan_of
-from planner.plan import Plan, Prediction, encode_plan
+from planner.plan import CheckpointAdvice, Plan, Prediction, encode_plan
 from planner.recommend import recommend
 from planner.views.compare import compare_text
 
@@ -155,3 +155,15 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     for other in ("nowhere.json", str(tmp_path / "other.json")):
         assert run("compare", file, other) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_checkpoints_stand_side_by_side_and_what_is_not_known_is_said(wide: Plan):
+    def saved(advice: CheckpointAdvice | None) -> Plan:
+        return msgspec.structs.replace(wide, prediction=msgspec.structs.replace(wide.prediction, checkpoint=advice))
+
+    known = saved(CheckpointAdvice(bytes=2 * 2**30, seconds=4.0, interval_s=1800.0))
+    text = compare_text(compare([("a", known), ("b", saved(CheckpointAdvice(bytes=2**30))), ("c", saved(None))]))
+
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "checkpoint 2.00 GiB 1.00 GiB n/a 0.5x" in rows
+    assert "written in 4.00 s n/a n/a" in rows and "best after 30.0 min n/a n/a" in rows

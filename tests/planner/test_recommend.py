@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -469,3 +470,11 @@ def test_constraints_that_contradict_or_change_nothing_are_refused(
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert words in err
+
+
+def test_the_recommendation_states_its_checkpoint(capsys):
+    assert run("recommend", "--model", "1b", "--gpus", "8", "--top", "1") == 0
+    assert ", written in n/a, best after n/a.\n" in capsys.readouterr().out
+    assert run("recommend", "--model", "1b", "--cluster", "llama-3-24k", "--gpus", "1024", "--top", "1") == 0
+    assert re.search(r"Checkpoint [\d.]+ GiB, written in [\d.]+ ms, best after [\d.]+ s of training\.\n",
+                     capsys.readouterr().out)  # fmt: skip

@@ -23,6 +23,7 @@ from planner.show.picture import cells_of, picture_of
 from planner.show.svg import svg_of
 from planner.show.terminal import print_plan
 from planner.spec import Layout
+from planner.units import format_bytes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -204,6 +205,20 @@ def test_a_plan_without_prediction_has_unknown_links_not_empty_ones(capsys):
     assert picture_of(bare).loads is None
     assert "n/a, the plan has no prediction" in capsys.readouterr().out
     assert b"n/a" in svg_of(bare)
+
+
+def test_a_checkpoint_stands_above_the_drawing_with_what_is_known_of_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    plan = fsdp(8, "1b")
+    print_plan(plan)
+    advice = plan.prediction.checkpoint
+    assert advice is not None
+    size = format_bytes(advice.bytes)
+    assert f"checkpoint {size}, written in n/a, best after n/a\n" in capsys.readouterr().out
+
+    known = msgspec.structs.replace(advice, seconds=90.0, interval_s=7200.0)
+    told = msgspec.structs.replace(plan, prediction=msgspec.structs.replace(plan.prediction, checkpoint=known))
+    assert picture_of(told).subtitle.endswith(f"checkpoint {size}, written in 1.5 min, best after 2.0 h of training")
 
 
 # -- in the terminal -----------------------------------------------------------------------------------------------
