@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import checkpoints, rundir
+from executor import alive, checkpoints, rundir
 from executor.alive import ALIVE
 from executor.checkpoints import Complete, Policy
 from executor.joining import JOIN, JOINED, without_secrets
@@ -178,9 +178,11 @@ def named(place: Place) -> str:
 
 
 def failure_of(run: Path, record: RunRecord) -> tuple[object, ...]:
-    """A failure by its kind and place: equal where a start failed as the one before did, at the same step."""
+    """A failure by its kind and place: equal where a start failed as the one before did, at the same step. That is the
+    step of the rank that failed, as it said itself: rank 0 may not have logged the one before."""
+    said = alive.read(run, record.failed_rank) if record.failed_rank is not None else None
     done = max((line.done for _, line in _lines(run / rundir.METRICS)), default=0)
-    return record.status, record.cause, record.failed_rank, done + 1
+    return record.status, record.cause, record.failed_rank, said.step if said and said.step else done + 1
 
 
 def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> Path:

@@ -33,7 +33,7 @@ from executor.prepare import Options, Prepared, decided, folder_checks
 from executor.reap import reap, this_launcher
 from executor.rollcall import RollCall, listed
 from executor.ssh import Answer, Contact
-from executor.supervise import POLL_S, Echo, received_signals
+from executor.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
 from planner import inputs
 from planner.backend import LaunchSpec, NodeCommand
@@ -270,7 +270,7 @@ class _Run:
             now = time.monotonic()
             for one in signals[passed:]:
                 self._stop(one)
-                give_up = now + STOP_S
+                give_up = now + self._patience_s(signals)
             passed = len(signals)
             together = together or all_met(self.folder, self.ready.ranks)
             if not self.stopped:
@@ -286,6 +286,11 @@ class _Run:
                 break
         good = len(self.ends) == len(self.machines) and not any(_failed(one) for one in self.ends.values())
         return Ending(ok=good, signal=signals[0] if signals else None, timed_out=timed_out)
+
+    def _patience_s(self, signals: Sequence[int]) -> float:
+        """How long nodes may take to end: a scheduler's signal first has them write a checkpoint, where they do."""
+        asked = len(signals) == 1 and signals[0] in GENTLE and self.ready.options.checkpoints is not None
+        return STOP_S + CHECKPOINT_S * asked
 
     def _hear(self, number: int) -> None:
         """Take in what hosts say, until none says anything for a moment."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,13 +173,17 @@ def _broken(path: Path, rule: str) -> PlannerError:
 def restore(engine: Any, paths: Sequence[Path], updates: int) -> None:
     """Put a checkpoint of any layout into a prepared engine (worker.engines.base) that made `updates` updates.
 
-    Every rank must call it. All end alike: what one rank refuses is raised on all of them, with that rank's sentence.
+    Every rank must call it. All end alike: what befalls one rank is raised on all of them, with that rank's sentence.
     """
     refused: PlannerError | None = None
     try:
         load(paths, engine.views())
     except PlannerError as error:
         refused = error
+    except Exception as error:  # the others wait for this rank's word
+        traceback.print_exc()
+        rule = f"cannot be loaded ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
+        refused = PlannerError("checkpoint", None, rule, ANOTHER, exit_code=3)
     agree(refused)
     engine.restored(updates)
 

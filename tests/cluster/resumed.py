@@ -1,9 +1,11 @@
 """A rank that trains as the trainer does, saves its shard after some step, or begins from shards of any layout.
 
     resumed RUN_FOLDER [--save-after STEP [--back-after STEP]] [--load FOLDER --step STEP]
+                       [--ill-rank RANK]
 
-With --back-after it goes back to what it saved, once. It writes RUN_FOLDER/steps.json: [[step, loss, gradient norm],
-...] with every digit. Not here: the trainer, its checkpoints' protocol and its command line.
+With --back-after it goes back to what it saved, once. Rank --ill-rank RANK cannot say what it holds. It writes
+RUN_FOLDER/steps.json: [[step, loss, gradient norm], ...] with every digit. Not here: the trainer, its checkpoints'
+protocol and its command line.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--back-after", type=int)
     parser.add_argument("--load", type=Path)
     parser.add_argument("--step", type=int, default=0)
+    parser.add_argument("--ill-rank", type=int)
     options = parser.parse_args(arguments)
     try:
         _train(options)
@@ -42,6 +45,11 @@ def main(arguments: Sequence[str]) -> int:
         print(error.sentence, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def ill() -> None:
+    """What no code of ours foresees."""
+    raise KeyError("exp_avg")
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -52,6 +60,8 @@ def _train(options: argparse.Namespace) -> None:
     rank, _ = engine.world()
     rows = open_rows(plan, recipe.data)
     engine.prepare(unfilled_model(plan), lambda model: build_optimizer(model, plan))
+    if rank == options.ill_rank:
+        engine.views = ill
     if options.load is not None:
         shards.restore(engine, sorted(options.load.glob("*.safetensors")), options.step)
     data_rank = engine.mesh().data_parallel_rank

@@ -41,8 +41,10 @@ def die(host: TestHost) -> None:
     host.run("kill", "-KILL", "-1")
 
 
-def trained_without(hosts: TestHosts, tmp_path: Path, nodes: int, batch: int) -> tuple[dict[str, object], str, Path]:
-    """run.json of a run on so many nodes whose second host dies, all that was said, and its folder."""
+def trained_without(
+    hosts: TestHosts, tmp_path: Path, nodes: int, batch: int, lost: int = 1
+) -> tuple[dict[str, object], str, Path]:
+    """run.json of a run on so many nodes of which one's host dies, all that was said, and its folder."""
     layout = Layout(engine="fsdp2", dp_shard=nodes, zero_stage=3, micro_batch_size=batch // nodes)
     plan = make_plan(layout, replace(FULL, recipe=replace(FULL.recipe, steps=STEPS)), nodes=nodes, per_node=1)
     folder = tmp_path / "run"
@@ -51,7 +53,7 @@ def trained_without(hosts: TestHosts, tmp_path: Path, nodes: int, batch: int) ->
     held = folder / "HOLD-13"
     until(lambda: one.poll() is not None or held.exists(), "rank 1 to stand still after the checkpoint of step 10")
     assert one.poll() is None, one.communicate()
-    die(hosts.hosts[1])
+    die(hosts.hosts[lost])
     _, said = one.communicate(timeout=LONGEST_S)
     code = one.returncode
 
@@ -71,6 +73,18 @@ def test_a_spare_takes_a_lost_host_s_place(hosts: TestHosts, tmp_path: Path) -> 
     assert (attempt["status"], attempt["cause"], attempt["resumed_from"]) == ("node lost", "node lost", 10)
     assert "blue" in attempt["message"]
     assert rundir.read_losses(folder) == rundir.read_losses(tmp_path / "whole")  # the same layout: to the last bit
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_host_with_the_ranks_store_is_replaced_too(hosts: TestHosts, tmp_path: Path) -> None:
+    found, said, folder = trained_without(hosts, tmp_path, 2, SEQUENCES, lost=0)
+
+    assert found["status"] == "completed" and found["nodes"] == 2
+    assert "red is left out" in said and "nodes are now blue, green" in said
+    (attempt,) = found["attempts"]  # type: ignore[misc]
+    assert (attempt["status"], attempt["resumed_from"]) == ("node lost", 10) and "red" in attempt["message"]
+    assert rundir.read_losses(folder) == rundir.read_losses(tmp_path / "whole")
 
 
 @pytest.mark.long

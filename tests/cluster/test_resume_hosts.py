@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -19,12 +20,13 @@ from msgspec.structs import replace
 from test_ssh import EXECUTOR, alone, ended, make_plan, nothing_stays, pair, started  # noqa: F401 (fixtures)
 from waiting import until
 
-from executor import rundir
+from executor import checkpoints, rundir
 from planner import inputs
 from planner.spec import Layout
 
 pytestmark = pytest.mark.skipif(unusable() is not None, reason=str(unusable()))
 STEPS = 15
+NAMED_S = 15.0
 
 
 def test_a_run_over_ssh_goes_on_by_command_and_by_itself(pair: TestHosts, tmp_path: Path) -> None:  # noqa: F811
@@ -51,6 +53,66 @@ def test_a_run_over_ssh_goes_on_by_command_and_by_itself(pair: TestHosts, tmp_pa
     whole = run_warm(inputs.resolved(plan), tmp_path / "whole", "--no-meter")
     assert set(whole.exit_codes) == {0}, whole.output
     assert tuple(found["losses"]) == rundir.read_losses(tmp_path / "whole")
+    nothing_stays(pair)
+
+
+@pytest.mark.long
+def test_a_host_s_agent_that_is_killed_is_a_lost_node_and_the_run_goes_on(pair: TestHosts, tmp_path: Path) -> None:  # noqa: F811
+    layout = Layout(engine="ddp", dp_replicate=2, micro_batch_size=SEQUENCES // 2)
+    plan = make_plan(layout, replace(FULL, recipe=replace(FULL.recipe, steps=STEPS)), nodes=2, per_node=1)
+    folder = tmp_path / "run"
+    words = ("--checkpoint-every", "10", "--no-save-weights", "--max-restarts", "1")
+    befalls = {"HOLD": "1 13 1", "EVERY": "10"}
+    one = started(pair, tmp_path, inputs.resolved(plan), folder, *words, befalls=befalls)
+    until(lambda: one.poll() is not None or (folder / "HOLD-13").exists(), "rank 1 to stand still")
+    assert one.poll() is None, one.communicate()
+    killed = time.time()
+    assert pair.hosts[1].run("pkill", "-KILL", "-f", "executor.worker.agent").returncode == 0
+    code, said = ended(one)
+
+    assert code == 0, said
+    assert (folder / "attempts" / "1" / "run.json").stat().st_mtime - killed < NAMED_S
+    (attempt,) = json.loads((folder / "run.json").read_text())["attempts"]
+    assert (attempt["status"], attempt["resumed_from"]) == ("node lost", 10)
+    assert "the agent of blue was killed by SIGKILL" in attempt["message"]
+    whole = run_warm(inputs.resolved(plan), tmp_path / "whole", "--no-meter")
+    assert rundir.read_losses(folder) == rundir.read_losses(whole.folder)
+    nothing_stays(pair)
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        (signal.SIGTERM,),
+        pytest.param((signal.SIGINT,), marks=pytest.mark.long),
+        pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.long),
+    ],
+)
+def test_a_run_of_hosts_that_is_stopped_keeps_its_checkpoints_and_leaves_nothing(
+    pair: TestHosts,  # noqa: F811
+    tmp_path: Path,
+    signals: tuple[signal.Signals, ...],
+) -> None:
+    layout = Layout(engine="ddp", dp_replicate=2, micro_batch_size=SEQUENCES // 2)
+    plan = make_plan(layout, replace(FULL, recipe=replace(FULL.recipe, steps=100_000)), nodes=2, per_node=1)
+    folder = tmp_path / "run"
+    one = started(pair, tmp_path, inputs.resolved(plan), folder, "--checkpoint-every", "10", "--no-save-weights")
+    until(lambda: one.poll() is not None or checkpoints.newest(folder)[0] is not None, "a checkpoint")
+    before, _ = checkpoints.newest(folder)
+    assert before is not None and one.poll() is None, one.communicate()
+    for number in signals:
+        one.send_signal(number)
+    code, said = ended(one)
+
+    assert code == 128 + signals[0], said
+    newest, skipped = checkpoints.newest(folder)
+    assert newest is not None and all(name.endswith(".partial") for name, _ in skipped), skipped
+    step = checkpoints.complete(newest).step
+    assert step >= int(before.name.removeprefix("step-"))
+    found = json.loads((folder / "run.json").read_text())
+    assert found["status"] == "interrupted" and found["message"].startswith(f"stopped by {signals[0].name}")
+    if signals[0] == signal.SIGTERM:
+        assert f"with the checkpoint step-{step}" in found["message"] and len(found["losses"]) == step
     nothing_stays(pair)
 
 

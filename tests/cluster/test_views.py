@@ -69,6 +69,7 @@ ALL = (
         "zero3-pure-bf16": in_precision("pure-bf16", "zero3-accum1"),
         "tp2": Case(Layout(engine="transformers-tp", tp=2, micro_batch_size=SEQUENCES)),
         "tp2-replicated": Case(Layout(engine="transformers-tp", tp=2, dp_replicate=2, micro_batch_size=SEQUENCES // 2)),
+        "tp2-zero2-bf16": in_precision("bf16", "tp2-zero2-accum2"),
         "tp2-fsdp2-bf16": in_precision("bf16", "tp2-fsdp2-accum1"),
     }
 )
@@ -117,6 +118,7 @@ LONG_SAME = (
     "zero3-bf16",
     "zero3-lora-bf16",
     "tp2-fsdp2-bf16",
+    "tp2-zero2-bf16",
     "fsdp2-pure-bf16",
     "zero1-pure-bf16",
     "zero3-pure-bf16",
@@ -248,6 +250,14 @@ def test_a_piece_that_one_rank_misses_is_named_by_all_of_them(trained: Trained, 
     said = [line for line in finished.output.splitlines() if line.startswith("checkpoint=")]
     assert len(said) == 4 and len(set(said)) == 1
     assert f"the weight {lost.name}: has 0 of the" in said[0] and "(rank 3)" in said[0]
+
+
+def test_what_befalls_one_rank_in_loading_ends_all_of_them_alike(trained: Trained, tmp_path: Path) -> None:
+    saved, _ = trained("ddp 4")
+    finished = start(ALL["ddp 4"], tmp_path, "--load", str(saved), "--step", str(SAVED), "--ill-rank", "2", nodes=4)
+
+    assert finished.exit_codes == (3, 3, 3, 3), finished.output[-3000:]
+    assert finished.output.count("checkpoint: cannot be loaded (KeyError: 'exp_avg') (rank 2)") == 4
 
 
 def test_ranks_write_equal_parts_of_what_they_all_hold(trained: Trained) -> None:

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from executor import attempts, checkpoints, report, resume, rundir
+from executor.alive import STEP, Said
 from executor.checkpoints import File
 from executor.report_text import attempt_text, goodput_text
 from planner.errors import PlannerError
@@ -110,6 +111,18 @@ def test_an_earlier_start_is_put_aside_and_its_steps_after_the_checkpoint_are_cu
         "training failed after step 12 (rank 1 failed first: killed by SIGKILL); went on after step 10: "
         "2 steps trained again (1.00 s), 28.00 s until the next step"
     )
+
+
+def test_a_failure_is_the_same_where_its_rank_was_at_the_same_step_whatever_rank_0_had_logged(run):
+    where = run / "alive" / "rank-1"
+    where.write_bytes(msgspec.json.encode(Said(rank=1, process="1:1", count=9, stage=STEP, step=13)))
+    failed = replace(record("training failed", 5), failed_rank=1)
+    first = attempts.failure_of(run, failed)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:11]))
+    assert attempts.failure_of(run, failed) == first and first[-1] == 13
+    where.write_bytes(msgspec.json.encode(Said(rank=1, process="1:1", count=9, stage=STEP, step=11)))
+    assert attempts.failure_of(run, failed) != first
 
 
 def test_goodput_counts_each_step_once_and_the_time_of_every_start(run):

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from executor import frames, ssh_run
+from executor.checkpoints import Policy
 from executor.hosts import Machine
 from executor.node import CHUNK_BYTES, OWNER, Mirror, remove_stale
 from executor.prepare import Options
 from executor.processes import identity
 from executor.remote import Link
 from executor.ssh import Contact
+from executor.supervise import CHECKPOINT_S
 from planner.plan import read_plan
 
 
@@ -124,3 +128,13 @@ def test_a_message_that_is_cut_short_is_the_end(said):
 def test_what_is_no_message_is_refused(said):
     with pytest.raises(ValueError, match="message"):
         frames.read(io.BytesIO(said))
+
+
+def test_a_scheduler_s_first_signal_gives_nodes_the_time_for_a_checkpoint_where_they_write_any(run):
+    def patience_s(*signals: int) -> float:
+        return run._patience_s(signals)
+
+    assert patience_s(signal.SIGTERM) == patience_s(signal.SIGINT) == ssh_run.STOP_S
+    run.ready = replace(run.ready, options=replace(run.ready.options, checkpoints=Policy(every="20")))
+    assert patience_s(signal.SIGTERM) == patience_s(signal.SIGUSR1) == ssh_run.STOP_S + CHECKPOINT_S
+    assert patience_s(signal.SIGINT) == patience_s(signal.SIGTERM, signal.SIGTERM) == ssh_run.STOP_S
