@@ -193,6 +193,8 @@ def verify(folder: Path, *, contents: bool = True) -> str | None:
     if unlisted := sorted(present - found.files.keys()):
         return f"{unlisted[0]} is not of this checkpoint: {COMPLETE} does not list it"
     wrong = faults(folder, found.files, contents=False) or (faults(folder, found.files) if contents else {})
+    for name in (name for name in wrong if name in found.places and not (folder / name).exists()):
+        return f"{name} was written on {found.places[name]}, and is not in this folder"
     return next(iter(wrong.values()), None)
 
 

@@ -197,7 +197,7 @@ class Saver:
             with suppress(Exception):  # the store is gone, and with it the run
                 self._folders.say(step, Agreed(error=why))
                 self._folders.say(step, Over(error=why))
-        self._removed(folder, found)
+        self._removed(folder, found if self._folders.apart else None)
 
     def _removed(self, folder: Path, found: Complete | None) -> None:
         """Remove what this rank's folder has of a checkpoint that did not come about elsewhere."""
@@ -234,13 +234,15 @@ class Saver:
             over = self._folders.heard(step, Over, 0, time.monotonic() + 2 * ANSWERS_S)
             if over.error:
                 raise OSError(over.error)
-            self._deleted(over.gone)
         except Silent:  # rank 0 is gone: what is complete in its folder is not known here
             return
         except Exception as error:
             self._removed(folder, found)
             with suppress(Exception):
                 self._folders.say(step, Committed(error=f"{_reason(error)} on {own.host}"))
+            return
+        with suppress(OSError):  # the next one tries again
+            self._deleted(over.gone)
 
     def _agreed(self, step: int) -> Complete:
         agreed = self._folders.heard(step, Agreed, 0, time.monotonic() + 2 * ANSWERS_S)

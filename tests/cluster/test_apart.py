@@ -5,6 +5,7 @@ Not here: hosts that ssh reaches (test_resume_apart.py), or one folder of all ra
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -21,18 +22,19 @@ STEPS = 4
 
 
 def a_plan(name: str) -> Plan:
-    sizes = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}, "zero3": {"dp_shard": 2}}[name]
+    sizes = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}, "zero3": {"dp_shard": 4}}[name]
     job = replace(FULL, recipe=replace(FULL.recipe, steps=STEPS))
-    return make_plan(replace(BASE[name], micro_batch_size=2, **sizes), job, nodes=1, per_node=2)
+    layout = replace(BASE[name], micro_batch_size=2, **sizes)
+    return make_plan(layout, job, nodes=1, per_node=layout.world_size)
 
 
-def train(plan: Plan, run: Path, *words: str) -> Finished:
+def train(plan: Plan, run: Path, *words: str, **environment: str) -> Finished:
     write_run_folder(plan, there(run))
-    return run_warm(plan, run, "--no-meter", *words, module="apart")
+    return run_warm(plan, run, "--no-meter", *words, module="apart", environment=environment)
 
 
 def there(run: Path) -> Path:
-    """The folder of rank 1."""
+    """The folder of the second half of the ranks."""
     return run.with_name(run.name + ELSEWHERE)
 
 
@@ -60,14 +62,16 @@ def test_each_keeps_its_own_files_and_another_place_gets_what_it_lacks(name: str
     whole = [one["loss"] for one in found.lines if "loss" in one]
     logged = rundir.read_checkpoints(run)
     assert (logged[0].step, logged[-1].step) == (1, STEPS) and not any(one.error for one in logged)
-    for rank, place in enumerate((run, there(run))):
+    ranks = [f"rank-{rank}.safetensors" for rank in range(plan.layout.world_size)]
+    own = ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]
+    for place, names in zip((run, there(run)), own, strict=True):
         assert sorted(checkpoints.steps_of(place)) == [one.step for one in logged]
-        assert files(place, 1) == {"COMPLETE", f"rank-{rank}.safetensors"}
+        assert files(place, 1) == {"COMPLETE", *names}
     (run / "metrics.jsonl").unlink()
     again = train(plan, run, "--resume", str(run / "checkpoints" / "step-1"))
     assert [one["loss"] for one in again.lines if "loss" in one] == whole[1:], again.output
-    both = {"COMPLETE", "rank-0.safetensors", "rank-1.safetensors"}  # of two replicas each writes half of everything
-    assert files(run, 1) == (both if name == "ddp" else both - {"rank-1.safetensors"})
+    needed = ranks if name == "ddp" else own[0]  # of two replicas each writes half of everything
+    assert files(run, 1) == {"COMPLETE", *needed}
 
     swapped(run)
     (run / "metrics.jsonl").unlink(missing_ok=True)
@@ -76,6 +80,17 @@ def test_each_keeps_its_own_files_and_another_place_gets_what_it_lacks(name: str
     assert [one["loss"] for one in other.lines if "loss" in one] == whole[1:], other.output
     for place in (run, there(run)):
         assert [path.name for path in (place / "checkpoints").iterdir()] == [f"step-{STEPS}"]
+
+
+def test_a_host_that_cannot_write_its_part_is_named_and_no_other_keeps_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    found = train(a_plan("fsdp2"), run, "--checkpoint-every", "1", LARGEST_FILE="200000")
+
+    assert found.exit_codes == (0,), found.output
+    host = socket.gethostname()
+    assert {one.error for one in rundir.read_checkpoints(run)} == {f"rank 1: File too large on {host}"}
+    for place in (run, there(run)):
+        assert [path for path in (place / "checkpoints").rglob("*") if path.is_file()] == []
 
 
 def test_what_no_folder_has_undamaged_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -137,3 +137,12 @@ def test_what_goes_is_decided_by_what_is_whole_everywhere(runs: dict[str, Path])
         written(runs, step)
     written(runs, 40, commits=("red",))
     assert checkpoints.retention(holdings.whole(held(runs)), keep_last=1) == [20]
+
+
+def test_one_host_s_part_by_itself_is_passed_over_with_the_host_that_has_the_rest(runs: dict[str, Path]) -> None:
+    written(runs, 20)
+    words = "rank-1.safetensors was written on blue, and is not in this folder"
+    assert checkpoints.newest(runs["red"]) == (None, [("step-20", words)])
+    shards = runs["blue"] / "checkpoints" / "step-20" / NAMES[1]
+    shutil.copyfile(shards, runs["red"] / "checkpoints" / "step-20" / NAMES[1])
+    assert checkpoints.newest(runs["red"]) == (runs["red"] / "checkpoints" / "step-20", [])
