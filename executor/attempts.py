@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from executor import alive, checkpoints, rundir
+from executor import alive, checkpoints, joining, rundir
 from executor.alive import ALIVE
 from executor.checkpoints import Complete, Policy
-from executor.joining import JOIN, JOINED, without_secrets
+from executor.joining import JOIN, JOINED, Joining, without_secrets
 from executor.prepare import Prepared
 from executor.rundir import Launcher
 from executor.supervise import Echo
@@ -36,7 +36,8 @@ MOVED = (
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """asked.json: what a run was asked for beside its plan, for a start that goes on with it. A value of `environment`
-    is None where it is a secret. `place` and `kept` as in prepare.Options."""
+    is None where it is a secret. `place` and `kept` as in prepare.Options. `launcher` is "join" or "slurm" where nodes
+    join the run, and `sbatch` are its job's options."""
 
     schema: str = "asked/1"
     hosts: str = "auto"
@@ -49,6 +50,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     trainer: str = ""
     place: str | None = None
     kept: str = ""
+    launcher: str = ""
+    sbatch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,23 +94,45 @@ class _Line(msgspec.Struct, frozen=True):
         return self.step + (self.step_s is not None)
 
 
-def keep_asked(ready: Prepared) -> None:
-    """Write asked.json, readable by its owner alone."""
+def keep_asked(ready: Prepared, folder: Path | None = None, *, launcher: str = "", sbatch: Sequence[str] = ()) -> None:
+    """Write asked.json into the run folder, or into this one, readable by its owner alone."""
     options = ready.options
     asked = Asked(
         hosts=options.hosts, save_weights=options.save_weights, checkpoints=options.checkpoints,
         environment=without_secrets(ready.environment), meet_s=options.meet_s, stall_s=options.stall_s,
         max_restarts=options.max_restarts, trainer=options.trainer, place=options.place, kept=options.kept,
+        launcher=launcher, sbatch=tuple(sbatch),
     )  # fmt: skip
-    path = options.run_dir / ASKED
+    path = (folder or options.run_dir) / ASKED
     write_whole(path, msgspec.json.format(msgspec.json.encode(asked), indent=2) + b"\n")
     path.chmod(0o600)
 
 
 def read_asked(folder: Path) -> Asked:
-    """What a run was asked for; of a folder without asked.json what a run is by default."""
-    path = folder / ASKED
-    return rundir.read_json(path, Asked) if path.is_file() else Asked()
+    """What a run was asked for; of a folder without asked.json what its join.json says, else what a run is by
+    default."""
+    if (path := folder / ASKED).is_file():
+        return rundir.read_json(path, Asked)
+    if (wanted := joined_by(folder)) is None:
+        return Asked()
+    return Asked(
+        save_weights=wanted.save_weights, checkpoints=wanted.checkpoints, environment=wanted.environment,
+        stall_s=wanted.stall_s, launcher="join",
+    )  # fmt: skip
+
+
+def joined_by(folder: Path) -> Joining | None:
+    """join.json of a run, or of its last start that had one: it is moved before the next is written."""
+    kept = (folder, *(folder / ATTEMPTS / str(number) for number in sorted(_numbers(folder), reverse=True)))
+    return next((joining.read(one) for one in kept if (one / JOIN).is_file()), None)
+
+
+def started(folder: Path) -> bool:
+    """Whether the last start of a run left something to put aside; a folder that waits for its nodes has nothing. One
+    without join.json is of another launcher, or was left while things were put aside."""
+    return not (folder / JOIN).is_file() or any(
+        (folder / name).exists() for name in (rundir.RECORD, rundir.LAUNCHER, JOINED)
+    )
 
 
 def repeated(

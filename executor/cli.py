@@ -85,6 +85,14 @@ STALL_TIMEOUT = click.option(
     default=None,
     help="Seconds without progress after which a run hangs (default: 60, or 20 median steps).",
 )
+CHECKPOINT_EVERY = click.option(
+    "--checkpoint-every",
+    metavar="STEPS|TIME|signal",
+    help="Write a checkpoint every 20 steps (20) or 10 minutes (10m), on a signal alone (signal), or never; on a "
+    "signal in any case (default: the plan's interval, where it states one, else never).",
+)
+KEEP_LAST = click.option("--keep-last", type=int, metavar="K", help="Checkpoints to keep (default: 2).")
+KEEP_EVERY = click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
 DEBUG_NETWORK = click.option(
     "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."
 )
@@ -156,14 +164,9 @@ def executor() -> None:
     default=None,
     help="Save the trained weights in the run folder, for executor export (default: saved).",
 )
-@click.option(
-    "--checkpoint-every",
-    metavar="STEPS|TIME|signal",
-    help="Write a checkpoint every 20 steps (20) or 10 minutes (10m), on a signal alone (signal), or never; on a "
-    "signal in any case (default: the plan's interval, where it states one, else never).",
-)
-@click.option("--keep-last", type=int, metavar="K", help="Checkpoints to keep (default: 2).")
-@click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
+@CHECKPOINT_EVERY
+@KEEP_LAST
+@KEEP_EVERY
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -226,8 +229,13 @@ def run(
         raise click.UsageError("a host file is for ssh, and Slurm has its own: leave out --hosts or --launcher")
     if (master or remote_dir) and not by_ssh:
         raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
-    if max_restarts and (launcher != "local" or script):
-        raise click.UsageError("--max-restarts is for the built-in trainer, here or by ssh: leave it out")
+    if max_restarts and launcher == "slurm":
+        raise click.UsageError(
+            "--max-restarts is for runs here or by ssh: Slurm itself starts a job again that loses a node (requeue), "
+            "and with --checkpoint-every it goes on"
+        )
+    if max_restarts and script:
+        raise click.UsageError("--max-restarts is for the built-in trainer: leave it out")
     if output and not dry_run:
         raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
     tolerances = reports.parse_tolerances(tolerance)
@@ -352,7 +360,7 @@ def _by_slurm(
     as_json: bool,
 ) -> int:
     """Show or write the job's script, or run in the allocation that there is, or submit the job."""
-    from executor import slurm, slurm_run  # where it is asked for
+    from executor import slurm_run  # where it is asked for
 
     output, is_dry = dry
     if is_dry:
@@ -361,17 +369,22 @@ def _by_slurm(
         found, script = slurm_run.dry_run(plan, options, tell, sbatch)
         click.echo(dryrun.as_json(found) if as_json else script, nl=as_json)
         if output is not None:
-            tell(f"wrote {output}: {', '.join(slurm_run.write(found, script, output))}")
+            tell(f"wrote {output}: {', '.join(slurm_run.write(found, script, output, sbatch))}")
         return 0
     if slurm_run.inside():
         ready, record = slurm_run.run(plan, options, tell)
         return finish(ready, record, tolerances, as_json)
-    job = slurm_run.submit(plan, options, tell, sbatch)
+    return tell_job(options.run_dir, slurm_run.submit(plan, options, tell, sbatch), as_json)
+
+
+def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
+    """Print the job that a run was submitted as; the exit code of the command."""
+    from executor import slurm
+
     word, sentence = slurm.standing(job)
-    folder = shlex.quote(os.path.relpath(options.run_dir))
     if as_json:
-        click.echo(msgspec.json.encode({"run_dir": str(options.run_dir), "job": job, "status": word}))
-    tell(f"{word}: {sentence}. How it stands: executor status {folder}")
+        click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
+    tell(f"{word}: {sentence}. How it stands: executor status {shlex.quote(os.path.relpath(run_dir))}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import get_args
 import click
 import msgspec
 
-from executor import cli, launch_export
+from executor import checkpoints, cli, launch_export
 from executor.prepare import Options
 from planner import command
 from planner.plan import read_plan
@@ -23,10 +23,26 @@ from planner.plan import read_plan
 @click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
 @click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
 @click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")
-@click.option("--claim", multiple=True, metavar="NAME=PATH", help="kubernetes: a volume of every pod. Repeatable.")
+@click.option(
+    "--claim",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="kubernetes, skypilot: a volume of every node; at /runs it keeps what the run writes. Repeatable.",
+)
 @click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
 @click.option("--save-weights/--no-save-weights", default=True, help="Save the trained weights (default: saved).")
+@cli.CHECKPOINT_EVERY
+@cli.KEEP_LAST
+@cli.KEEP_EVERY
+@cli.STALL_TIMEOUT
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="kubernetes, skypilot: start all nodes again so often after a failure, from the newest checkpoint.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export_launch(
     plan_file: Path,
@@ -38,12 +54,26 @@ def export_launch(
     accelerator: str | None,
     env: tuple[str, ...],
     save_weights: bool,
+    checkpoint_every: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
+    stall_timeout: float | None,
+    max_restarts: int,
     as_json: bool,
 ) -> int:
     """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
     plan = read_plan(plan_file)
-    options = Options(run_dir=output, nodes=plan.cluster.nodes, save_weights=save_weights, env=env)
     asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
+    every = checkpoints.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
+    options = Options(
+        run_dir=output,
+        nodes=plan.cluster.nodes,
+        save_weights=save_weights,
+        env=env,
+        checkpoints=checkpoints.asked(plan, every, keep_last, keep_every),
+        stall_s=stall_timeout,
+        max_restarts=max_restarts,
+    )
     made = launch_export.export(plan, to, options, asked, cli.tell)
     if as_json:
         click.echo(msgspec.json.encode({"schema": "export-launch/1"} | msgspec.to_builtins(made, enc_hook=str)))

@@ -34,6 +34,12 @@ from executor import join as joins
     default=0.0,
     help="Seconds that node 0's name may take to resolve, where names come and go with pods.",
 )
+@click.option(
+    "--start",
+    metavar="WORD",
+    help="The word of this start, the same on every node: where RUN writes checkpoints and had a start of another word,"
+    " it goes on from the newest. With --slurm it is the job's.",
+)
 @cli.MEET_TIMEOUT
 @cli.DEBUG_NETWORK
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -44,20 +50,21 @@ def join(
     by_slurm: bool,
     env: tuple[str, ...],
     resolve_timeout: float,
+    start: str | None,
     meet_timeout: float,
     debug_network: bool,
     as_json: bool,
 ) -> int:
     """Be node N of the run in RUN, a folder made by executor run --dry-run -o RUN: shared, or a copy on each host."""
-    if by_slurm == (node_rank is not None) or (by_slurm and master):
-        raise click.UsageError("give --node-rank (and --master), or --slurm, which reads both")
+    if by_slurm == (node_rank is not None) or (by_slurm and (master or start)):
+        raise click.UsageError("give --node-rank (and --master, --start), or --slurm, which reads them all")
     part = slurm.part(os.environ) if by_slurm else None
     if part is not None:
-        node_rank, master = part.node, part.master
+        node_rank, master, start = part.node, part.master, part.start
     assert node_rank is not None
     env = environment.debugging(env) if debug_network else env
     asked = joins.Asked(
-        node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout
+        node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout, start=start
     )
     ready, record = joins.join(run, asked, cli.tell)
     if node_rank == 0:

@@ -6,14 +6,17 @@ Not here: any of the work (resume.py, stop.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
-from executor import cli, launch, resume, rundir, stop
+from executor import attempts, cli, dryrun, launch, preflight, resume, rundir, stop
 from executor.attempts import Place
 from executor.fleet import Fleet, fleet_of
-from executor.prepare import Options, Prepared
+from executor.prepare import Options, Prepared, folder_checks
 from executor.supervise import Echo
 from planner import command
 from planner.errors import PlannerError
@@ -23,6 +26,7 @@ from planner.record import RunRecord
 Prepare = Callable[[Plan, Options, Echo], Prepared]
 Start = Callable[[Prepared, Echo], RunRecord]
 Find = Callable[[Path, Plan], Place]
+Going = Callable[..., tuple[Prepared, Place]]
 
 
 @click.command("resume")
@@ -49,6 +53,9 @@ Find = Callable[[Path, Plan], Place]
 @click.option(
     "--master", metavar="HOST[:PORT]", help="With hosts by ssh: node 0 as the others reach it (default: found)."
 )
+@click.option(
+    "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="Of a job of Slurm: another option of it. Repeatable."
+)
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
 @cli.STALL_TIMEOUT
@@ -59,6 +66,7 @@ def run_again(
     env: tuple[str, ...],
     hosts: Path | None,
     master: str | None,
+    sbatch: tuple[str, ...],
     yes: bool,
     max_restarts: int | None,
     stall_timeout: float | None,
@@ -68,19 +76,79 @@ def run_again(
     other = read_plan(plan_file) if plan_file is not None else None
     given = {"max_restarts": max_restarts, "stall_s": stall_timeout}
     changed = {name: value for name, value in given.items() if value is not None}
+    rundir.read_run_plan(folder)
+    by = "ssh" if hosts is not None else resume.launcher_of(folder)
+    if master and by != "ssh":
+        raise click.UsageError("--master is for hosts that ssh reaches: add --hosts FILE")
+    if max_restarts and by in ("slurm", "join"):
+        raise click.UsageError("--max-restarts is for runs here or by ssh, and not for nodes that join a run")
+    if sbatch and by != "slurm":
+        raise click.UsageError("--sbatch is for a run of Slurm, and this is none")
+    prepared = partial(resume.prepare, folder, other, cli.tell, env=env, changed=changed, on_hosts=cli.end_on_hosts)
+    if by == "slurm":
+        return _by_slurm(folder, prepared, sbatch, other is not None, as_json)
+    if by == "join":
+        return _by_join(prepared, as_json)
     prepare: Prepare = launch.prepare
     start: Start = launch.execute
     find: Find | None = None
-    if hosts is not None or (folder / rundir.HOSTS).is_file():
+    if by == "ssh":
         prepare, start, find = _by_ssh(folder, hosts, master)
-    elif master:
-        raise click.UsageError("--master is for hosts that ssh reaches: add --hosts FILE")
-    ready, place = resume.prepare(
-        folder, other, cli.tell, env=env, changed=changed, on_hosts=cli.end_on_hosts, launcher=prepare, find=find
-    )
+    ready, place = prepared(launcher=prepare, find=find)
     cli.confirm(ready, yes)
     record = resume.execute(ready, place, cli.tell, start)
     return cli.finish(ready, record, None, as_json)
+
+
+def _by_slurm(folder: Path, prepared: Going, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
+    """Go on in the allocation that there is, or submit the job again: by its own script, as long as neither options nor
+    plan are others."""
+    from executor import slurm, slurm_run  # where it is asked for
+
+    given = (*attempts.read_asked(folder).sbatch, *sbatch)
+    made: list[tuple[dryrun.DryRun, str]] = []
+
+    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
+        if slurm_run.inside():
+            slurm_run.check_allocation(options.nodes)
+        made.append(slurm_run.checked(plan, options, echo, given))
+        return made[-1][0].ready
+
+    ready, place = prepared(launcher=prepare)
+    found, script = made[-1]
+    resume.put_aside(ready, place, cli.tell)
+    if slurm_run.inside():
+        return cli.finish(*slurm_run.started(found, given), None, as_json)
+    kept = (ready.options.run_dir / slurm.SCRIPT).is_file() and not (sbatch or other)
+    slurm_run.write(found, None if kept else script, ready.options.run_dir, given)
+    return cli.tell_job(ready.options.run_dir, slurm_run.sent(ready.options.run_dir), as_json)
+
+
+def _by_join(prepared: Going, as_json: bool) -> int:
+    """Make the folder ready for its nodes, and show what each of them is to type."""
+    made: list[dryrun.DryRun] = []
+
+    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
+        preflight.require(folder_checks(plan, options), echo)
+        made.append(dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False))
+        return made[-1].ready
+
+    ready, place = prepared(launcher=prepare)
+    resume.put_aside(ready, place, cli.tell)
+    dryrun.write(made[-1], ready.options.run_dir)
+    commands = [dryrun.join_command(made[-1], node) for node in range(ready.plan.cluster.nodes)]
+    if as_json:
+        found = {
+            "schema": "resume/1",
+            "run_dir": str(ready.options.run_dir),
+            "resumed_from": place.step,
+            "join": commands,
+        }
+        click.echo(msgspec.json.encode(found))
+        return 0
+    cli.tell("ready: its nodes are to join it")
+    click.echo("\n".join(commands))
+    return 0
 
 
 def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepare, Start, Find]:

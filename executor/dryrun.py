@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from executor import joining, preflight, rundir
+from executor import attempts, joining, preflight, rundir
 from executor.environment import inherited, masked
 from executor.launch import configuration_environment, launch_spec
 from executor.launchers import local
@@ -120,8 +120,10 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     if scripts is None:
         nodes = len(found.ready.hosts.hosts)
         scripts = {SCRIPT.format(node): script(node, nodes) for node in range(nodes)}
-    rundir.check_new(folder)
+    if not found.ready.options.again:
+        rundir.check_new(folder)
     rundir.create(folder, found.ready.plan, found.ready.files)
+    attempts.keep_asked(found.ready, folder, launcher="join")
     rundir.write_launch(folder, found.spec)
     joining.write(folder, to_join(found))
     for name, text in scripts.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import address, cgroups, environment, joining, preflight, processes, rundir, slurm
+from executor import address, cgroups, environment, joining, preflight, processes, rejoin, rundir, slurm
 from executor.backends.common import read_by
 from executor.checks import equal
 from executor.joining import End, Joined, Joining
@@ -45,6 +45,7 @@ OTHERS_END_S = 5.0
 class Asked:
     """What was asked for on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says it.
     `task` is what Slurm made of it, where Slurm did, and `resolve_s` how long node 0's name may take to resolve.
+    `start` is the word of this start (rejoin.py), where it may be another than the run's first.
     `launched`: a launcher that sees all nodes watches this one, calls its host `host`, waits for those that do not
     come, and writes run.json."""
 
@@ -56,6 +57,7 @@ class Asked:
     launched: bool = False
     host: str = ""
     resolve_s: float = 0.0
+    start: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
     host = asked.host or socket.gethostname()
     claim = Joined(node=asked.node, host=host, process=processes.identity(), versions=versions())
     with _on_host(host):
+        if asked.start is not None:
+            rejoin.ready(folder, asked.node, asked.start, asked.meet_s, echo)
         plan, wanted = _run_of(folder, asked)
         try:
             ready, place, port = _checked(plan, wanted, folder, asked, echo)
@@ -131,7 +135,8 @@ def _run_of(folder: Path, asked: Asked) -> tuple[Plan, Joining]:
         rule = f"has {asked.task.nodes} nodes, and the plan needs {nodes}"
         raise PlannerError("--slurm", f"job {asked.task.job}", rule, f"Start srun with --nodes={nodes}", exit_code=3)
     if rundir.read_record(folder) is not None:
-        fix = "Make a new one with executor run PLAN --dry-run -o RUN"
+        again = "Go on with executor resume RUN, then join again, or m" if wanted.checkpoints else "M"
+        fix = f"{again}ake a new one with executor run PLAN --dry-run -o RUN"
         raise PlannerError("run", folder, "holds a run that has ended, and a run never mixes with another", fix)
     if not os.access(folder, os.W_OK | os.X_OK) or rundir.state(folder) != "whole":
         raise PlannerError("run", folder, "takes no file from you here", "Put it where you may write", exit_code=3)
@@ -190,8 +195,9 @@ def execute(node: Node, signals: list[int], echo: Echo) -> RunRecord:
             ending, refusal = Ending(ok=False, signal=signals[0] if signals else None), error
         ended = _verdict(node, ending, kills, refusal, roll)
         if node.task is not None and ending.signal is not None:
-            reason = slurm.why(node.task.job, node.task.hosts, node.task.restarts)
-            ended = replace(ended, message=f"{ended.message}: {reason}")
+            reason = slurm.why(node.task.job, node.task.hosts, node.task.restarts, ending.signal)
+            stopped, _, rest = ended.message.partition(": ")
+            ended = replace(ended, message=f"{stopped}: {reason}" + f"; {rest}" * bool(rest))
     finally:
         record = record_of(node.ready, ended, started, time.monotonic() - clock, ())
         if node.task is not None:

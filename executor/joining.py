@@ -30,7 +30,8 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 
     `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
     where it is a secret, which each node has to be given. `checkpoints` says when they are written; None: never.
-    `resume` is the checkpoint to go on from, under the run folder.
+    `resume` is the checkpoint to go on from, under the run folder. `start` is the word of the start that this is for,
+    where its nodes were given one (rejoin.py).
     """
 
     schema: str = "join/1"
@@ -46,6 +47,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float | None = None
     checkpoints: Policy | None = None
     resume: str | None = None
+    start: str | None = None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,10 @@ from planner.inputs import shrunk
 from planner.record import RunRecord
 
 PORT_TRIES = 5
+SHUTDOWN_S, LAST_CHECKPOINT_S = 5.0, 20.0
+"""Slurm sends SIGTERM to every process. An agent then kills ranks that have not ended by themselves after the first, or
+the second where they write a checkpoint before: less than the 30 s that Slurm gives them all (KillWait), so that how
+the run ended is still written down."""
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
@@ -59,24 +63,33 @@ def launch_spec(ready: Prepared, port: int, configured: Mapping[str, str]) -> La
         env |= {name: ready.environment[name] for name in local.INTERFACES if name in ready.environment}
         if host.here and emulated:
             env |= device_environment(ready.plan.cluster.gpu.kind, len(hosts), ready.processes, host.node)
+        patience_s = SHUTDOWN_S if ready.options.checkpoints is None else LAST_CHECKPOINT_S
         argv = agent_arguments(
-            ready.hosts, host, ready.processes, port, ready.run_id, folder, worker_arguments(ready.options)
+            ready.hosts, host, ready.processes, port, ready.run_id, folder, worker_arguments(ready.options), patience_s
         )
         commands.append(NodeCommand(node=host.node, argv=argv, env=dict(sorted(env.items()))))
     return LaunchSpec(files=ready.files, commands=tuple(commands))
 
 
 def agent_arguments(
-    hosts: local.Hosts, host: local.Host, processes: int, port: int, run_id: str, folder: Path, worker: tuple[str, ...]
+    hosts: local.Hosts,
+    host: local.Host,
+    processes: int,
+    port: int,
+    run_id: str,
+    folder: Path,
+    worker: tuple[str, ...],
+    patience_s: float = SHUTDOWN_S,
 ) -> tuple[str, ...]:
-    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`."""
+    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`, and has
+    `patience_s` with them after a SIGTERM of its own."""
     first, nodes = hosts.hosts[0], len(hosts.hosts)
     return (
         *host.prefix, sys.executable if host.here else "python", "-m", "executor.worker.agent",
         "--nnodes", str(nodes), "--node-rank", str(host.node), "--nproc-per-node", str(processes),
         "--master-addr", first.address, "--master-port", str(port), "--local-addr", host.address,
         "--rdzv-id", run_id, "--log-dir", str(folder / rundir.LOGS / f"node-{host.node}"), "--redirects", "3",
-        "--shutdown-timeout", "5", *worker,
+        "--shutdown-timeout", f"{patience_s:.0f}", *worker,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 from executor import dryrun, joining, rundir, slurm, slurm_run
 from executor.launch import versions
 from executor.launchers import kubernetes, skypilot
+from executor.launchers.kubernetes import RUNS, Claim
 from executor.prepare import Options
 from executor.sources import sources
 from executor.supervise import Echo
@@ -35,13 +36,21 @@ IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 @dataclass(frozen=True)
 class Asked:
-    """What the person says of the place where it will run: sbatch's options, the image and volumes of a pod, or
-    SkyPilot's name of the GPU."""
+    """What the person says of the place where it will run: sbatch's options, the image of a pod, the volumes of every
+    node (NAME=PATH), or SkyPilot's name of the GPU."""
 
     sbatch: tuple[str, ...] = ()
     image: str | None = None
     claims: tuple[str, ...] = ()
     accelerator: str | None = None
+
+    def volumes(self) -> tuple[Claim, ...]:
+        """The volumes, as they are named."""
+        return tuple(Claim.parse(one) for one in self.claims)
+
+    def keeps_runs(self, to: Target) -> bool:
+        """Whether what a run writes outlives its nodes."""
+        return to == "slurm" or any(one.path == RUNS for one in self.volumes())
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
     folder = options.run_dir.absolute()
     rundir.check_new(folder, "--output")
     _check_asked(to, asked)
+    _check_restarts(to, options, asked)
     try:
         return _WRITERS[to](plan, replace(options, run_dir=folder), asked, echo)
     except BaseException:
@@ -68,7 +78,7 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
 
 def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     found, script = slurm_run.dry_run(plan, options, echo, asked.sbatch, read_back=False)
-    written = slurm_run.write(found, script, options.run_dir)
+    written = slurm_run.write(found, script, options.run_dir, asked.sbatch)
     notes = ("The folder, and the Python that wrote it, have to be on a disk that all nodes share",)
     return Exported(options.run_dir, tuple(written), f"sbatch {options.run_dir / slurm.SCRIPT}", notes)
 
@@ -76,7 +86,7 @@ def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
 def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     import yaml
 
-    claims = tuple(kubernetes.Claim.parse(one) for one in asked.claims)
+    claims = asked.volumes()
     found = _dry_run(plan, options, echo)
     folder, secrets = options.run_dir, _secrets(found)
     dryrun.write(found, folder / RUN, {})
@@ -86,7 +96,9 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
         rule = f"has {size:,} bytes, and a ConfigMap holds {MOST_CONFIG:,}"
         raise PlannerError("run folder", folder, rule, exit_code=3)
     assert asked.image is not None
-    made = kubernetes.manifests(found.ready.plan, files, found.port, asked.image, claims, secrets)
+    made = kubernetes.manifests(
+        found.ready.plan, files, found.port, asked.image, claims, secrets, _goes_on(found), options.max_restarts
+    )
     (folder / MANIFEST).write_text(yaml.safe_dump_all(made, sort_keys=False))
     name = made[0]["metadata"]["name"]
     notes = [
@@ -95,8 +107,8 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
     if secrets:
         words = " ".join(f"--from-literal={one}=..." for one in secrets)
         notes.append(f"The secrets come first: kubectl create secret generic {name} {words}")
-    if all(claim.path != kubernetes.RUNS for claim in claims):
-        notes.append(f"What the run writes is gone with its pods: to keep it, add --claim NAME={kubernetes.RUNS}")
+    if not asked.keeps_runs("kubernetes"):
+        notes.append(f"What the run writes is gone with its pods: to keep it, add --claim NAME={RUNS}")
     if read := [path for path in _inputs(found) if not any(path.is_relative_to(one.path) for one in claims)]:
         notes.append(f"Every pod has to have {', '.join(map(str, read))}: in the image, or by --claim NAME=PATH")
     return Exported(folder, (MANIFEST, RUN), f"kubectl apply -f {folder / MANIFEST}", tuple(notes))
@@ -110,10 +122,14 @@ def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exporte
     folder, secrets = options.run_dir, _secrets(found)
     dryrun.write(found, folder / RUN, {})
     zipfile.ZipFile(io.BytesIO(sources().packed)).extractall(folder / CODE)
-    made = skypilot.task(found.ready.plan, folder, found.port, requirements(), _inputs(found), secrets, gpu)
+    made = skypilot.task(
+        found.ready.plan, folder, found.port, requirements(), _inputs(found), secrets, gpu,
+        {one.path: one.name for one in asked.volumes()}, _goes_on(found), options.max_restarts,
+    )  # fmt: skip
     (folder / TASK).write_text(yaml.safe_dump(made, sort_keys=False))
-    notes = tuple(f"{name} is a secret: add --secret {name} to sky launch" for name in secrets)
-    return Exported(folder, (TASK, RUN, CODE), f"sky launch {folder / TASK}", notes)
+    start = "sky launch" if options.checkpoints is None else "sky jobs launch"  # which recovers
+    notes = tuple(f"{name} is a secret: add --secret {name} to {start}" for name in secrets)
+    return Exported(folder, (TASK, RUN, CODE), f"{start} {folder / TASK}", notes)
 
 
 _WRITERS = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}
@@ -141,6 +157,11 @@ def _dry_run(plan: Plan, options: Options, echo: Echo) -> dryrun.DryRun:
     return dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False)
 
 
+def _goes_on(found: dryrun.DryRun) -> str | None:
+    """The run's id, where a start after the first goes on with it; None where nothing is left to go on from."""
+    return found.ready.run_id if found.ready.options.checkpoints is not None else None
+
+
 def _secrets(found: dryrun.DryRun) -> tuple[str, ...]:
     environment = dryrun.to_join(found).environment
     return tuple(name for name, value in environment.items() if value is None)
@@ -155,12 +176,28 @@ def _check_asked(to: Target, asked: Asked) -> None:
     given: Sequence[tuple[str, Target, object]] = (
         ("--sbatch", "slurm", asked.sbatch),
         ("--image", "kubernetes", asked.image),
-        ("--claim", "kubernetes", asked.claims),
         ("--accelerator", "skypilot", asked.accelerator),
     )
     for option, of, value in given:
         if value and of != to:
             raise PlannerError(option, None, f"is for --to {of}, and this is --to {to}", "Leave it out")
+    if to == "slurm" and asked.claims:
+        rule = "is for --to kubernetes and --to skypilot, and this is --to slurm"
+        raise PlannerError("--claim", asked.claims[0], rule, "Leave it out")
     if to == "kubernetes" and (asked.image is None or not IMAGE.fullmatch(asked.image)):
         rule = "must be the name of an image" if asked.image else "is not given, and a pod runs an image"
         raise PlannerError("--image", asked.image, rule, "Give one that has executor: --image registry/name:tag")
+
+
+def _check_restarts(to: Target, options: Options, asked: Asked) -> None:
+    """Refuse checkpoints that go away with their nodes, and restarts that have none to go on from."""
+    if options.checkpoints is not None and not asked.keeps_runs(to):
+        rule = "writes checkpoints that go away with the nodes"
+        fix = f"Add a volume that all nodes share: --claim NAME={RUNS}"
+        raise PlannerError("--checkpoint-every", options.checkpoints.every, rule, fix)
+    if options.max_restarts and to == "slurm":
+        rule = "is not Slurm's: it starts a job again by itself where it loses a node"
+        raise PlannerError("--max-restarts", options.max_restarts, rule, "Leave it out")
+    if options.max_restarts and options.checkpoints is None:
+        rule = "has no checkpoint to go on from"
+        raise PlannerError("--max-restarts", options.max_restarts, rule, "Add --checkpoint-every 10m")

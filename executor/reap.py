@@ -141,7 +141,7 @@ def _launched_by(folder: Path, launcher: Launcher) -> str:
     if (folder / rundir.HOSTS).is_file():
         return "ssh"
     if (folder / JOIN).is_file():
-        return "join"
+        return "slurm" if slurm.read_job(folder) is not None else "join"
     return "local/namespaces" if launcher.network is not None else "local/loopback"
 
 

@@ -10,15 +10,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from executor import attempts, joining, launch, rundir
+from executor import attempts, launch, reap, rundir, slurm
 from executor.attempts import Place, named, read_asked, set_aside, tell_skipped
 from executor.checkpoints import Complete
 from executor.prepare import Options, Prepared
-from executor.reap import standing
 from executor.supervise import Echo
 from planner.errors import PlannerError
 from planner.plan import Plan
@@ -27,6 +26,7 @@ from planner.record import RunRecord
 NO = 3
 FREE = ("steps", "data", "validation_data", "tokenizer", "checkpoint")
 """Fields of a recipe that another plan need not repeat: the run's own are taken, and files are compared by content."""
+Launcher = Literal["local", "ssh", "slurm", "join"]
 OnHosts = Callable[[Path, str], list[str]]
 PREDICTED = ("mean_seq_len", "global_batch_size", "recipe", "optimizer")
 """Fields of a job that are compared otherwise, or only predicted with."""
@@ -78,27 +78,50 @@ def prepare(
 
 def execute(ready: Prepared, place: Place, echo: Echo, start: Callable[[Prepared, Echo], RunRecord]) -> RunRecord:
     """Put the earlier start aside and go on, as `start` does."""
-    set_aside(ready.options.run_dir, place.step, place.skipped)
-    echo(f"going on after step {place.step} of {ready.plan.job.recipe.steps}, from {named(place)}")
+    put_aside(ready, place, echo)
     return start(ready, echo)
 
 
+def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:
+    """Make room for the next start, where the last one left anything."""
+    if attempts.started(ready.options.run_dir):
+        set_aside(ready.options.run_dir, place.step, place.skipped)
+    echo(f"going on after step {place.step} of {ready.plan.job.recipe.steps}, from {named(place)}")
+
+
+def launcher_of(folder: Path) -> Launcher:
+    """How the nodes of a run were started, the last time."""
+    if (folder / rundir.HOSTS).is_file():
+        return "ssh"
+    record = rundir.read_record(folder)
+    if slurm.read_job(folder) is not None or (record is not None and record.launcher == "slurm"):
+        return "slurm"
+    asked = read_asked(folder).launcher
+    return "slurm" if asked == "slurm" else "join" if asked else "local"
+
+
 def check_ended(folder: Path, on_hosts: OnHosts | None = None) -> None:
-    """Refuse a run that is under way, that has completed, or whose nodes no launcher starts. `on_hosts` ends what a
-    killed launcher left on other hosts."""
+    """Refuse a run that is under way, or that has completed. `on_hosts` ends what a killed launcher left on other
+    hosts."""
     if (script := rundir.script_of(folder)) is not None:
         rule = "is of your own script, which writes and reads checkpoints of its own"
         raise PlannerError("run", script, rule, "Start it again with executor run --script", exit_code=NO)
-    if (folder / joining.JOIN).is_file() and not (folder / rundir.HOSTS).is_file():
-        rule = "was joined by its nodes, or started by Slurm, where resuming is not built yet"
-        raise PlannerError(
-            "run", folder, rule, "Resume runs of this machine, or of hosts that ssh reaches", exit_code=NO
-        )
-    stands = standing(folder, on_hosts)
+    record, launcher, job = rundir.read_record(folder), rundir.read_launcher(folder), slurm.read_job(folder)
+    if job is not None and slurm.holds(job):
+        rule = f"is {slurm.standing(job)[0]} as job {job}"
+        raise PlannerError("run", folder, rule, f"Wait for it, or end it: scancel {job}", exit_code=NO)
+    if job is not None and record is None and launcher is not None:  # on a node that was lost
+        reap.bury(folder, launcher)
+    stands = reap.standing(folder, on_hosts)
     if stands.status == "running":
         rule = f"is running ({stands.message})"
         raise PlannerError("run", folder, rule, "Wait for it, or end it with executor stop", exit_code=NO)
-    if stands.status == "completed":
+    check_not_completed(folder, rundir.read_record(folder))
+
+
+def check_not_completed(folder: Path, record: RunRecord | None) -> None:
+    """Refuse a run that came to its end."""
+    if record is not None and record.status == "completed":
         fix = "Make a plan with more steps for a new run"
         raise PlannerError("run", folder, "has completed: there is nothing to go on with", fix, exit_code=NO)
 

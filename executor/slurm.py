@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ FIELD, OPTION = "--slurm", "--sbatch"
 SCRIPT, JOB = "run.sbatch", "slurm.json"
 ASK_S = 10.0
 """How long scontrol and its like may take to answer."""
+UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "REQUEUED", "RESIZING")
+"""States of a job that has not ended."""
 OPTION_NAME = re.compile(r"[a-z][a-z-]*")
 OURS = {"nodes", "ntasks", "ntasks-per-node", "array", "wrap", "chdir"}
 """sbatch's options that decide which nodes there are and what runs on them: the plan's, and another value would be
@@ -47,6 +50,12 @@ class Part:
     nodes: int
     hosts: tuple[str, ...]
     restarts: int = 0
+    step: str = "0"
+
+    @property
+    def start(self) -> str:
+        """The word of this start of the run: a job that is started again, and each srun in it, is another."""
+        return f"{self.job}.{self.restarts}.{self.step}"
 
     @property
     def master(self) -> str:
@@ -69,7 +78,8 @@ def part(environment: Mapping[str, str]) -> Part:
         rule = f"names {len(hosts)} hosts of {found['NNODES']} nodes: {listed}"
         raise PlannerError(FIELD, f"job {found['JOB_ID']}", rule, "Give --node-rank and --master instead", exit_code=3)
     restarts = environment.get("SLURM_RESTART_COUNT") or "0"
-    return Part(found["JOB_ID"], int(found["NODEID"]), int(found["NNODES"]), hosts, int(restarts))
+    step = environment.get("SLURM_STEP_ID") or "0"
+    return Part(found["JOB_ID"], int(found["NODEID"]), int(found["NNODES"]), hosts, int(restarts), step)
 
 
 def executor_words() -> tuple[str, ...]:
@@ -102,10 +112,10 @@ def directives(plan: Plan, folder: Path, given: Sequence[str]) -> dict[str, str 
 
 
 def script(
-    plan: Plan, folder: Path, given: Sequence[str] = (), again: Sequence[str] = (), call: Sequence[str] = ()
+    plan: Plan, folder: Path, given: Sequence[str] = (), again: Sequence[str] | None = None, call: Sequence[str] = ()
 ) -> str:
     """The job as a script for sbatch. `again` are the words of `executor run` with which a requeued job makes its
-    folder anew, `call` those that call the executor (default: as this one was)."""
+    folder anew (None: it goes on in the same), `call` those that call the executor (default: as this one was)."""
     name, nodes = shlex.join(call or executor_words()), plan.cluster.nodes
     lines = ["#!/bin/bash"]
     for option, value in directives(plan, folder, given).items():
@@ -115,21 +125,29 @@ def script(
         f"# {plan.model.name} by {plan.layout.engine}: {nodes} x {plan.cluster.gpus_per_node} {plan.cluster.gpu.name}.",
         "set -euo pipefail",
         f"run={shlex.quote(str(folder))}",
-        "if ((${SLURM_RESTART_COUNT:-0})); then",
-        "    # Slurm has started this job again: in a folder of its own, since a run never mixes with another.",
-        "    first=$run run=$run-restart-$SLURM_RESTART_COUNT",
-        f'    {name} run "$first/{rundir.PLAN}" --launcher slurm --dry-run -o "$run" {shlex.join(again)}'.rstrip()
-        + " >/dev/null",
-        "fi",
+        *(_anew(name, again) if again is not None else ()),
         "# Each node reads its rank, and where node 0 is, of what Slurm tells its task.",
+        *(["# A job that is started again goes on from the newest checkpoint."] if again is None else ()),
         f'{" ".join(srun_words(nodes))} {name} join "$run" --slurm',
     ]
     return "\n".join(lines) + "\n"
 
 
-def why(job: str, nodes: Sequence[str] = (), restarts: int = 0) -> str:
-    """What Slurm did to a job that it ends, as a sentence without an end; the job ran on `nodes`, for the
-    `restarts`-th time after the first."""
+def _anew(name: str, again: Sequence[str]) -> tuple[str, ...]:
+    """The lines that make another folder where Slurm starts a job again whose run writes no checkpoints."""
+    call = f'{name} run "$first/{rundir.PLAN}" --launcher slurm --dry-run -o "$run" {shlex.join(again)}'.rstrip()
+    return (
+        "if ((${SLURM_RESTART_COUNT:-0})); then",
+        "    # Slurm has started this job again: in a folder of its own, since a run never mixes with another.",
+        "    first=$run run=$run-restart-$SLURM_RESTART_COUNT",
+        f"    {call} >/dev/null",
+        "fi",
+    )
+
+
+def why(job: str, nodes: Sequence[str] = (), restarts: int = 0, number: int = signal.SIGTERM) -> str:
+    """What Slurm did to a job that it ends, or that it sent the signal `number`, as a sentence without an end; the job
+    ran on `nodes`, for the `restarts`-th time after the first."""
     said = show(job)
     if not said:
         return f"Slurm ended job {job}"
@@ -139,9 +157,12 @@ def why(job: str, nodes: Sequence[str] = (), restarts: int = 0) -> str:
         return f"Slurm ended job {job}: {'; '.join(lost)}{queue}"
     if again:
         return f"Slurm put job {job} back into the queue (scontrol requeue, or a job that comes first)"
+    ran, limit = seconds(said.get("RunTime", "")), seconds(said.get("TimeLimit", ""))
+    if said.get("JobState") == "RUNNING" and number == signal.SIGUSR1:
+        left = "" if ran is None or limit is None else f" {limit - ran} s before its time limit of {said['TimeLimit']}"
+        return f"job {job} was sent SIGUSR1{left}"
     if said.get("JobState") == "RUNNING":
         return f"the step of job {job} was cancelled"
-    ran, limit = seconds(said.get("RunTime", "")), seconds(said.get("TimeLimit", ""))
     if ran is not None and limit is not None and ran >= limit:
         return f"Slurm ended job {job} at its time limit of {said['TimeLimit']}"
     return f"job {job} was cancelled (scancel)"
@@ -168,6 +189,11 @@ def standing(job: str) -> tuple[str, str]:
     away = [text for _, look, text in node_states() if look.startswith(("down", "drain", "fail"))]
     reason = "" if reason == "None" else f" ({reason})"
     return "queued", f"job {job} waits{reason}" + (f"; {'; '.join(away)}" if away else "")
+
+
+def holds(job: str) -> bool:
+    """Whether a job runs, or may still."""
+    return show(job).get("JobState") in UNDER_WAY
 
 
 def submitted(path: Path) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import checkpoints, dryrun, preflight, rundir, slurm
+from executor import attempts, checkpoints, dryrun, preflight, rundir, slurm
 from executor.launch import record_of
 from executor.prepare import Options, Prepared, decided, folder_checks, host_checks
 from executor.supervise import POLL_S, Echo, received_signals
@@ -41,61 +41,85 @@ def dry_run(
     return found, slurm.script(ready.plan, ready.options.run_dir, given, again_words(ready.plan, ready.options))
 
 
-def again_words(plan: Plan, options: Options) -> tuple[str, ...]:
-    """What a command line has to say again so that the plan in the run folder makes another such folder."""
+def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
+    """What a command line has to say again so that the plan in the run folder makes another such folder; None where
+    the run writes checkpoints, from which it goes on in the same."""
+    if options.checkpoints:
+        return None
     words = [] if options.save_weights or options.script else ["--no-save-weights"]
     words += [f"--env={one}" for one in options.env]
-    if options.checkpoints:
-        words += options.checkpoints.arguments()
-    elif not options.script and checkpoints.asked(plan, None, None, None):  # it was declined
+    if not options.script and checkpoints.asked(plan, None, None, None):  # it was declined
         words += ["--checkpoint-every", checkpoints.NEVER]
     if options.script:
         words += ["--script", str(Path(options.script[0]).absolute()), "--", *options.script[1:]]
     return tuple(words)
 
 
-def write(found: dryrun.DryRun, script: str, folder: Path) -> list[str]:
-    """The run folder with the script of its job; the names of what was written."""
-    return dryrun.write(found, folder, {slurm.SCRIPT: script})
+def write(found: dryrun.DryRun, script: str | None, folder: Path, given: Sequence[str] = ()) -> list[str]:
+    """The run folder with the script of its job, where there is a new one, and the options of sbatch that were given;
+    the names of what was written."""
+    names = dryrun.write(found, folder, {} if script is None else {slurm.SCRIPT: script})
+    attempts.keep_asked(found.ready, folder, launcher="slurm", sbatch=given)
+    return names
 
 
 def submit(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) -> str:
     """Write the run folder and submit its job; the job's number. PlannerError for what no node would run either."""
-    made = decided(plan, options, echo)
-    checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
-    preflight.require((one for one in checks if not one.of_host), echo)
-    found, script = dry_run(plan, options, echo, given)
+    found, script = checked(plan, options, echo, given)
     folder = found.ready.options.run_dir
-    write(found, script, folder)
+    write(found, script, folder, given)
     try:
-        job = slurm.submitted(folder / slurm.SCRIPT)
+        return sent(folder)
     except PlannerError:
         shutil.rmtree(folder)
         raise
+
+
+def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) -> tuple[dryrun.DryRun, str]:
+    """`dry_run` of a job that no check refuses which does not need a node."""
+    made = decided(plan, options, echo)
+    checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
+    preflight.require((one for one in checks if not one.of_host), echo)
+    return dry_run(plan, options, echo, given)
+
+
+def sent(folder: Path) -> str:
+    """Submit the script of a run folder, and keep the number of its job there."""
+    job = slurm.submitted(folder / slurm.SCRIPT)
     slurm.write_job(folder, job)
     return job
 
 
 def run(plan: Plan, options: Options, echo: Echo) -> tuple[Prepared, RunRecord]:
     """Run on the nodes of the allocation that this process has. Refuses (exit code 3) one that has too few."""
+    check_allocation(options.nodes)
+    return started(dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo))
+
+
+def check_allocation(wanted: int) -> None:
+    """Refuse (exit code 3) an allocation that has too few nodes."""
     job, nodes = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if not nodes.isdecimal() or int(nodes) < options.nodes:
-        rule = f"has {nodes or 'no'} node(s), and the plan needs {options.nodes}"
-        fix = f"Ask for them: salloc --nodes={options.nodes}, or plan for those that there are"
+    if not nodes.isdecimal() or int(nodes) < wanted:
+        rule = f"has {nodes or 'no'} node(s), and the plan needs {wanted}"
+        fix = f"Ask for them: salloc --nodes={wanted}, or plan for those that there are"
         raise PlannerError("--launcher", f"slurm (job {job})", rule, fix, exit_code=3)
-    found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
-    ready, folder = found.ready, found.ready.options.run_dir
-    dryrun.write(found, folder, {})
-    started, clock = datetime.now(UTC), time.monotonic()
+
+
+def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[Prepared, RunRecord]:
+    """Write the run folder and run on the nodes of the allocation."""
+    ready, folder, job = found.ready, found.ready.options.run_dir, os.environ["SLURM_JOB_ID"]
+    write(found, None, folder, given)
+    begun, clock = datetime.now(UTC), time.monotonic()
     with received_signals() as signals:
         code = _srun(job, ready, signals)
     record = rundir.read_record(folder)
     if record is None:
-        record = record_of(ready, _without_record(job, code, signals), started, time.monotonic() - clock, ())
+        record = record_of(ready, _without_record(job, code, signals), begun, time.monotonic() - clock, ())
         rundir.keep_record(folder, record)
     elif signals and record.exit_code:  # to the nodes it was Slurm's SIGTERM
-        by = interrupted(signals[0])
-        record = msgspec.structs.replace(record, exit_code=by.exit_code, message=by.message)
+        by, rest = interrupted(signals[0]), record.message.partition("; ")[2]  # what it says of a checkpoint
+        message = by.message + f": {rest}" * bool(rest)
+        record = msgspec.structs.replace(record, exit_code=by.exit_code, message=message)
         rundir.keep_record(folder, record)
     return ready, record
 

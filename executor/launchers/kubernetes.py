@@ -29,6 +29,14 @@ START = (
     ' --node-rank "$JOB_COMPLETION_INDEX" --master "$MASTER" --resolve-timeout {resolve_s}'
 )
 """What a pod runs; everything that differs is in its environment."""
+START_AGAIN = (
+    'set -e; if [ "$JOB_COMPLETION_INDEX" = 0 ] && [ ! -e "$RUN" ]; then rm -rf "$RUN.new"; mkdir -p "$RUN.new";'
+    ' cp -rL {mounted}/. "$RUN.new"; chmod -R u+w "$RUN.new"; mv "$RUN.new" "$RUN"; fi; exec executor join "$RUN"'
+    ' --node-rank "$JOB_COMPLETION_INDEX" --master "$MASTER" --resolve-timeout {resolve_s} --start "$START"'
+)
+"""The same of a run that writes checkpoints: all pods share its folder, which outlives them."""
+JOB_OF_POD = "metadata.labels['batch.kubernetes.io/controller-uid']"
+"""The job of a pod, which is another one after a restart of the JobSet, and the same for all of its pods."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,13 @@ def manifests(
     image: str,
     claims: tuple[Claim, ...] = (),
     secrets: tuple[str, ...] = (),
+    run_id: str | None = None,
+    restarts: int = 0,
 ) -> list[dict[str, Any]]:
     """A ConfigMap of the run folder's files, by their names in it, and the JobSet that runs them.
 
-    `secrets` are variables whose values are in a Secret that has the JobSet's name.
+    `secrets` are variables whose values are in a Secret that has the JobSet's name. `run_id` is that of a run that goes
+    on when its pods are started again, as often as `restarts`.
     """
     name, nodes = name_of(plan), plan.cluster.nodes
     keys = {path: path.replace("/", "--") for path in files}
@@ -89,15 +100,18 @@ def manifests(
         mounts.append({"name": "runs", "mountPath": RUNS})
     environment: list[dict[str, Any]] = [
         {"name": "MASTER", "value": f"{name}-{GROUP}-0-0.{name}:{port}"},
-        {"name": "RUN", "value": f"{RUNS}/{name}/$(JOB_COMPLETION_INDEX)"},
+        {"name": "RUN", "value": f"{RUNS}/{name}/$(JOB_COMPLETION_INDEX)" if run_id is None else f"{RUNS}/{run_id}"},
     ]
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
     environment.insert(0, {"name": "JOB_COMPLETION_INDEX", "valueFrom": index})
+    if run_id is not None:
+        environment.append({"name": "START", "valueFrom": {"fieldRef": {"fieldPath": JOB_OF_POD}}})
+    start = (START if run_id is None else START_AGAIN).format(mounted=MOUNTED, resolve_s=RESOLVE_S)
     environment += [{"name": one, "valueFrom": {"secretKeyRef": {"name": name, "key": one}}} for one in secrets]
     container: dict[str, Any] = {
         "name": "agent",
         "image": image,
-        "command": ["/bin/sh", "-c", START.format(mounted=MOUNTED, resolve_s=RESOLVE_S)],
+        "command": ["/bin/sh", "-c", start],
         "env": environment,
         "ports": [{"containerPort": port}],
         "volumeMounts": mounts,
@@ -118,7 +132,7 @@ def manifests(
         "metadata": {"name": name},
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": 0},
+            "failurePolicy": {"maxRestarts": restarts},
             "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": {"spec": job}}],
         },
     }

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from executor.launchers.kubernetes import RUNS
 from planner.errors import PlannerError, did_you_mean
 from planner.plan import Plan
 from planner.presets import packaged
@@ -22,6 +23,21 @@ export PYTHONPATH=$HOME/meshwright-code
 exec python -m executor.cli join "$HOME/meshwright-run" --node-rank "$SKYPILOT_NODE_RANK" --master "$master:{port}"
 """
 """What every node runs; its rank and node 0's address are SkyPilot's."""
+START_AGAIN = """\
+set -e
+master=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
+export PYTHONPATH=$HOME/meshwright-code
+run={run}
+if [ "$SKYPILOT_NODE_RANK" = 0 ] && [ ! -e "$run" ]; then
+    rm -rf "$run.new"
+    cp -r "$HOME/meshwright-run" "$run.new"
+    mv "$run.new" "$run"
+fi
+exec python -m executor.cli join "$run" --node-rank "$SKYPILOT_NODE_RANK" --master "$master:{port}" \\
+    --start "$SKYPILOT_TASK_ID $(echo $SKYPILOT_NODE_IPS)"
+"""
+"""The same of a run that writes checkpoints: all nodes share its folder, which outlives them. The task's id is the same
+for nodes that take the place of others, their addresses are not."""
 
 
 def accelerator(plan: Plan, given: str | None) -> str | None:
@@ -48,19 +64,27 @@ def task(
     inputs: Iterable[Path] = (),
     secrets: Iterable[str] = (),
     gpu: str | None = None,
+    volumes: Mapping[str, str] | None = None,
+    run_id: str | None = None,
+    restarts: int = 0,
 ) -> dict[str, Any]:
     """A task whose nodes join the run that stands in `folder`/run, with the code of `folder`/code, each installing
-    `requirements`; `inputs` lie on every node where they lie here."""
-    resources: Mapping[str, Any] = {} if gpu is None else {"accelerators": f"{gpu}:{plan.cluster.gpus_per_node}"}
+    `requirements`; `inputs` lie on every node where they lie here, and `volumes`, by name, at their paths. `run_id` is
+    that of a run that goes on on other nodes, after as many failures of its own as `restarts`."""
+    resources: dict[str, Any] = {} if gpu is None else {"accelerators": f"{gpu}:{plan.cluster.gpus_per_node}"}
+    if restarts:
+        resources["job_recovery"] = {"max_restarts_on_errors": restarts}
     mounts = {CODE: str(folder / "code"), RUN: str(folder / "run")} | {str(path): str(path) for path in inputs}
     found: dict[str, Any] = {"name": f"{plan.model.name}-{plan.layout.engine}", "num_nodes": plan.cluster.nodes}
     if resources:
-        found["resources"] = dict(resources)
+        found["resources"] = resources
+    if volumes:
+        found["volumes"] = dict(volumes)
     if secrets := list(secrets):
         found["secrets"] = dict.fromkeys(secrets)  # null: sky refuses to launch without --secret NAME
     quoted = " ".join(f"'{one}'" for one in requirements)
     return found | {
         "file_mounts": mounts,
         "setup": f"python -m pip install --quiet {quoted}\n",
-        "run": START.format(port=port),
+        "run": START.format(port=port) if run_id is None else START_AGAIN.format(port=port, run=f"{RUNS}/{run_id}"),
     }

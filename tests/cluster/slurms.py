@@ -45,7 +45,8 @@ SelectTypeParameters=CR_CPU
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=1
-KillWait=10
+KillWait=30
+SlurmdTimeout={lost_s}
 SchedulerParameters=sched_interval=1
 InactiveLimit=0
 MessageTimeout=20
@@ -98,8 +99,9 @@ class TestSlurm:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path, hosts: TestHosts, this_machine: str) -> Iterator[TestSlurm]:
-    """A Slurm whose controller listens on `this_machine`, an address that the hosts reach; gone at the end."""
+def slurm(folder: Path, hosts: TestHosts, this_machine: str, lost_s: int = 300) -> Iterator[TestSlurm]:
+    """A Slurm whose controller listens on `this_machine`, an address that the hosts reach; gone at the end. A node
+    whose slurmd says nothing for `lost_s` is down."""
     folder.mkdir(parents=True)
     for part in ("state", *(f"spool-{one.name}" for one in hosts.hosts)):
         (folder / part).mkdir()
@@ -113,6 +115,7 @@ def slurm(folder: Path, hosts: TestHosts, this_machine: str) -> Iterator[TestSlu
             folder=folder,
             ctld=CTLD_PORT,
             slurmd=SLURMD_PORT,
+            lost_s=lost_s,
             nodes="\n".join(lines),
         )
     )

@@ -127,7 +127,8 @@ def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_
 
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "out").as_posix() for path in written}
-    assert names == {"plan.json", "launch.json", "join.json", "config/accelerate.yaml", "node-0.sh", "node-1.sh"}
+    names_of_a_run = {"plan.json", "asked.json", "launch.json", "join.json", "config/accelerate.yaml"}
+    assert names == names_of_a_run | {"node-0.sh", "node-1.sh"}
     joining = json.loads((tmp_path / "out" / "join.json").read_text())
     assert joining["environment"] == {"HF_TOKEN": None, "FOO": "a $(touch canary) 'b'", "WANDB_API_KEY": None}
     assert joining["code"].startswith("sha256:") and (tmp_path / "out" / "join.json").stat().st_mode & 0o77 == 0

@@ -20,7 +20,8 @@ import yaml
 from test_cli import assert_refused, run
 from test_rundir import make_plan
 
-from executor import joining, launch_export, rundir
+from executor import attempts, joining, launch_export, rundir
+from executor.checkpoints import Policy
 from executor.launch_export import Asked, Exported
 from executor.launchers.kubernetes import MOUNTED, RUNS
 from executor.prepare import Options
@@ -71,8 +72,10 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def export(tmp_path: Path, plan: Plan, to: launch_export.Target, asked: Asked, env: tuple[str, ...] = ()) -> Exported:
-    options = Options(run_dir=tmp_path / "out", nodes=plan.cluster.nodes, save_weights=True, env=env)
+def export(
+    tmp_path: Path, plan: Plan, to: launch_export.Target, asked: Asked, env: tuple[str, ...] = (), **more: Any
+) -> Exported:
+    options = Options(run_dir=tmp_path / "out", nodes=plan.cluster.nodes, save_weights=True, env=env, **more)
     return launch_export.export(plan, to, options, asked, lambda _: None)
 
 
@@ -222,6 +225,102 @@ def test_a_script_for_slurm_means_the_plan(tmp_path: Path, nodes: int, place: in
     ]
     check_means(tmp_path / "out", plan, node_words, "x")  # which node and master a task is, it reads itself
     assert made.start == f"sbatch {tmp_path / 'out/run.sbatch'}"
+
+
+AGAIN: dict[str, Any] = {"checkpoints": Policy(every="10", keep_last=3, keep_every=100), "max_restarts": 4}
+
+
+def pods(tmp_path: Path, nodes: int, job: str) -> list[list[str]]:
+    """How executor is called by the pods of a job, which share a volume, node 0 last."""
+    config, jobset = yaml.safe_load_all((tmp_path / "out/jobset.yaml").read_text())
+    jsonschema.validate(jobset, strict(json.loads((SCHEMAS / "jobset-v1alpha2.json").read_text())))
+    spec = jobset["spec"]
+    assert spec["failurePolicy"] == {"maxRestarts": 4}
+    (container,) = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    of_pod = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"] if "valueFrom" in one}
+    assert of_pod["START"] == "metadata.labels['batch.kubernetes.io/controller-uid']"
+    launch = tmp_path / "pod"
+    for key, text in config["data"].items():
+        (path := launch / key.replace("--", "/")).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    env["RUN"] = env["RUN"].replace(RUNS, str(tmp_path / "runs"))
+    command = [word.replace(f"{MOUNTED}/.", f"{launch}/.") for word in container["command"]]
+    return [
+        called(tmp_path, command, env | {"JOB_COMPLETION_INDEX": str(node), "START": job}, "executor")[0][0]
+        for node in reversed(range(nodes))
+    ]
+
+
+def test_pods_that_are_started_again_find_the_folder_of_the_first(tmp_path: Path) -> None:
+    export(tmp_path, plan_of(2, layouts(2)[1]), "kubernetes", Asked(image="a", claims=(f"kept={RUNS}",)), **AGAIN)
+    (tmp_path / "runs").mkdir()
+    first = pods(tmp_path, 2, "uid-1")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name == joining.read(folder).run_id and joining.read(folder).checkpoints == AGAIN["checkpoints"]
+    assert [words[1:4] for words in first] == [[str(folder), "--node-rank", node] for node in "10"]
+    (folder / "mark").touch()
+    second = pods(tmp_path, 2, "uid-2")
+    assert (folder / "mark").exists()
+    assert [words[-2:] for words in first + second] == [["--start", f"uid-{job}"] for job in (1, 1, 2, 2)]
+
+
+def test_nodes_of_skypilot_that_take_the_place_of_others_find_the_folder_of_the_first(tmp_path: Path) -> None:
+    made = export(tmp_path, plan_of(2, layouts(2)[1]), "skypilot", Asked(claims=(f"kept={RUNS}",)), **AGAIN)
+    assert made.start == f"sky jobs launch {tmp_path / 'out/task.yaml'}"
+    task = yaml.safe_load((tmp_path / "out/task.yaml").read_text())
+    schemas = json.loads((SCHEMAS / "skypilot-0.14.1.json").read_text())
+    jsonschema.validate(task, schemas["task"])
+    jsonschema.validate(task["resources"], schemas["resources"])
+    assert task["volumes"] == {RUNS: "kept"} and task["resources"]["job_recovery"] == {"max_restarts_on_errors": 4}
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "out/run").rename(tmp_path / "home/meshwright-run")
+    script = task["run"].replace(RUNS, str(tmp_path / "runs"))
+    words = []
+    for node, ip in ((1, 1), (0, 1), (1, 2), (0, 2)):
+        environment = {"HOME": str(tmp_path / "home"), "SKYPILOT_NODE_RANK": str(node), "SKYPILOT_TASK_ID": "job-1"}
+        environment["SKYPILOT_NODE_IPS"] = f"10.0.{ip}.1\n10.0.{ip}.2"
+        ((given, _),) = called(tmp_path, ["bash", "-c", script], environment, "python")
+        words.append(given[-2:])
+        folders = list((tmp_path / "runs").iterdir())
+        assert len(folders) == (len(words) > 1) and given[3].startswith(str(tmp_path / "runs"))
+    assert words == [["--start", f"job-1 10.0.{ip}.1 10.0.{ip}.2"] for ip in (1, 1, 2, 2)]
+    assert joining.read(folders[0]).checkpoints == AGAIN["checkpoints"]
+
+
+def test_a_script_for_slurm_takes_the_checkpoints_along(tmp_path: Path) -> None:
+    more = AGAIN | {"max_restarts": 0, "stall_s": 90.0}
+    export(tmp_path, plan_of(2, layouts(2)[1]), "slurm", Asked(sbatch=("time=1:00:00",)), **more)
+    wanted, asked = joining.read(tmp_path / "out"), attempts.read_asked(tmp_path / "out")
+    assert wanted.checkpoints == asked.checkpoints == AGAIN["checkpoints"] and wanted.stall_s == 90.0
+    assert (asked.launcher, asked.sbatch) == ("slurm", ("time=1:00:00",))
+    assert "SLURM_RESTART_COUNT" not in (tmp_path / "out/run.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("to", "asked", "more", "words"),
+    [
+        (
+            "kubernetes",
+            Asked(image="a"),
+            AGAIN,
+            "--checkpoint-every=10: writes checkpoints that go away with the nodes",
+        ),
+        ("skypilot", Asked(claims=("data=/data",)), AGAIN, "that all nodes share: --claim NAME=/runs"),
+        ("kubernetes", Asked(image="a"), {"max_restarts": 1}, "--max-restarts=1: has no checkpoint to go on from"),
+        ("slurm", Asked(), AGAIN, "--max-restarts=4: is not Slurm's: it starts a job again by itself"),
+        ("slurm", Asked(claims=("kept=/runs",)), {}, "--claim=kept=/runs: is for --to kubernetes and --to skypilot"),
+    ],
+)
+def test_checkpoints_that_nothing_keeps_and_restarts_without_any_are_refused(
+    tmp_path: Path, to: launch_export.Target, asked: Asked, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PlannerError) as caught:
+        export(tmp_path, plan_of(2, layouts(2)[0]), to, asked, **more)
+    assert words in caught.value.sentence
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

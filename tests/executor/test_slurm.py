@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_names_of_folders_and_words_of_a_script_reach_programs_as_they_are(
     assert not list(programs.parent.rglob("canary"))
 
 
+def test_a_job_of_a_run_with_checkpoints_is_the_same_however_often_it_starts(programs: Path, plan: Plan) -> None:
+    text = slurm.script(plan, Path("/runs/a b"), call=("executor",))
+    _, again = calls(programs, text), calls(programs, text, SLURM_RESTART_COUNT="2")
+    assert again[0] == again[1] and again[0][-4:] == ["executor", "join", "/runs/a b", "--slurm"]
+    assert len(again) == 2
+
+
+def test_each_srun_of_each_start_of_a_job_is_another_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_ask", lambda *words: "blue\nred\n")
+    variables: list[dict[str, str]] = [{}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "3"}, {"SLURM_JOB_ID": "13"}]
+    words = [slurm.part(TASK | changed).start for changed in variables]
+    assert words == ["12.0.0", "12.1.0", "12.0.3", "13.0.0"]
+
+
 def test_a_job_asks_for_the_plans_nodes_and_gpus_and_a_person_for_more(plan: Plan) -> None:
     cluster = replace(plan.cluster, nodes=3, gpus_per_node=8, gpu=replace(plan.cluster.gpu, kind="cuda"))
     made = slurm.script(
@@ -119,7 +134,7 @@ def test_without_slurm_each_command_says_so_in_a_line(plan_file: Path, tmp_path:
     refused = run(*words, cwd=tmp_path, PATH=str(empty))
     assert_refused(refused, 3, "slurm=sbatch: is not installed here. Run it where Slurm's commands are")
     assert not (tmp_path / "run").exists()
-    assert_refused(run("join", tmp_path, cwd=tmp_path), 2, "give --node-rank (and --master), or --slurm")
+    assert_refused(run("join", tmp_path, cwd=tmp_path), 2, "give --node-rank (and --master, --start), or --slurm")
     assert_refused(run("join", tmp_path, "--slurm", cwd=tmp_path), 2, "--slurm: is for a task that srun has started")
     assert_refused(run("run", plan_file, "--sbatch", "time=1", cwd=tmp_path), 2, "add --launcher slurm")
 
@@ -145,5 +160,8 @@ def test_a_job_far_from_its_limit_of_days_was_cancelled(monkeypatch: pytest.Monk
     monkeypatch.setattr(slurm, "show", lambda job: said)
     monkeypatch.setattr(slurm, "node_states", lambda nodes=(): [])
     assert slurm.why("7") == "job 7 was cancelled (scancel)"
-    said["RunTime"] = "1-00:00:12"
+    said |= {"JobState": "RUNNING", "RunTime": "23:58:00"}
+    assert slurm.why("7", number=signal.SIGUSR1) == "job 7 was sent SIGUSR1 120 s before its time limit of 1-00:00:00"
+    assert slurm.why("7") == "the step of job 7 was cancelled"
+    said |= {"JobState": "CANCELLED", "RunTime": "1-00:00:12"}
     assert slurm.why("7") == "Slurm ended job 7 at its time limit of 1-00:00:00"

@@ -1,0 +1,96 @@
+"""Nodes that join a run by themselves go on with it: a JobSet's command in its second start, and a loop by hand.
+
+Not here: a first start (test_join.py), or what the files for other launchers say (test_launch_export.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from agents import make_plan, run_warm
+from cases import FULL, SEQUENCES
+from hosts import TestHosts, unusable
+from msgspec.structs import replace
+from test_join import EXECUTOR, alone, ended, executor, joining, pair, processes  # noqa: F401 (fixtures)
+from test_resume_hosts import kill_after
+from waiting import until
+
+from executor import rundir
+from executor.launchers.kubernetes import MOUNTED, RUNS
+from planner import inputs
+from planner.plan import encode_plan
+from planner.spec import Layout
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(unusable() is not None, reason=str(unusable())),
+]
+
+STEPS = 60
+LAYOUT = Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=SEQUENCES // 2)
+
+
+def pod(hosts: TestHosts, node: int, tmp_path: Path, job: str) -> subprocess.Popen[str]:
+    """A node's pod: the command of its container, with its environment, on a host, as a part of this job."""
+    config, jobset = yaml.safe_load_all((tmp_path / "out/jobset.yaml").read_text())
+    spec = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "launch"]
+    for item in volume["configMap"]["items"]:
+        (path := tmp_path / "launch" / item["path"]).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(config["data"][item["key"]])
+    given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    given |= {"JOB_COMPLETION_INDEX": str(node), "START": job, "OMP_NUM_THREADS": "1"}
+    given |= {"RUN": given["RUN"].replace(RUNS, str(tmp_path / "runs"))}
+    given |= {"MASTER": f"{hosts.hosts[0].address}:{given['MASTER'].rpartition(':')[2]}"}
+    given |= {"PATH": f"{EXECUTOR.parent}:{os.environ['PATH']}"}
+    words = [word.replace(MOUNTED, str(tmp_path / "launch")) for word in container["command"]]
+    command = hosts.hosts[node].words("env", *(f"{name}={value}" for name, value in given.items()), *words)
+    return subprocess.Popen(
+        command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def by_hand(hosts: TestHosts, folder: Path) -> list[subprocess.Popen[str]]:
+    """The nodes, joined once more by a loop, after resume has made the folder ready."""
+    refused = ended(joining(hosts, 0, folder))[0]
+    assert refused[0] == 2 and "Go on with executor resume RUN, then join again" in refused[1]
+    again = executor("resume", folder)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines() == [f"executor join {folder} --node-rank {node} --master HOST" for node in (0, 1)]
+    assert f"0 of {STEPS}, from checkpoint step-" in again.stderr
+    return [joining(hosts, node, folder, "--master", "red") for node in (0, 1)]
+
+
+@pytest.mark.parametrize("hand", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_nodes_that_are_started_again_go_on(pair: TestHosts, tmp_path: Path, hand: bool) -> None:  # noqa: F811
+    job = replace(FULL, recipe=replace(FULL.recipe, steps=STEPS))
+    plan = inputs.resolved(make_plan(LAYOUT, job, nodes=2, per_node=1))
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan))
+    (tmp_path / "runs").mkdir()
+    words = ("--to", "kubernetes", "--image", "a/b", "--claim", f"kept={RUNS}", "--checkpoint-every", "10")
+    made = executor("export-launch", tmp_path / "plan.json", "-o", tmp_path / "out", "--no-save-weights", *words)
+    assert made.returncode == 0, made.stderr
+    first = [pod(pair, node, tmp_path, "uid-1") for node in (0, 1)]
+    until(lambda: bool(list((tmp_path / "runs").glob("*/join.json"))) or first[0].poll() is not None, "the folder")
+    (folder,) = (tmp_path / "runs").iterdir()
+    kill_after(pair, folder, first[1], 14)
+    assert [code for code, _ in ended(*first)] == [5, 5]
+
+    second = by_hand(pair, folder) if hand else [pod(pair, node, tmp_path, "uid-2") for node in (0, 1)]
+    (one, told), (two, also) = ended(*second)
+    assert (one, two) == (0, 0), told + also
+    found = json.loads((folder / "run.json").read_text())
+    assert (found["status"], found["launcher"]) == ("completed", "join")
+    (past,) = found["attempts"]
+    assert (past["failed_rank"], past["resumed_from"] % 10) == (1, 0) and past["resumed_from"] > 0
+    whole = run_warm(plan, tmp_path / "whole", "--no-meter")
+    assert set(whole.exit_codes) == {0}, whole.output
+    assert rundir.read_losses(folder) == rundir.read_losses(tmp_path / "whole")
+    assert processes(pair) == []

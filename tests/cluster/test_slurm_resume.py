@@ -1,0 +1,205 @@
+"""Checkpoints of jobs of a real Slurm: written when it ends a job, and gone on from, by command and by Slurm alone.
+
+Not here: jobs that write none (test_slurm.py), or what a checkpoint is (test_saving.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slurms
+from agents import make_plan, run_warm
+from cases import FULL, SEQUENCES
+from hosts import network, unusable
+from msgspec.structs import replace
+from slurms import TestSlurm, slurm
+from test_join import EXECUTOR
+from test_lost_node import die
+from test_slurm import executor, log_of, pair, record_of  # noqa: F401 (pair is a fixture)
+from waiting import until
+
+from executor import alive, checkpoints, rundir
+from planner import inputs
+from planner.plan import Plan, encode_plan
+from planner.spec import Layout
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(unusable() is not None, reason=str(unusable())),
+    pytest.mark.skipif(slurms.unusable() is not None, reason=str(slurms.unusable())),
+]
+
+STEPS = 60
+LAYOUT = Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=SEQUENCES // 2)
+OPTIONS = ("--checkpoint-every", "10", "--no-save-weights")
+LOST_S = 10
+LONGEST_S = 300
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    job = replace(FULL, recipe=replace(FULL.recipe, steps=STEPS))
+    made = inputs.resolved(make_plan(LAYOUT, job, nodes=2, per_node=1))
+    (tmp_path / "plan.json").write_bytes(encode_plan(made))
+    return made
+
+
+def submitted(one: TestSlurm, folder: Path, *options: str) -> str:
+    """The number of the job that runs the plan beside a folder in it."""
+    words = ("run", folder.parent / "plan.json", "--launcher", "slurm", "--run-dir", folder, *OPTIONS, *options)
+    done = executor(one, *words)
+    assert done.returncode == 0, done.stderr
+    return job_of(folder)
+
+
+def job_of(folder: Path) -> str:
+    return str(json.loads((folder / "slurm.json").read_text())["job"])
+
+
+def trains(folder: Path, step: int, start: int = 1) -> None:
+    """Wait until this start of the run has begun a step."""
+
+    def begun() -> bool:
+        said = alive.read(folder, 1)
+        return (folder / "attempts" / str(start - 1)).is_dir() == (start > 1) and bool(said and said.step >= step)
+
+    until(begun, f"start {start} to begin step {step}", lambda: log_of(folder), patience_s=LONGEST_S)
+
+
+def ended(one: TestSlurm, folder: Path) -> dict[str, Any]:
+    """run.json, once Slurm has nothing left to do."""
+    until(lambda: not one.run("squeue", "-h").stdout.strip(), "the job's end", lambda: log_of(folder))
+    return record_of(folder)
+
+
+def check_undisturbed(folder: Path, plan: Plan) -> None:
+    """Its losses are those of a run that nobody disturbed, to the last bit."""
+    whole = run_warm(plan, folder.with_name("whole"), "--no-meter")
+    assert set(whole.exit_codes) == {0}, whole.output
+    assert len(rundir.read_losses(folder)) == STEPS
+    assert rundir.read_losses(folder) == rundir.read_losses(folder.with_name("whole"))
+
+
+def test_a_cancelled_job_leaves_a_checkpoint_and_resume_submits_it_again(
+    pair: TestSlurm,  # noqa: F811
+    plan: Plan,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    number = submitted(pair, folder)
+    trains(folder, 14)
+    early = executor(pair, "resume", folder)
+    assert early.returncode == 3 and f"is running as job {number}" in early.stderr, early.stderr
+    pair.run("scancel", number)
+    found = ended(pair, folder)
+
+    place, skipped = checkpoints.newest(folder)
+    assert place is not None and not skipped
+    step = checkpoints.complete(place).step
+    assert (found["status"], found["exit_code"]) == ("interrupted", 143) and step > 10 and step % 10
+    words = f"job {number} was cancelled (scancel); run: ended as it was asked to after step {step} of {STEPS}, with"
+    assert found["message"] == f"stopped by SIGTERM: {words} the checkpoint step-{step}."
+
+    again = executor(pair, "resume", folder)
+    assert again.returncode == 0 and "queued: job" in again.stderr, again.stderr
+    assert job_of(folder) != number
+    found = ended(pair, folder)
+    assert (found["status"], found["launcher"]) == ("completed", "slurm"), found["message"]
+    assert [one["resumed_from"] for one in found["attempts"]] == [step]
+    check_undisturbed(folder, plan)
+    done = executor(pair, "resume", folder)
+    assert done.returncode == 3 and "has completed" in done.stderr, done.stderr
+
+
+@pytest.mark.long
+def test_a_requeued_job_goes_on_in_its_folder(pair: TestSlurm, plan: Plan, tmp_path: Path) -> None:  # noqa: F811
+    folder = tmp_path / "run"
+    number = submitted(pair, folder)
+    trains(folder, 14)
+    pair.run("scontrol", "requeue", number)
+    found = ended(pair, folder)
+
+    assert found["status"] == "completed" and job_of(folder) == number
+    (attempt,) = found["attempts"]
+    assert attempt["message"].startswith(f"stopped by SIGTERM: Slurm put job {number} back into the queue (scontrol")
+    assert attempt["resumed_from"] > 10 and not list(tmp_path.glob("run-restart-*"))
+    check_undisturbed(folder, plan)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[TestSlurm]:
+    """A Slurm of three nodes that finds a lost one within seconds."""
+    with network(tmp_path / "net", ("blue", "green", "red")) as hosts:
+        here = hosts.hosts[0].address.rpartition(".")[0] + ".254"
+        with slurm(tmp_path / "slurm", hosts, here, LOST_S) as made:
+            yield made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("place", "whole"), [(0, True), (1, True), (1, False)])
+def test_a_job_that_loses_a_node_goes_on_on_another(
+    three: TestSlurm, plan: Plan, tmp_path: Path, place: int, whole: bool
+) -> None:
+    """A host dies, node 0's too, or its slurmd alone, and then its ranks train on until Slurm ends the job."""
+    folder = tmp_path / "run"
+    number = submitted(three, folder)
+    trains(folder, 14)
+    lost = three.hosts[place]
+    if whole:
+        die(lost)
+    else:
+        assert lost.run("pkill", "-KILL", "-x", "slurmd").returncode == 0
+    trains(folder, 14, start=2)
+    found = ended(three, folder)
+
+    assert found["status"] == "completed" and job_of(folder) == number, found["message"]
+    hosts = [json.loads((folder / f"mesh/rank-{rank}.json").read_text())["host"] for rank in (0, 1)]
+    assert hosts == [one.name for one in three.hosts if one != lost]
+    (attempt,) = found["attempts"]
+    said = "was killed" if place == 0 else f"{lost.name} is down (Not responding), and put the job back into the queue"
+    assert said in attempt["message"] and attempt["resumed_from"] >= 10, attempt
+    check_undisturbed(folder, plan)
+
+
+@pytest.mark.long
+def test_a_run_in_an_allocation_goes_on_in_another(pair: TestSlurm, plan: Plan, tmp_path: Path) -> None:  # noqa: F811
+    folder = tmp_path / "run"
+    words = (EXECUTOR, "run", tmp_path / "plan.json", "--launcher", "slurm", "--run-dir", folder, "--yes", *OPTIONS)
+    begun = subprocess.Popen(
+        [str(word) for word in ("salloc", "--nodes=2", *words)],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=pair.environment | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+    )  # fmt: skip
+    trains(folder, 14)
+    pair.run("pkill", "-TERM", "-f", f"bin/python.* run .*{tmp_path}")
+    _, said = begun.communicate(timeout=LONGEST_S)
+    found = record_of(folder)
+    assert begun.returncode == 143, said
+    assert found["message"].startswith("stopped by SIGTERM: run: ended as it was asked to after step"), found["message"]
+
+    words = (EXECUTOR, "resume", folder, "--yes")
+    done = pair.run("salloc", "--nodes=2", *words, timeout_s=LONGEST_S, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert len(record_of(folder)["attempts"]) == 1
+    check_undisturbed(folder, plan)
+
+
+@pytest.mark.long
+def test_a_job_is_told_ahead_of_its_time_limit(pair: TestSlurm, plan: Plan, tmp_path: Path) -> None:  # noqa: F811
+    job = replace(plan.job, recipe=replace(plan.job.recipe, steps=100_000))
+    (tmp_path / "plan.json").write_bytes(encode_plan(replace(plan, job=job).sealed()))
+    folder = tmp_path / "run"
+    number = submitted(pair, folder, "--sbatch", "time=3", "--sbatch", "signal=USR1@120")
+    until((folder / "run.json").is_file, "the signal", lambda: log_of(folder), patience_s=LONGEST_S)
+
+    found = ended(pair, folder)
+    assert found["status"] == "interrupted" and found["message"].startswith(
+        f"stopped by SIGUSR1: job {number} was sent SIGUSR1 "
+    ), found["message"]
+    assert "s before its time limit of 00:03:00; run: ended as it was asked to after step" in found["message"]
+    assert checkpoints.newest(folder)[0] is not None
