@@ -123,7 +123,7 @@ def read_asked(folder: Path) -> Asked:
 
 def joined_by(folder: Path) -> Joining | None:
     """join.json of a run, or of its last start that had one: it is moved before the next is written."""
-    kept = (folder, *(folder / ATTEMPTS / str(number) for number in sorted(_numbers(folder), reverse=True)))
+    kept = (folder, *reversed(folders(folder)))
     return next((joining.read(one) for one in kept if (one / JOIN).is_file()), None)
 
 

@@ -14,11 +14,10 @@ import pytest
 import yaml
 from agents import make_plan, run_warm
 from cases import FULL, SEQUENCES
+from hanging import HOOK
 from hosts import TestHosts, unusable
 from msgspec.structs import replace
 from test_join import EXECUTOR, alone, ended, executor, joining, pair, processes  # noqa: F401 (fixtures)
-from test_resume_hosts import kill_after
-from waiting import until
 
 from executor import rundir
 from executor.launchers.kubernetes import MOUNTED, RUNS
@@ -31,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(unusable() is not None, reason=str(unusable())),
 ]
 
-STEPS = 60
+STEPS = 15
 LAYOUT = Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=SEQUENCES // 2)
 
 
@@ -48,7 +47,7 @@ def pod(hosts: TestHosts, node: int, tmp_path: Path, job: str) -> subprocess.Pop
     given |= {"JOB_COMPLETION_INDEX": str(node), "START": job, "OMP_NUM_THREADS": "1"}
     given |= {"RUN": given["RUN"].replace(RUNS, str(tmp_path / "runs"))}
     given |= {"MASTER": f"{hosts.hosts[0].address}:{given['MASTER'].rpartition(':')[2]}"}
-    given |= {"PATH": f"{EXECUTOR.parent}:{os.environ['PATH']}"}
+    given |= {"PYTHONPATH": str(HOOK), "PATH": f"{EXECUTOR.parent}:{os.environ['PATH']}"}
     words = [word.replace(MOUNTED, str(tmp_path / "launch")) for word in container["command"]]
     command = hosts.hosts[node].words("env", *(f"{name}={value}" for name, value in given.items()), *words)
     return subprocess.Popen(
@@ -64,7 +63,7 @@ def by_hand(hosts: TestHosts, folder: Path) -> list[subprocess.Popen[str]]:
     again = executor("resume", folder)
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines() == [f"executor join {folder} --node-rank {node} --master HOST" for node in (0, 1)]
-    assert f"0 of {STEPS}, from checkpoint step-" in again.stderr
+    assert f"going on after step 10 of {STEPS}, from checkpoint step-10" in again.stderr
     return [joining(hosts, node, folder, "--master", "red") for node in (0, 1)]
 
 
@@ -75,13 +74,13 @@ def test_nodes_that_are_started_again_go_on(pair: TestHosts, tmp_path: Path, han
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     (tmp_path / "runs").mkdir()
     words = ("--to", "kubernetes", "--image", "a/b", "--claim", f"kept={RUNS}", "--checkpoint-every", "10")
+    words += ("--env", "DIE=1 12 1", "--env", "EVERY=10")
     made = executor("export-launch", tmp_path / "plan.json", "-o", tmp_path / "out", "--no-save-weights", *words)
     assert made.returncode == 0, made.stderr
     first = [pod(pair, node, tmp_path, "uid-1") for node in (0, 1)]
-    until(lambda: bool(list((tmp_path / "runs").glob("*/join.json"))) or first[0].poll() is not None, "the folder")
+    (one, told), (two, also) = ended(*first)
+    assert (one, two) == (5, 5), told + also
     (folder,) = (tmp_path / "runs").iterdir()
-    kill_after(pair, folder, first[1], 14)
-    assert [code for code, _ in ended(*first)] == [5, 5]
 
     second = by_hand(pair, folder) if hand else [pod(pair, node, tmp_path, "uid-2") for node in (0, 1)]
     (one, told), (two, also) = ended(*second)
@@ -89,7 +88,7 @@ def test_nodes_that_are_started_again_go_on(pair: TestHosts, tmp_path: Path, han
     found = json.loads((folder / "run.json").read_text())
     assert (found["status"], found["launcher"]) == ("completed", "join")
     (past,) = found["attempts"]
-    assert (past["failed_rank"], past["resumed_from"] % 10) == (1, 0) and past["resumed_from"] > 0
+    assert (past["failed_rank"], past["steps"], past["resumed_from"]) == (1, 11, 10)
     whole = run_warm(plan, tmp_path / "whole", "--no-meter")
     assert set(whole.exit_codes) == {0}, whole.output
     assert rundir.read_losses(folder) == rundir.read_losses(tmp_path / "whole")
