@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import attempts, checkpoints, joining, reap, rundir
+from executor import attempts, joining, reap, rundir
 from executor.joining import Joining
 from executor.prepare import load_backend
 from executor.resume import check_not_completed, check_same
@@ -58,8 +58,8 @@ def _put_aside(folder: Path, echo: Echo) -> str | None:
     if record is None and launcher is not None:  # whoever started this one knows that the earlier is over
         reap.bury(folder, launcher)
     place = attempts.newest(folder)
-    if place.checkpoint is not None:
-        check_same(plan, checkpoints.complete(place.checkpoint), place.checkpoint)
+    if place.checkpoint is not None and place.found is not None:
+        check_same(plan, place.found, place.checkpoint)
     attempts.set_aside(folder, place.step, place.skipped)
     attempts.tell_skipped(place, echo)
     echo(f"going on after step {place.step} of {plan.job.recipe.steps}, from {attempts.named(place)}")

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from executor import attempts, checkpoints, report, resume, rundir
 from executor.alive import STEP, Said
-from executor.checkpoints import File
 from executor.report_text import attempt_text, goodput_text
 from planner.errors import PlannerError
 from planner.plan import Plan
