@@ -21,6 +21,7 @@ from executor import alive, attempts, checkpoints, rundir
 from executor.alive import Said
 from executor.joining import JOIN, read_joined
 from executor.reap import Standing, seen, standing
+from executor.slurm import read_job
 from executor.stragglers import Straggler, Turn, find
 from executor.verdict import NODE_LOST, NOT_MET
 from planner.plan import Plan
@@ -28,7 +29,11 @@ from planner.record import RunRecord
 
 NOT_STARTED, STARTING, RUNNING, AGAIN, LOST = "not started", "starting", "running", "starting again", "launcher lost"
 NO_RECORD = "ended without a record"
+JOB_OVER = ("boot_fail", "cancelled", "completed", "deadline", "failed", "node_fail", "out_of_memory", "timeout")
+"""States of a job of Slurm that no node has joined, and none will."""
 LOOK_S = 1.0
+ASK_S = 10.0
+"""How often Slurm is asked: all who use it share one server."""
 SETTLED_S = 60.0
 """A start that failed is the run's end where nothing followed it for so long, if another could follow."""
 MAKING_S = 5.0
@@ -117,6 +122,7 @@ class Lookout:
     _heard: dict[int, tuple[Said, float]] = field(default_factory=dict)
     _since: tuple[object, float] = (None, 0.0)
     _restarts: tuple[Restart, ...] = ()
+    _job: tuple[Standing, float] | None = None
 
     def __post_init__(self) -> None:
         self.plan = rundir.read_run_plan(self.folder)
@@ -168,7 +174,9 @@ class Lookout:
 
     def _unlaunched(self) -> Standing:
         """Of a folder whose launcher is not known: one to be joined, a job that waits, or one that is being made."""
-        found = standing(self.folder)  # buries nothing where there is no launcher
+        found = self._asked()
+        if found.status in JOB_OVER:
+            return Standing(found.status, found.message, NODE_LOST)
         if found.status == NO_RECORD:
             made = self._lasted(NO_RECORD) >= MAKING_S
             return Standing(NO_RECORD, found.message, NODE_LOST) if made else Standing(NOT_STARTED)
@@ -176,6 +184,13 @@ class Lookout:
         if ends and all(ends):  # a copy of the folder, whose record is node 0's
             return Standing(found.status, found.message, max(end.exit_code for end in ends if end))
         return found
+
+    def _asked(self) -> Standing:
+        """As `executor status` has it, which buries nothing where there is no launcher. It asks Slurm after a job that
+        was submitted."""
+        if read_job(self.folder) is None or self._job is None or self.clock() >= self._job[1] + ASK_S:
+            self._job = standing(self.folder), self.clock()
+        return self._job[0]
 
     def _lasted(self, what: object) -> float:
         """For how long this has been so."""

@@ -196,6 +196,8 @@ def test_a_node_that_goes_down_and_one_that_is_drained_are_named(pair: TestSlurm
         until(lambda: "(new fan)" in executor(pair, "status", again).stdout, "the reason")
         assert executor(pair, "status", again).stdout.startswith("queued: job ")
         pair.run("scancel", "--me")
+        seen = executor(pair, "watch", again)
+        assert seen.returncode == 7 and "cancelled: job " in seen.stdout, seen.stdout + seen.stderr
     finally:
         pair.set_node("red", "state=resume")
 

@@ -67,18 +67,23 @@ def test_what_a_node_writes_is_what_the_launcher_keeps(tmp_path, run):
     big = os.urandom(2 * CHUNK_BYTES + 7)
     (there / "weights" / "model.safetensors").write_bytes(big)
 
-    assert sent(mirror, out, run, (".json", ".jsonl")) == ["mesh.json", "metrics.jsonl"]
+    (there / "alive").mkdir()
+    (there / "alive" / "rank-0").write_text("step 1")
+    (there / "alive" / "rank-0.stacks").touch()
+
+    assert sent(mirror, out, run, (".json", ".jsonl")) == ["alive/rank-0", "mesh.json", "metrics.jsonl"]
     assert sent(mirror, out, run, (".json", ".jsonl")) == []
     with (there / "metrics.jsonl").open("a") as lines:
         lines.write("two\n")
     (there / "mesh.json").write_text('{"rank": 1}')
     (there / "empty.json").touch()
     assert sent(mirror, out, run) == [
-        "empty.json", "mesh.json", "metrics.jsonl", *["weights/model.safetensors"] * 3
+        "alive/rank-0.stacks", "empty.json", "mesh.json", "metrics.jsonl", *["weights/model.safetensors"] * 3
     ]  # fmt: skip
 
     kept = {path.relative_to(run.folder).as_posix(): path.read_bytes() for path in run.folder.rglob("*.*")}
     assert kept == {
+        "alive/rank-0.stacks": b"",
         "empty.json": b"",
         "mesh.json": b'{"rank": 1}',
         "metrics.jsonl": b"one\ntwo\n",
