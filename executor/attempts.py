@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from executor import alive, checkpoints, joining, rundir
+from executor import alive, badloss, checkpoints, joining, rundir, steplines
 from executor.alive import ALIVE
 from executor.checkpoints import Complete, Policy
 from executor.joining import JOIN, JOINED, Joining, without_secrets
 from executor.prepare import Prepared
 from executor.rundir import Launcher
+from executor.steplines import Line, Lines
 from executor.supervise import Echo
 from planner.errors import PlannerError
 from planner.plan import write_whole
@@ -52,6 +53,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     kept: str = ""
     launcher: str = ""
     sbatch: tuple[str, ...] = ()
+    bad_loss: badloss.Policy = badloss.STOP
 
 
 @dataclass(frozen=True)
@@ -79,21 +81,6 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     last_time: float = 0.0
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """Of a line of metrics.jsonl: `step` counts from 0 where it is a step (it has a loss), else it is how many were
-    done."""
-
-    step: int = 0
-    time: float = 0.0
-    step_s: float | None = None
-    validation_loss: float | None = None
-
-    @property
-    def done(self) -> int:
-        """Steps that were done when it was written."""
-        return self.step + (self.step_s is not None)
-
-
 def keep_asked(ready: Prepared, folder: Path | None = None, *, launcher: str = "", sbatch: Sequence[str] = ()) -> None:
     """Write asked.json into the run folder, or into this one, readable by its owner alone."""
     options = ready.options
@@ -101,7 +88,7 @@ def keep_asked(ready: Prepared, folder: Path | None = None, *, launcher: str = "
         hosts=options.hosts, save_weights=options.save_weights, checkpoints=options.checkpoints,
         environment=without_secrets(ready.environment), meet_s=options.meet_s, stall_s=options.stall_s,
         max_restarts=options.max_restarts, trainer=options.trainer, place=options.place, kept=options.kept,
-        launcher=launcher, sbatch=tuple(sbatch),
+        launcher=launcher, sbatch=tuple(sbatch), bad_loss=options.bad_loss,
     )  # fmt: skip
     path = (folder or options.run_dir) / ASKED
     write_whole(path, msgspec.json.format(msgspec.json.encode(asked), indent=2) + b"\n")
@@ -206,7 +193,7 @@ def failure_of(run: Path, record: RunRecord) -> tuple[object, ...]:
     """A failure by its kind and place: equal where a start failed as the one before did, at the same step. That is the
     step of the rank that failed, as it said itself: rank 0 may not have logged the one before."""
     said = alive.read(run, record.failed_rank) if record.failed_rank is not None else None
-    done = max((line.done for _, line in _lines(run / rundir.METRICS)), default=0)
+    done = max((line.done for _, line in steplines.read(run / rundir.METRICS)), default=0)
     return record.status, record.cause, record.failed_rank, said.step if said and said.step else done + 1
 
 
@@ -218,7 +205,7 @@ def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> 
     folder = run / ATTEMPTS / str(1 + max(_numbers(run), default=0))
     try:
         folder.mkdir(parents=True)
-        kept, cut = _parted(run, step)
+        kept, cut = steplines.parted(run, step)
         last = max((line.time for _, line in (*kept, *cut)), default=0.0)
         made = Kept(resumed_from=step, skipped=tuple(skipped), last_time=last)
         write_whole(folder / KEPT, msgspec.json.encode(made) + b"\n")
@@ -239,8 +226,9 @@ def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> 
 def read(run: Path) -> tuple[Attempt, ...]:
     """The earlier starts of a run, in their order, and what each interruption cost."""
     starts = folders(run)
-    parts = [_lines(folder / rundir.METRICS) for folder in starts]
-    steps = [line for part in (*parts, _lines(run / rundir.METRICS)) for _, line in part if line.step_s is not None]
+    parts = [steplines.read(folder / rundir.METRICS) for folder in starts]
+    whole = (*parts, steplines.read(run / rundir.METRICS))
+    steps = [line for part in whole for _, line in part if line.step_s is not None]
     return tuple(_attempt(folder, part, steps) for folder, part in zip(starts, parts, strict=True))
 
 
@@ -255,7 +243,7 @@ def last_launcher(run: Path) -> Launcher | None:
     return next(filter(None, found), None)
 
 
-def _attempt(folder: Path, cut: list[tuple[bytes, _Line]], steps: list[_Line]) -> Attempt:
+def _attempt(folder: Path, cut: Lines, steps: list[Line]) -> Attempt:
     record = rundir.read_record(folder) or _unknown(folder)
     known = folder / KEPT
     kept = rundir.read_json(known, Kept) if known.is_file() else Kept(resumed_from=0)
@@ -285,25 +273,6 @@ def _unknown(folder: Path) -> RunRecord:
         plan_hash=plan.content_hash, status="ended without a record", exit_code=1, started="", seconds=0.0, backend="",
         launcher="", world_size=plan.layout.world_size, nodes=plan.cluster.nodes,
     )  # fmt: skip
-
-
-def _parted(run: Path, step: int) -> tuple[list[tuple[bytes, _Line]], list[tuple[bytes, _Line]]]:
-    """Lines of metrics.jsonl up to so many steps, and those after; a last line cut short is dropped. The validation
-    that follows a checkpoint is made again: it may have been cut short."""
-    parts: tuple[list[tuple[bytes, _Line]], list[tuple[bytes, _Line]]] = ([], [])
-    for raw, line in _lines(run / rundir.METRICS):
-        parts[line.done + (line.validation_loss is not None) > step].append((raw, line))
-    return parts
-
-
-def _lines(path: Path) -> list[tuple[bytes, _Line]]:
-    return list(_read(path)) if path.is_file() else []
-
-
-def _read(path: Path) -> Iterator[tuple[bytes, _Line]]:
-    for raw in path.read_bytes().rpartition(b"\n")[0].splitlines():
-        with suppress(msgspec.DecodeError):
-            yield raw, msgspec.json.decode(raw, type=_Line)
 
 
 def _numbers(run: Path) -> list[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from executor import checkpoints, dryrun, environment, launch, rundir
+from executor import badloss, checkpoints, dryrun, environment, launch, rundir
 from executor import report as reports
 from executor.reap import standing
 from executor.report_text import render
@@ -95,6 +95,32 @@ KEEP_LAST = click.option("--keep-last", type=int, metavar="K", help="Checkpoints
 KEEP_EVERY = click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
 DEBUG_NETWORK = click.option(
     "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."
+)
+ON_BAD_LOSS = click.option(
+    "--on-bad-loss",
+    type=click.Choice(badloss.ACTIONS),
+    help="When a loss or a gradient norm is not finite, or a loss explodes: stop the run, skip the step, or go back to "
+    "the newest checkpoint and leave out the batches since (default: stop).",
+)
+LOSS_SPIKE = click.option(
+    "--loss-spike",
+    type=click.FloatRange(min=0),
+    callback=command.finite,
+    metavar="DEVIATIONS",
+    help=f"A loss explodes that is so many robust deviations above the median (default: {badloss.FACTOR:g} with skip "
+    "and rollback; none with stop, and 0, judge none).",
+)
+SPIKE_WINDOW = click.option(
+    "--spike-window",
+    type=click.IntRange(min=3),
+    metavar="STEPS",
+    help=f"Median and deviation are of so many good steps before it (default: {badloss.WINDOW}).",
+)
+MAX_SKIPS = click.option(
+    "--max-skips",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"With skip: the run ends where more steps in a row are bad (default: {badloss.MAX_SKIPS}).",
 )
 TOLERANCE = click.option(
     "--tolerance",
@@ -184,6 +210,10 @@ def executor() -> None:
 @DEBUG_NETWORK
 @STALL_TIMEOUT
 @MAX_RESTARTS
+@ON_BAD_LOSS
+@LOSS_SPIKE
+@SPIKE_WINDOW
+@MAX_SKIPS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run(
     plan_file: Path,
@@ -212,15 +242,20 @@ def run(
     debug_network: bool,
     stall_timeout: float | None,
     max_restarts: int,
+    on_bad_loss: str | None,
+    loss_spike: float | None,
+    spike_window: int | None,
+    max_skips: int | None,
     as_json: bool,
 ) -> int:
     """Run PLAN, on this machine, on hosts by ssh or as a job of Slurm: check, launch, watch, record."""
     if script_arguments and script is None:
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
-    if script and (steps or data or save_weights or checkpoint_every):
+    bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
+    if script and (steps or data or save_weights or checkpoint_every or bad_loss):
         raise click.UsageError(
-            "--steps, --data, --save-weights and --checkpoint-every are the built-in trainer's; give --script its own "
-            "after --"
+            "--steps, --data, --save-weights, --checkpoint-every and --on-bad-loss are the built-in trainer's; give "
+            "--script its own after --"
         )
     if sbatch and launcher != "slurm":
         raise click.UsageError("--sbatch is for a job of Slurm: add --launcher slurm")
@@ -253,6 +288,7 @@ def run(
         stall_s=stall_timeout,
         checkpoints=None if script else checkpoints.asked(plan, checkpoint_every, keep_last, keep_every),
         max_restarts=max_restarts,
+        bad_loss=bad_loss or badloss.STOP,
     )
     if launcher == "slurm":
         return _by_slurm(plan, options, sbatch, (output, dry_run), tolerances if judge else None, as_json)

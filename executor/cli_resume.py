@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor import attempts, cli, dryrun, launch, preflight, resume, rundir, stop
+from executor import attempts, badloss, cli, dryrun, launch, preflight, resume, rundir, stop
 from executor.attempts import Place
 from executor.fleet import Fleet, fleet_of
 from executor.prepare import Options, Prepared, folder_checks
@@ -59,6 +59,10 @@ Going = Callable[..., tuple[Prepared, Place]]
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
 @cli.STALL_TIMEOUT
+@cli.ON_BAD_LOSS
+@cli.LOSS_SPIKE
+@cli.SPIKE_WINDOW
+@cli.MAX_SKIPS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run_again(
     folder: Path,
@@ -70,11 +74,16 @@ def run_again(
     yes: bool,
     max_restarts: int | None,
     stall_timeout: float | None,
+    on_bad_loss: str | None,
+    loss_spike: float | None,
+    spike_window: int | None,
+    max_skips: int | None,
     as_json: bool,
 ) -> int:
     """Go on with RUN from its newest checkpoint that is whole, in the same folder and metrics."""
     other = read_plan(plan_file) if plan_file is not None else None
-    given = {"max_restarts": max_restarts, "stall_s": stall_timeout}
+    bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
+    given = {"max_restarts": max_restarts, "stall_s": stall_timeout, "bad_loss": bad_loss}
     changed = {name: value for name, value in given.items() if value is not None}
     rundir.read_run_plan(folder)
     by = "ssh" if hosts is not None else resume.launcher_of(folder)

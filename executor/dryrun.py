@@ -151,6 +151,7 @@ def joining_of(ready: Prepared, port: int) -> joining.Joining:
         script=(str(Path(program[0]).absolute()), *program[1:]) if program else (),
         environment=joining.without_secrets(ready.environment),
         checkpoints=ready.options.checkpoints,
+        bad_loss=ready.options.bad_loss,
         resume=os.path.relpath(ready.options.resume, ready.options.run_dir) if ready.options.resume else None,
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 import planner
-from executor import rundir
+from executor import badloss, rundir
 from executor.checkpoints import Policy
 from executor.environment import masked
 from planner.errors import PlannerError
@@ -30,6 +30,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 
     `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
     where it is a secret, which each node has to be given. `checkpoints` says when they are written; None: never.
+    `bad_loss` is what a bad step does to the run.
     `resume` is the checkpoint to go on from, under the run folder. `start` is the word of the start that this is for,
     where its nodes were given one (rejoin.py).
     """
@@ -46,6 +47,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str | None] = {}
     stall_s: float | None = None
     checkpoints: Policy | None = None
+    bad_loss: badloss.Policy = badloss.STOP
     resume: str | None = None
     start: str | None = None
 

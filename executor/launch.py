@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from executor import attempts, cgroups, environment, hangs, rundir, verdict
+from executor import attempts, badloss, cgroups, environment, hangs, rundir, verdict
 from executor.backends.common import read_by
 from executor.checks import causes
 from executor.contract import script_differences
@@ -120,6 +120,7 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
         chosen += ["--memory-limit", str(int(options.memory_limit))]
     if options.checkpoints is not None:
         chosen += options.checkpoints.arguments()
+    chosen += options.bad_loss.arguments()
     return tuple(chosen)
 
 
@@ -268,6 +269,7 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
         failed_rank=ended.rank,
         node_tx_bytes=sent,
         attempts=attempts.read(folder),
+        bad_steps=badloss.read(folder),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import checkpoints, datacheck, environment, preflight, rundir
+from executor import badloss, checkpoints, datacheck, environment, preflight, rundir
 from executor.checkpoints import Policy
 from executor.checks import limits
 from executor.launchers import local
@@ -50,6 +50,7 @@ class Options:
     rank may take of its device. `checkpoints` says when checkpoints are written and which stay; None: none are.
     Hosts that ssh reaches and that do not see the run folder make one in `place`, and keep their parts of checkpoints
     under the name `kept`, which all starts of the run share.
+    `bad_loss` is what a loss that is no number, or that explodes, does to the run.
     """
 
     run_dir: Path
@@ -72,6 +73,7 @@ class Options:
     checkpoints: Policy | None = None
     place: str | None = None
     kept: str = ""
+    bad_loss: badloss.Policy = badloss.STOP
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
     backend = backend or load_backend(plan)
     check_launchable(plan, backend)
+    badloss.check(options.bad_loss, options.checkpoints)
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
     added = environment.added(options.env, os.environ)
     plan = as_run(plan, options, echo)

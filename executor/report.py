@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import attempts, rundir, stragglers
+from executor import attempts, badloss, rundir, stragglers
 from executor.stragglers import Straggler
 from executor.view import host_names
 from planner.case import Case
@@ -21,7 +21,7 @@ from planner.errors import PlannerError
 from planner.groups import coordinates
 from planner.memory import memory_breakdown
 from planner.plan import Collective, PhaseMemory, Plan, StagePrediction
-from planner.record import Attempt, Measured, RunRecord
+from planner.record import Attempt, BadStep, Measured, RunRecord
 from planner.units import format_bytes
 
 SCHEMA = "report/1"
@@ -121,6 +121,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float | None = None
     stragglers: tuple[Straggler, ...] = ()
     """Ranks that the others waited for, as far as the trainer measured (executor.stragglers)."""
+    bad_steps: tuple[BadStep, ...] = ()
 
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ def build(folder: Path) -> Report:
         checkpoints=rundir.read_checkpoints(folder),
         attempts=earlier,
         stragglers=stragglers.of_run(folder, plan, host_names(folder, plan), earlier),
+        bad_steps=badloss.read(folder),
         run_s=run_s,
         training_s=training_s if run_s else None,
         goodput=float(goodput(training_s, run_s)) if run_s else None,

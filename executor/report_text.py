@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from executor import stragglers
+from executor import badloss, stragglers
 from executor.report import SMALL_SHARE, Line, MemoryReport, Report
 from executor.rundir import Checkpointed
-from planner.record import Attempt
+from planner.record import Attempt, BadStep
 from planner.units import format_bytes, format_seconds, format_volume
 
 if TYPE_CHECKING:
@@ -99,9 +99,11 @@ def render(report: Report, console: Console) -> None:
         say(f"validation loss {begin:.4f} {over}")
     if report.checkpoints:
         say(checkpoints_text(report.checkpoints))
+    for text in bad_steps_text(report.bad_steps):
+        say(text)
     for number, one in enumerate(report.attempts, 1):
         say(f"start {number}: {attempt_text(one)}")
-    if report.attempts and report.goodput is not None:
+    if (report.attempts or report.bad_steps) and report.goodput is not None:
         say(goodput_text(report))
     for slow in report.stragglers:
         say(stragglers.sentence(slow))
@@ -128,11 +130,23 @@ def checkpoints_text(found: tuple[Checkpointed, ...]) -> str:
     return told
 
 
+def bad_steps_text(found: tuple[BadStep, ...]) -> list[str]:
+    """What became of the steps that were not taken, and what each cost: all that were skipped in one line."""
+    skipped = [one for one in found if one.action == badloss.SKIPPED]
+    lines = [f"step {one.bad_step} {badloss.text(one)}" for one in found if one.action != badloss.SKIPPED]
+    if skipped:
+        steps = ", ".join(str(one.bad_step) for one in skipped[:8]) + ", ..." * (len(skipped) > 8)
+        many, lost = "s" * (len(skipped) > 1), format_seconds(sum(one.seconds for one in skipped))
+        lines.append(f"step{many} {steps} skipped ({lost}), the last as {skipped[-1].why}")
+    return lines
+
+
 def goodput_text(report: Report) -> str:
     """Which share of a run's time, over all its starts, its steps took."""
     assert report.goodput is not None and report.run_s is not None and report.training_s is not None
     whole, steps = format_seconds(report.run_s), format_seconds(report.training_s)
-    return f"goodput {report.goodput:.1%}: {steps} of {whole} in {len(report.attempts) + 1} starts went into its steps"
+    starts = f" in {len(report.attempts) + 1} starts" if report.attempts else ""
+    return f"goodput {report.goodput:.1%}: {steps} of {whole}{starts} went into its steps"
 
 
 def attempt_text(one: Attempt) -> str:

@@ -69,7 +69,7 @@ def prepare(
         run_dir=folder, nodes=wanted.cluster.nodes, hosts=asked.hosts, save_weights=asked.save_weights,
         env=(*(f"{name}={value}" for name, value in kept.items() if name not in given), *env),
         meet_s=asked.meet_s, stall_s=asked.stall_s, checkpoints=asked.checkpoints, max_restarts=asked.max_restarts,
-        again=True, resume=place.checkpoint, place=asked.place, kept=asked.kept,
+        again=True, resume=place.checkpoint, place=asked.place, kept=asked.kept, bad_loss=asked.bad_loss,
     )  # fmt: skip
     if asked.trainer:
         options = replace(options, trainer=asked.trainer)

@@ -300,8 +300,8 @@ def read_checkpoints(folder: Path) -> tuple[Checkpointed, ...]:
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """The part of a line of metrics.jsonl that a report needs: of a step, or of a validation or a checkpoint after it.
-    JSON has no NaN: in a fake world a loss may be null."""
+    """The part of a line of metrics.jsonl that a report needs: of a step, or of a validation, a checkpoint or a bad
+    step after it. JSON has no NaN: in a fake world a loss may be null."""
 
     step: int = 0
     loss: float | None = None
@@ -313,11 +313,16 @@ class _Line(msgspec.Struct, frozen=True):
     write_s: float = 0.0
     error: str = ""
     busy_s: tuple[float, ...] = ()
+    bad_step: int | None = None
 
 
 def _logged(folder: Path) -> list[_Line]:
     """The steps."""
-    return [line for line in _lines(folder) if line.validation_loss is None and line.checkpoint_bytes is None]
+    return [
+        line
+        for line in _lines(folder)
+        if line.validation_loss is None and line.checkpoint_bytes is None and line.bad_step is None
+    ]
 
 
 def _lines(folder: Path) -> list[_Line]:

@@ -50,6 +50,7 @@ def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
     words += [f"--env={one}" for one in options.env]
     if not options.script and checkpoints.asked(plan, None, None, None):  # it was declined
         words += ["--checkpoint-every", checkpoints.NEVER]
+    words += options.bad_loss.arguments()
     if options.script:
         words += ["--script", str(Path(options.script[0]).absolute()), "--", *options.script[1:]]
     return tuple(words)

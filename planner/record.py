@@ -71,6 +71,29 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 0
 
 
+class BadStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that was not taken, since its loss or its gradient norm was bad (executor.badloss): a line of
+    metrics.jsonl, and a part of run.json.
+
+    `step` steps of the run are done after it: `bad_step` itself, which counts from 1, where it was "skipped", or those
+    of the checkpoint that the run has "rolled back" to. `seconds` are lost: those of the step, and in a rollback those
+    of the `again` steps that were taken back, and of going back. `left_out` are the batches [begin, end) on which the
+    run does not train any more; of a skipped step, its own. `bad_loss` or `bad_norm` is None where it was no finite
+    number, or was not computed.
+    """
+
+    step: int
+    bad_step: int
+    action: str
+    why: str
+    left_out: tuple[int, int]
+    bad_loss: float | None = None
+    bad_norm: float | None = None
+    again: int = 0
+    seconds: float = 0.0
+    time: float = 0.0
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run: which plan, which versions and machines, how it ended, what was measured.
 
@@ -100,3 +123,5 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     node_tx_bytes: tuple[float, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     """The starts before the last, of which all else here is but the losses, which are the whole run's."""
+    bad_steps: tuple[BadStep, ...] = ()
+    """Steps that were left out, as far as the run's metrics tell."""

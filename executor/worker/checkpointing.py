@@ -53,10 +53,13 @@ class Checkpointing:
         self._rank, self._world_size = engine.world()
         self._saver: Saver | None = None
         self._leads, self._share = False, 1.0
+        self.apart = False
+        """Whether hosts have run folders of their own."""
         if policy is not None:
             seen, left = folders.begun(run, policy.every, self._rank, self._world_size)
             if left:
                 reporter.say(f"removed {', '.join(left)}, which had not been completed")
+            self.apart = seen.apart
             self._leads, self._share = seen.leads, len(seen.own) / self._world_size
             self._saver = Saver(plan, run, seen, policy)
 
@@ -69,9 +72,9 @@ class Checkpointing:
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         try:
             yield
-            self._finish()
+            self.finish()
         except PlannerError:  # all ranks end alike
-            self._finish()
+            self.finish()
             raise
         finally:
             if self._leads:
@@ -111,8 +114,9 @@ class Checkpointing:
                 said[FULL] = float(bool(self._full))
         return said
 
-    def step_done(self, done: int) -> None:
-        """Write a checkpoint where the ranks agreed on one after these steps; Ended where they agreed to end."""
+    def step_done(self, done: int, updates: int) -> None:
+        """Write a checkpoint where the ranks agreed on one after these steps, of which `updates` were taken; Ended
+        where they agreed to end."""
         if self._saver is None:
             return
         self._tell()
@@ -123,12 +127,12 @@ class Checkpointing:
         elif stop or (due and (not busy or done == self._plan.job.recipe.steps)):
             self._put_off, self._last = False, time.monotonic()
             alive.say(alive.CHECKPOINT, done)
-            self._saver.save(done, done, self._engine.views())
+            self._saver.save(done, updates, self._engine.views())
         elif due and not self._put_off:
             self._put_off = True
             self._reporter.say(f"step {done}  the checkpoint waits until the one before is written")
         if stop:
-            self._finish()
+            self.finish()
             if done < self._plan.job.recipe.steps:
                 raise self._ended(done)
 
@@ -140,7 +144,8 @@ class Checkpointing:
         rule = f"ended as it was asked to after step {done} of {self._plan.job.recipe.steps}, with {held}"
         return Ended("run", None, rule, exit_code=ENDED)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Write to the end what was begun."""
         if self._saver is not None:
             alive.say(alive.CHECKPOINT)
             self._saver.wait()

@@ -17,10 +17,13 @@ from typing import Any
 import msgspec
 import torch
 
+from executor import badloss
+from executor.steplines import ROLLED_BACK
 from executor.worker.rows import Rows
 from executor.worker.saver import Saved
 from planner.errors import PlannerError
 from planner.plan import Plan
+from planner.record import BadStep
 from planner.units import format_bytes, format_seconds
 
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
@@ -114,6 +117,26 @@ class Reporter:
         if self._bar is not None:
             self._bar.update()
 
+    def passed(self, line: BadStep) -> None:
+        """Log a step that was not taken; one that the run went back from takes the steps since then with it."""
+        back = line.action == ROLLED_BACK
+        if back:
+            self.steps = [one for one in self.steps if one.step < line.step]
+            self.validation = [one for one in self.validation if one["step"] < line.step]
+        if not self.speaks:
+            return
+        if back:
+            badloss.go_back(self.folder, line)
+        else:
+            self._write(line)
+        self.say(f"step {line.bad_step}/{self.plan.job.recipe.steps}  {badloss.text(line)}")
+        if self._bar is not None:
+            self._bar.update(line.step - self._bar.n)
+
+    def seconds_after(self, step: int) -> float:
+        """How long the steps of this start took that came after so many."""
+        return sum(one.step_s for one in self.steps if one.step >= step)
+
     def validated(self, step: int, loss: float, tokens: int) -> None:
         """Log one pass over the validation data."""
         self.validation.append({"step": step, "loss": loss, "tokens": tokens})
@@ -142,7 +165,7 @@ class Reporter:
         older = f", {', '.join(one.deleted)} deleted" if one.deleted else ""
         self.say(f"step {one.step}  checkpoint of {format_bytes(one.bytes)}: {times}{older}")
 
-    def _write(self, line: StepMetrics | Validation | Checkpoint) -> None:
+    def _write(self, line: StepMetrics | Validation | Checkpoint | BadStep) -> None:
         """One more line of metrics.jsonl, where it is found should the run die. PlannerError where there is no room."""
         path = self.folder / "metrics.jsonl"
         try:

@@ -26,7 +26,6 @@ from executor.worker.rows import Batch
 from executor.worker.tracefake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
 from executor.worker.tracelayers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from executor.worker.traffic import Call, collectives
-from executor.worker.train import _optimizer_step
 from planner.errors import PlannerError
 from planner.plan import Plan, read_plan
 
@@ -95,7 +94,9 @@ def fake_run(plan: Plan, rank: int) -> Run:
             tokens = layout.global_batch_size * plan.job.seq_len
             for step in range(WARM_STEPS + 1):
                 with meter.step(step):
-                    _optimizer_step(engine, _batches(plan, meter, marks), tokens, meter, plan.job.optimizer.lr)
+                    engine.run(_batches(plan, meter, marks), tokens, meter)
+                    with meter.phase("optimizer"):
+                        engine.step(plan.job.optimizer.lr)
             phases = tuple(phase_of(*recorded) for recorded in live.history)
             calls = tuple(meter.calls)
             one_pass = layout.micro_batch_size * plan.job.seq_len

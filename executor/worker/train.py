@@ -20,14 +20,15 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor import alive, checkpoints
-from executor.checkpoints import Policy
+from executor import alive, badloss, checkpoints
+from executor.checkpoints import Complete, Policy
 from executor.datacheck import check_inputs
 from executor.worker import cpu, fake_world, fetching, lastwords, limits, shards, states, timeouts, waits, weights
 from executor.worker.checkpointing import Checkpointing
 from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
 from executor.worker.engines import start_engine
-from executor.worker.engines.base import Engine, NotFinite, target_tokens
+from executor.worker.engines.base import Engine, target_tokens
+from executor.worker.guard import Guard
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
 from executor.worker.model import build_optimizer, unfilled_model
 from executor.worker.progress import Reporter, StepMetrics, memory_in_use, shown
@@ -96,21 +97,26 @@ def run(options: argparse.Namespace) -> None:
     write_mesh(plan, live, folder, str(engine.device), engine.model)
     check_mesh(plan, live)
     meter.attach(engine.state_tensors)
-    first = _restored(engine, source) if source is not None else 0
+    found = _restored(engine, source) if source is not None else None
+    first = found.step if found is not None else 0
 
-    reporter, wire = Reporter(plan, folder, rank, first), WireCounter()
+    reporter = Reporter(plan, folder, rank, first)
     try:
         saving = Checkpointing(plan, engine, options.folder, _policy(options), reporter)
+        updates = found.optimizer_step if found is not None else 0
+        guard = Guard(engine, options.folder, _bad_loss(options), reporter, first=first, updates=updates)
+        guard.check(apart=saving.apart)
+        training = _Training(plan, engine, (rows, validation), meter, reporter, saving, guard, live.data_parallel_rank)
         with saving.listening():
-            _train(plan, engine, rows, validation, meter, reporter, wire, saving, live.data_parallel_rank, first)
+            training.run(first)
     finally:
         reporter.close()
     alive.say(alive.END)
     measured = meter.result()
     if measured is not None:
-        step = first + meter.memory_step
+        step = guard.batch_of(first + meter.memory_step)
         widths = _widths(plan, rows, live.data_parallel_rank, step) if measured.memory else ()
-        measured = msgspec.structs.replace(measured, wire=wire.result(), rows=widths)
+        measured = msgspec.structs.replace(measured, wire=training.wire.result(), rows=widths)
         write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
     if options.save_weights:
         weights.save(plan, engine, options.folder, rank)
@@ -120,54 +126,78 @@ def run(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _restored(engine: Engine, source: fetching.Source) -> int:
-    """Load a checkpoint into a prepared engine; how many steps of the run are done."""
+def _restored(engine: Engine, source: fetching.Source) -> Complete:
+    """Load a checkpoint into a prepared engine; what it says of the run."""
     alive.say(alive.RESTORE)
     shards.restore(engine, fetching.fetched(source, engine), source.found.optimizer_step)
-    return source.found.step
+    return source.found
 
 
-def _train(
-    plan: Plan,
-    engine: Engine,
-    rows: Rows,
-    validation: Rows | None,
-    meter: Any,
-    reporter: Reporter,
-    wire: WireCounter,
-    saving: Checkpointing,
-    data_parallel_rank: int,
-    first: int,
-) -> None:
-    recipe, layout = plan.job.recipe, plan.layout
-    order = order_of(plan, rows)
-    reporter.opened(rows, validation)
-    if validation is not None and first and _due(recipe, first):  # it comes after the checkpoint of its step
-        reporter.validated(first, *_validate(engine, validation, plan, data_parallel_rank, first))
-    wire.begin()
-    last = time.perf_counter()
-    for step in range(first, recipe.steps):
-        alive.say(alive.FIRST_STEP if step == first else alive.STEP, step + 1)
-        turn = waits.Turn(engine.device)
-        batches = micro_batches(rows, order, layout, data_parallel_rank, step)
+class _Training:
+    """The steps of a run on one rank, from its data to what is reported of each."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        rows: tuple[Rows, Rows | None],
+        meter: Any,
+        reporter: Reporter,
+        saving: Checkpointing,
+        guard: Guard,
+        data_parallel_rank: int,
+    ) -> None:
+        """`rows` are those of training and of validation."""
+        self._plan, self._engine, self._meter, self._reporter = plan, engine, meter, reporter
+        self._saving, self._guard, self._data_rank = saving, guard, data_parallel_rank
+        self._rows, self._validation = rows
+        self._order, self.wire = order_of(plan, self._rows), WireCounter()
+        self._turn = waits.Turn(engine.device)
+
+    def run(self, first: int) -> None:
+        """Every step of the run after `first`."""
+        self._reporter.opened(self._rows, self._validation)
+        self._validate(first)  # it comes after the checkpoint of its step
+        self.wire.begin()
+        last, done, count = time.perf_counter(), first, 0
+        while done < self._plan.job.recipe.steps:
+            alive.say(alive.STEP if count else alive.FIRST_STEP, done + 1)
+            before, done = done, self._step(done, count)
+            now = time.perf_counter()
+            if count:
+                alive.stepped(now - last)
+            last, count = now, count + 1
+            if done > before:
+                self._saving.step_done(done, self._guard.updates)
+            self._validate(done)
+
+    def _step(self, step: int, count: int) -> int:
+        """Take a step, the `count`-th of this start of the run, or not; how many steps are done then."""
+        self._turn = waits.Turn(self._engine.device)
+        layout, recipe, batch = self._plan.layout, self._plan.job.recipe, self._guard.batch_of(step)
+        batches = micro_batches(self._rows, self._order, layout, self._data_rank, batch)
         # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
-        whole = order.batch(step)
-        tokens, targets = int(rows.lengths[whole].sum()), int(rows.targets[whole].sum())
-        rate = learning_rate(plan.job.optimizer, recipe, step)
+        whole = self._order.batch(batch)
+        tokens, targets = int(self._rows.lengths[whole].sum()), int(self._rows.targets[whole].sum())
+        rate = learning_rate(self._plan.job.optimizer, recipe, step)
         begin = time.perf_counter()
-        seed_step(recipe.seed, step, data_parallel_rank)
-        with meter.step(step - first):
-            try:
-                loss_sum, norm = _optimizer_step(engine, batches, targets, meter, rate)
-            except NotFinite as error:
-                rule = f"is not finite at step {step + 1}, which was not applied"
-                fix = "Lower --lr or warm up longer, or look at this step's data"
-                raise PlannerError("grad_norm", error.norm, rule, fix, exit_code=5) from None
-            _finish_device_work(engine.device)
+        seed_step(recipe.seed, step, self._data_rank)
+        with self._meter.step(count):
+            loss_sum = self._engine.run(batches, targets, self._meter)
+            loss = self._mean(loss_sum, step, targets) if self._guard.looks_first else None
+            with self._meter.phase("optimizer"):
+                norm, bad = self._guard.step(rate, loss)
+            _finish_device_work(self._engine.device)
         seconds = time.perf_counter() - begin
-        loss_sum = saving.summed(loss_sum, step + 1, turn.busy_s())
-        wire.step_ended()
-        loss = float(loss_sum) / (targets * layout.tp * layout.pp)  # ranks of one model report the same sum
+        if bad is not None:
+            made = badloss.line(batch, step, bad, loss, norm, seconds)
+            done = self._guard.passed(step, bad, made, self._saving)
+            self.wire.begin()
+            return done
+        assert norm is not None
+        if loss is None:
+            loss = self._mean(loss_sum, step, targets)
+        self.wire.step_ended()
         metrics = StepMetrics(
             step=step,
             loss=loss,
@@ -178,21 +208,28 @@ def _train(
             step_s=seconds,
             time=time.time(),
             memory_bytes=memory_in_use(),
-            busy_s=shown(saving.busy_s, step),
+            busy_s=shown(self._saving.busy_s, step),
         )
-        if not math.isfinite(metrics.loss) and not fake_world.started():  # what nobody sent is no number
+        if not math.isfinite(loss) and not fake_world.started():  # what nobody sent is no number
             raise PlannerError(
-                "loss", metrics.loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
+                "loss", loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
             )
-        reporter.step(metrics)
-        now = time.perf_counter()
-        if step > first:
-            alive.stepped(now - last)
-        last, done = now, step + 1
-        saving.step_done(done)
-        if validation is not None and _due(recipe, done):
-            reporter.validated(done, *_validate(engine, validation, plan, data_parallel_rank, done))
-            wire.begin()
+        self._guard.good(loss)
+        self._reporter.step(metrics)
+        return step + 1
+
+    def _mean(self, loss_sum: torch.Tensor, step: int, targets: int) -> float:
+        """The loss of the whole batch. Ranks of one model report the same sum."""
+        layout = self._plan.layout
+        return float(self._saving.summed(loss_sum, step + 1, self._turn.busy_s())) / (targets * layout.tp * layout.pp)
+
+    def _validate(self, done: int) -> None:
+        """Look at the validation data where that is due after so many steps."""
+        if self._validation is None or not done or not _due(self._plan.job.recipe, done):
+            return
+        found = _validate(self._engine, self._validation, self._plan, self._data_rank, done)
+        self._reporter.validated(done, *found)
+        self.wire.begin()
 
 
 def _due(recipe: Recipe, done: int) -> bool:
@@ -204,16 +241,6 @@ def _widths(plan: Plan, rows: Rows, data_parallel_rank: int, step: int) -> tuple
     """Tokens of a row, padding included, in each of a step's micro-batches on this rank."""
     batches = micro_batches(rows, order_of(plan, rows), plan.layout, data_parallel_rank, step)
     return tuple(batch.inputs.shape[1] for batch in batches)
-
-
-def _optimizer_step(
-    engine: Engine, batches: Any, step_tokens: int, meter: Any, rate: float
-) -> tuple[torch.Tensor, float]:
-    """(this rank's summed loss, global gradient norm) of one optimizer step over so many target tokens in all."""
-    loss_sum = engine.run(batches, step_tokens, meter)
-    with meter.phase("optimizer"):
-        norm = engine.step(rate)
-    return loss_sum, norm
 
 
 def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int, done: int) -> tuple[float, int]:
@@ -233,6 +260,11 @@ def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int, d
 
 def _policy(options: argparse.Namespace) -> Policy | None:
     return checkpoints.policy(options.checkpoint_every, options.keep_last, options.keep_every)
+
+
+def _bad_loss(options: argparse.Namespace) -> badloss.Policy:
+    asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
+    return asked or badloss.STOP
 
 
 def _choose_device(plan: Plan) -> None:
@@ -281,6 +313,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", metavar="STEPS|TIME|signal", help="write checkpoints: 20, 10m, signal")
     parser.add_argument("--keep-last", type=int, metavar="K", help="keep so many checkpoints (default: 2)")
     parser.add_argument("--keep-every", type=int, metavar="N", help="keep those of steps that N divides, too")
+    parser.add_argument("--on-bad-loss", choices=badloss.ACTIONS, help="what a bad loss does to the run")
+    parser.add_argument("--loss-spike", type=float, metavar="DEVIATIONS", help="from where on a loss explodes")
+    parser.add_argument("--spike-window", type=int, metavar="STEPS", help="over so many steps before it")
+    parser.add_argument("--max-skips", type=int, metavar="N", help="skip no more steps in a row")
     parser.add_argument("--resume", type=Path, metavar="STEP_FOLDER", help="go on from this checkpoint")
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)

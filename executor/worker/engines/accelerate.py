@@ -20,7 +20,6 @@ from executor.worker import loading, waits
 from executor.worker.engines.base import (
     Engine,
     LiveMesh,
-    check_norm,
     restored_in,
     tensors_of,
     update,
@@ -93,9 +92,11 @@ class AccelerateEngine(Engine):
     def step(self, lr: float) -> float:
         limit = self.plan.job.recipe.max_grad_norm or math.inf
         found = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        norm = check_norm(float(found.full_tensor() if hasattr(found, "full_tensor") else found))
-        update(self.optimizer, lr)
-        return norm
+        return update(self.optimizer, lr, float(found.full_tensor() if hasattr(found, "full_tensor") else found))
+
+    @override
+    def drop(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:

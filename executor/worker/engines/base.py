@@ -112,8 +112,14 @@ class Engine(ABC):
     def step(self, lr: float) -> float:
         """Clip, update, drop the gradients. Returns the gradient norm before clipping.
 
-        A norm that is not finite raises NotFinite before any weight is updated, on every rank alike.
+        A norm that is not finite raises NotFinite before any weight is updated, on every rank alike. The gradients are
+        dropped all the same.
         """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """In place of `step`: drop the gradients, and leave weights and optimizer states as they are, to the bit. Every
+        rank must call it."""
 
     @abstractmethod
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:
@@ -218,12 +224,17 @@ def restored_in(model: nn.Module, optimizer: Any, updates: int) -> None:
             module.reshard()
 
 
-def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One step of torch's optimizer at that rate; the gradients are dropped."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+def update(optimizer: torch.optim.Optimizer, lr: float, norm: float) -> float:
+    """One step of torch's optimizer at that rate, unless the gradients' norm is not finite, which raises NotFinite; in
+    any case they are dropped. Returns the norm."""
+    try:
+        check_norm(norm)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def whole_gradients(model: nn.Module) -> list[torch.Tensor]:

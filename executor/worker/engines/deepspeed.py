@@ -105,8 +105,17 @@ class DeepSpeedEngine(Engine):
     def step(self, lr: float) -> float:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
-        self.engine.step()
+        self._end_step()
         return self._norm()
+
+    @override
+    def drop(self) -> None:
+        with deepspeed_views.overflowing(self.engine.optimizer):
+            self._end_step()
+        assert self.engine.optimizer.overflow, "DeepSpeed took a step that was to be dropped"
+
+    def _end_step(self) -> None:
+        self.engine.step()
 
     def _norm(self) -> float:
         """The norm of the step that was taken. DeepSpeed leaves out a step whose norm is not finite, says inf and goes

@@ -152,11 +152,8 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         raise NotImplementedError("a pipeline runs whole steps")
 
     @override
-    def step(self, lr: float) -> float:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
+    def _end_step(self) -> None:
         self.engine._exec_optimizer_step()
-        return self._norm()
 
     @override
     def state_tensors(self) -> dict[str, list[torch.Tensor]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +74,24 @@ def restored(zero: Any, weights: Iterable[nn.Parameter], updates: int) -> None:
         shard: Any = weight.ds_tensor  # type: ignore[attr-defined]
         shard.data.view(-1).copy_(zero.fp32_partitioned_groups_flat[group].detach().narrow(0, offset, numel))
     zero.checkpoint_event_epilogue()  # and gathered again where it stays whole
+
+
+@contextmanager
+def overflowing(zero: Any) -> Iterator[None]:
+    """A step of a ZeRO optimizer inside goes the way of gradients that are not finite, which drops them: it finds inf
+    for the norm of stages 1 and 2, of stage 3, and for the gradients whose norm BF16_Optimizer takes."""
+    inf = torch.tensor(math.inf)
+    found: dict[str, Any] = {
+        "scaled_global_norm": lambda *_, **__: inf,
+        "_get_norm_groups": lambda: [inf],
+        "get_grads_for_norm": lambda **_: ([inf], {}),
+    }
+    name = next(name for name in found if hasattr(zero, name))
+    setattr(zero, name, found[name])
+    try:
+        yield
+    finally:
+        delattr(zero, name)  # the class's own is seen again
 
 
 def _stage3(zero: Any) -> bool:

@@ -25,7 +25,6 @@ from executor.worker import loading, timeouts
 from executor.worker.engines.base import (
     Engine,
     LiveMesh,
-    check_norm,
     restored_in,
     tensors_of,
     update,
@@ -127,9 +126,11 @@ class TransformersTpEngine(Engine):
 
     @override
     def step(self, lr: float) -> float:
-        norm = self._clip(self.plan.job.recipe.max_grad_norm or math.inf)
-        update(self.optimizer, lr)
-        return norm
+        return update(self.optimizer, lr, self._clip(self.plan.job.recipe.max_grad_norm or math.inf))
+
+    @override
+    def drop(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _clip(self, limit: float) -> float:
         # torch's own clipping takes gradients of one mesh only, and here norms' are on another than the products'.
@@ -138,7 +139,6 @@ class TransformersTpEngine(Engine):
         for some in grads:
             norm: Any = nn.utils.get_total_norm(some)
             squares += float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm) ** 2
-        check_norm(math.sqrt(squares))
         factor = min(1.0, limit / (math.sqrt(squares) + 1e-6))
         for some in grads:
             torch._foreach_mul_(some, factor)
