@@ -30,6 +30,12 @@ FAILED = 5
 ADVICE = "Lower --lr or warm up longer, look at this step's data, or leave such steps out with --on-bad-loss skip"
 
 
+class Refused(PlannerError):
+    """A bad step ended the run."""
+
+    cause = "bad loss"
+
+
 class Guard:
     """One rank's. `updates` counts the optimizer's steps that were taken, those before this start of the run included;
     `first` steps of the run were done then."""
@@ -103,12 +109,12 @@ class Guard:
         if self._policy.action == "rollback":
             return self._go_back(step, bad, made, saving)
         if self._policy.action == "stop":
-            raise PlannerError(bad.field, bad.value, _not_applied(step, bad), ADVICE, exit_code=FAILED)
+            raise Refused(bad.field, bad.value, _not_applied(step, bad), ADVICE, exit_code=FAILED)
         self._skips += 1
         if self._skips > self._policy.max_skips:
             rule = f"{_not_applied(step, bad)}, as none of the {self._policy.max_skips} before it"
             fix = "Lower --lr, or look at the data; --max-skips allows more"
-            raise PlannerError(bad.field, bad.value, rule, fix, exit_code=FAILED)
+            raise Refused(bad.field, bad.value, rule, fix, exit_code=FAILED)
         self._reporter.passed(msgspec.structs.replace(made, step=step + 1, action=badloss.SKIPPED))
         return step + 1
 
@@ -119,11 +125,11 @@ class Guard:
         folder, found = self._newest()
         if folder is None or found is None:
             rule, fix = f"{_not_applied(step, bad)}, and there is no checkpoint to go back to yet", ADVICE
-            raise PlannerError(bad.field, bad.value, rule, fix, exit_code=FAILED)
+            raise Refused(bad.field, bad.value, rule, fix, exit_code=FAILED)
         if self._back_to is not None and found.step <= self._back_to:
             rule = f"{_not_applied(step, bad)}: going back to step {self._back_to} has not helped"
             fix = f"Lower --lr, look at the data, or remove {folder.name} and go on from an older one"
-            raise PlannerError(bad.field, bad.value, rule, fix, exit_code=FAILED)
+            raise Refused(bad.field, bad.value, rule, fix, exit_code=FAILED)
         source = fetching.agreed(self._run, folder, self._engine.world()[0])
         shards.restore(self._engine, fetching.fetched(source, self._engine), found.optimizer_step)
         self._reporter.passed(

@@ -149,7 +149,9 @@ def test_a_run_that_nothing_helps_stops_and_says_what_to_do(
     done = start("single", tmp_path, "--no-meter", *arguments, environment=spoiled)
 
     assert done.exit_codes == (5,), done.output[-3000:]
-    assert words in str(done.json("failed/rank-0.json")["message"])
+    failed = done.json("failed/rank-0.json")
+    assert words in str(failed["message"])
+    assert failed["cause"] == "bad loss" and failed["refusal"]
 
 
 def test_a_step_that_one_rank_alone_did_not_take_ends_the_run_on_all(tmp_path: Path) -> None:
