@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,26 @@ def test_hosts_change_places_and_what_one_of_them_lacks_is_passed_over(
     assert red.keys() == blue.keys()
     for step in red:
         assert checkpoints.complete(red[step]) == checkpoints.complete(blue[step])
+    nothing_stays(pair)
+
+
+@pytest.mark.long
+def test_a_schedulers_signal_has_every_host_write_its_part(pair: TestHosts, tmp_path: Path, alone: Path) -> None:
+    folder, plan = alone / "run", a_plan(FSDP2)
+    first = started(pair, tmp_path, plan, folder, "--checkpoint-every", "signal", "--no-save-weights")
+    until(lambda: first.poll() is not None or len(rundir.read_losses(folder)) >= 3, "3 steps")
+    assert first.poll() is None, first.communicate()
+    first.send_signal(signal.SIGTERM)
+    code, said = ended(first)
+
+    assert code == 128 + signal.SIGTERM, said
+    red, blue = (checkpoints.steps_of(part(host)) for host in pair.hosts)
+    (step,) = red
+    assert blue.keys() == {step}
+    assert f"with the checkpoint step-{step}" in said
+    code, said = ended(resumed(pair, folder))
+    assert code == 0 and f"going on after step {step} of {STEPS}" in said, said
+    assert tuple(json.loads((folder / "run.json").read_text())["losses"]) == whole(plan, tmp_path)
     nothing_stays(pair)
 
 
