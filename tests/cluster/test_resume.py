@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +22,20 @@ from agents import make_plan, run_warm
 from cases import FULL, job
 from hanging import HOOK
 from msgspec.structs import replace
-from test_launch import both_wait
+from test_launch import both_wait, run_id
 from test_launch import start as start_process
 from waiting import PATIENCE_S, until
 
 from executor import attempts, launch, report, resume, rundir, stop
 from executor.checkpoints import Policy
+from executor.processes import processes_of
 from planner.errors import PlannerError
 from planner.plan import Plan, encode_plan
 from planner.record import RunRecord
 from planner.spec import Layout
 
 STEPS, EVERY, DEATH = 32, 5, 12
+NAMED_S = 15.0
 HOST = socket.gethostname()
 EXECUTOR = Path(sys.executable).with_name("executor")
 TWO = {"micro_batch_size": 2}
@@ -41,13 +46,15 @@ LAYOUTS = {
     "zero2": Layout(engine="deepspeed", dp_shard=2, zero_stage=2, **TWO),
     "zero3": Layout(engine="deepspeed", dp_shard=2, zero_stage=3, **TWO),
     "fsdp2-lora": Layout(engine="fsdp2", dp_shard=2, zero_stage=3, **TWO),
+    "zero3-lora": Layout(engine="deepspeed", dp_shard=2, zero_stage=3, **TWO),
+    "autotp-zero2": Layout(engine="deepspeed-autotp", tp=2, dp_shard=2, zero_stage=2, **TWO),
 }
 
 
 def plan_of(name: str) -> Plan:
     of = job("lora") if name.endswith("lora") else FULL
     of = replace(of, recipe=replace(of.recipe, steps=STEPS))
-    return make_plan(LAYOUTS[name], of, nodes=1, per_node=2)
+    return make_plan(LAYOUTS[name], of, nodes=1, per_node=LAYOUTS[name].world_size)
 
 
 def start(plan: Plan, folder: Path, *env: str, max_restarts: int = 0) -> RunRecord:
@@ -111,6 +118,30 @@ def test_the_launcher_starts_again_by_itself_and_stops_at_the_same_failure(tmp_p
     again = start(plan, tmp_path / "again", f"DIE=1 {DEATH} 9", max_restarts=5)
     assert again.status == "training failed" and len(again.attempts) == 1
     assert again.message.endswith("it failed so at step 12 twice, and is not started a third time")
+
+
+@pytest.mark.long
+def test_an_agent_that_is_killed_is_a_lost_node_and_the_run_goes_on(tmp_path):
+    plan, folder, killed = plan_of("ddp"), tmp_path / "run", []
+
+    def kill() -> None:
+        until((folder / f"HOLD-{DEATH}").exists, "rank 1 to stand still")
+        for pid in processes_of(run_id(folder)):
+            if b"executor.worker.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                killed.append(time.time())
+
+    worker = threading.Thread(target=kill)
+    worker.start()
+    done = start(plan, folder, f"HOLD=1 {DEATH} 1", max_restarts=1)
+    worker.join()
+
+    assert done.status == "completed" and len(killed) == 1, done.message
+    assert [(one.status, one.steps, one.resumed_from) for one in done.attempts] == [("node lost", 11, 10)]
+    assert "the agent of" in done.attempts[0].message
+    assert (folder / "attempts" / "1" / "run.json").stat().st_mtime - killed[0] < NAMED_S
+    assert processes_of(run_id(folder)) == []
+    assert done.losses == undisturbed(plan, tmp_path / "whole")
 
 
 def test_a_run_whose_launcher_was_killed_goes_on_from_the_command_line(tmp_path):
