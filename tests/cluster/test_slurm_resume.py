@@ -6,6 +6,8 @@ Not here: jobs that write none (test_slurm.py), or what a checkpoint is (test_sa
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 import slurms
 from agents import make_plan, run_warm
 from cases import FULL, SEQUENCES
-from hosts import unusable
+from hanging import HOOK
+from hosts import network, unusable
 from msgspec.structs import replace
-from slurms import TestSlurm
+from slurms import TestSlurm, slurm
 from test_join import EXECUTOR
 from test_slurm import executor, log_of, pair, record_of  # noqa: F401 (pair is a fixture)
 from waiting import until
@@ -125,4 +128,61 @@ def test_a_requeued_job_goes_on_in_its_folder(pair: TestSlurm, plan: Plan, tmp_p
     (attempt,) = found["attempts"]
     assert attempt["message"].startswith(f"stopped by SIGTERM: Slurm put job {number} back into the queue (scontrol")
     assert attempt["resumed_from"] > 10 and not list(tmp_path.glob("run-restart-*"))
+    check_undisturbed(folder, plan)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[TestSlurm]:
+    """A Slurm of three nodes that finds a lost one within seconds."""
+    with network(tmp_path / "net", ("blue", "green", "red")) as hosts:
+        here = hosts.hosts[0].address.rpartition(".")[0] + ".254"
+        with slurm(tmp_path / "slurm", hosts, here, LOST_S) as made:
+            yield made
+
+
+@pytest.mark.long
+def test_a_job_whose_node_has_no_slurmd_any_more_goes_on_on_another(
+    three: TestSlurm, plan: Plan, tmp_path: Path
+) -> None:
+    """Rank 1 stands still until then."""
+    job = replace(plan.job, recipe=replace(plan.job.recipe, steps=15))
+    plan = replace(plan, job=job).sealed()
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan))
+    folder = tmp_path / "run"
+    stands = ("--env", "HOLD=1 13 1", "--env", "EVERY=10", "--stall-timeout", "3600")
+    number = submitted(three, folder, *stands, PYTHONPATH=str(HOOK))
+    until((folder / "HOLD-13").exists, "rank 1 to stand still after the checkpoint of step 10", lambda: log_of(folder))
+    lost = three.hosts[1]
+    assert lost.run("pkill", "-KILL", "-x", "slurmd").returncode == 0
+    found = ended(three, folder)
+
+    assert found["status"] == "completed" and job_of(folder) == number, found["message"]
+    hosts = [json.loads((folder / f"mesh/rank-{rank}.json").read_text())["host"] for rank in (0, 1)]
+    assert hosts == [one.name for one in three.hosts if one != lost]
+    (attempt,) = found["attempts"]
+    said = f"{lost.name} is down (Not responding), and put the job back into the queue"
+    assert said in attempt["message"] and attempt["resumed_from"] == 10, attempt
+    check_undisturbed(folder, plan)
+
+
+@pytest.mark.long
+def test_a_run_in_an_allocation_goes_on_in_another(pair: TestSlurm, plan: Plan, tmp_path: Path) -> None:  # noqa: F811
+    folder = tmp_path / "run"
+    words = (EXECUTOR, "run", tmp_path / "plan.json", "--launcher", "slurm", "--run-dir", folder, "--yes", *OPTIONS)
+    begun = subprocess.Popen(
+        [str(word) for word in ("salloc", "--nodes=2", *words)],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=pair.environment | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+    )  # fmt: skip
+    trains(folder, 12)
+    pair.run("pkill", "-TERM", "-f", f"bin/python.* run .*{tmp_path}")
+    _, said = begun.communicate(timeout=LONGEST_S)
+    found = record_of(folder)
+    assert begun.returncode == 143, said
+    assert found["message"].startswith("stopped by SIGTERM: run: ended as it was asked to after step"), found["message"]
+
+    words = (EXECUTOR, "resume", folder, "--yes")
+    done = pair.run("salloc", "--nodes=2", *words, timeout_s=LONGEST_S, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert len(record_of(folder)["attempts"]) == 1
     check_undisturbed(folder, plan)
