@@ -41,10 +41,6 @@ from planner.errors import PlannerError
 from planner.plan import Plan, read_plan
 from planner.spec import Recipe
 
-_KEPT: list[Engine] = []
-"""This rank's engine, until the process ends. A process group that loses its last reference joins gloo's threads while
-it holds the interpreter's lock, for which one of them may wait: a rank was seen to hang so on its way out of `run`."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank; a refusal is one line and its exit code, kept in failed/rank-N.json."""
@@ -77,7 +73,6 @@ def run(options: argparse.Namespace) -> None:
     if options.fake_world:
         fake_world.start(plan)
     engine = start_engine(plan, folder)
-    _KEPT.append(engine)
     rank, world_size = engine.world()
     check_world(plan, rank, world_size)
     source = fetching.agreed(options.folder, options.resume, rank) if options.resume is not None else None

@@ -9,8 +9,18 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 
+_KEPT: list[Engine] = []
+"""This rank's engines, until the process ends. A process group that loses its last reference joins gloo's threads while
+it holds the interpreter's lock, for which one of them may wait: ranks were seen to hang so after their last step."""
+
+
 def start_engine(plan: Plan, folder: str) -> Engine:
     """Start the framework the layout names; only that one is imported."""
+    _KEPT.append(_started(plan, folder))
+    return _KEPT[-1]
+
+
+def _started(plan: Plan, folder: str) -> Engine:
     if plan.layout.engine == "deepspeed":
         from executor.worker.engines.deepspeed import DeepSpeedEngine
 
