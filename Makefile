@@ -12,6 +12,7 @@
 #   make combinations  every combination of make long again, and the tables of docs/accuracy.md made of them
 #   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
 #   make fuzz      5,000 wrong inputs to the planner by chance; SEED=1 for the same ones again (3 minutes)
+#   make same      3,000 questions to the planner, answered byte for byte as when the hashes were stored (2 minutes)
 #   make install   only the installation
 
 # The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
@@ -27,7 +28,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz
+.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz same
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -122,6 +123,11 @@ SEED ?=
 CALLS ?= 5000
 fuzz: install
 	@$(BIN)/python scripts/fuzz.py --calls $(CALLS) $(if $(SEED),--seed $(SEED))
+
+# For a change that means to move code and no figure. ARGUMENTS="--show 12" prints one answer, "--store" keeps new ones.
+ARGUMENTS ?=
+same: install
+	@$(BIN)/python scripts/same.py $(ARGUMENTS)
 
 # The planner's memory and collectives beside traces of the real modules on fake tensors, 125M to 70B, without a GPU.
 trace: install

@@ -94,21 +94,26 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _run(arguments: list[str]) -> tuple[int, str, str]:
+def captured(arguments: Sequence[str]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a command line, with the encodings that a terminal's streams have."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command.exit_code(group, arguments, name="planner")
+    return code, *(stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+
+
+def _run(arguments: list[str]) -> tuple[int, str, str]:
+    """As captured, ended after MOST_SECONDS of a processor."""
     before = signal.signal(signal.SIGPROF, _too_long)
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = command.exit_code(group, arguments, name="planner")
+        return captured(arguments)
     except TooLong:
-        code = -signal.SIGPROF
+        return -signal.SIGPROF, "", ""
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    return code, *(stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
 
 
 def _too_long(number: int, frame: object) -> None:
