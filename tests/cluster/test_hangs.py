@@ -114,7 +114,7 @@ def test_a_link_that_is_down_for_a_moment_is_let_be_and_one_that_stays_down_is_f
         until(lambda: (said := alive.read(folder, 1)) is not None and said.step >= 3, "rank 1 to train")
         link = ["ip", "-n", namespaces.namespace(os.getpid(), 1), "link", "set", namespaces.INSIDE]
         subprocess.run([*link, "down"], check=True)
-        until(lambda: time.time() - (folder / "metrics.jsonl").stat().st_mtime > 2, "the ranks to wait")
+        until(lambda: time.time() - (folder / "metrics.jsonl").stat().st_mtime > 5, "the ranks to wait")
         subprocess.run([*link, "up"], check=True)
         before = (folder / "metrics.jsonl").stat().st_size
         until(lambda: (folder / "metrics.jsonl").stat().st_size > before, "the ranks to go on")
