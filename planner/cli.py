@@ -396,15 +396,6 @@ def states(params: str, gpus: str | None, precision: str, as_json: bool) -> int:
     return 0
 
 
-@planner.command("formulas", hidden=True)
-def list_formulas() -> int:
-    """docs/formulas.md, from the formulas themselves."""
-    from planner.formula_page import page
-
-    click.echo(page(), nl=False)
-    return 0
-
-
 def tell(notes: Iterable[str]) -> None:
     """Sentences that a reader of the answer has to know."""
     for sentence in notes:

@@ -25,7 +25,6 @@ MOST_TOLD = 5
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--page", metavar="DIR", hidden=True, help="Print docs/accuracy.md, hand-written parts from DIR.")
 @JSON_OPTION
 def replay(
     files: tuple[str, ...],
@@ -33,7 +32,6 @@ def replay(
     folders: tuple[str, ...],
     output: str | None,
     force: bool,
-    page: str | None,
     as_json: bool,
 ) -> int:
     """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
@@ -73,10 +71,5 @@ def replay(
         lines = [msgspec.json.encode(view.row_dict(one)) for one in rows]
         write_whole(output, b"\n".join([*lines, b""]))
         click.echo(f"wrote {output}", err=True)
-    if page is not None:
-        from planner.truth.page import page as accuracy_page
-
-        click.echo(accuracy_page(found, calibration, page), nl=False)
-    else:
-        click.echo(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
+    click.echo(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
     return 0

@@ -4,7 +4,7 @@ README's tables of layouts that were run and of how often "fits" was false.
     python scripts/docs.py [--check] [FILE...]
 
 `--check` writes nothing and exits 1 when a file would change; the tests call it so. Not here: what the generated pages
-say (their commands do), or any command that starts a run.
+say (scripts/pages), or any command that starts a run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PART = re.compile(r"^<!-- (layouts|fits) -->\n.*?^<!-- end -->", re.MULTILINE | re.DOTALL)
 ACCURACY = PROJECT / "docs" / "accuracy.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TRUTH = " ".join(shlex.quote(str(path)) for path in sorted((PROJECT / "tests" / "truth").glob("*.jsonl")))
-PARTS = shlex.quote(str(PROJECT / "docs" / "accuracy"))
-WHOLE_PAGES = {
-    PROJECT / "docs" / "formulas.md": "planner formulas",
-    ACCURACY: f"planner replay {TRUTH} --page {shlex.quote(str(PROJECT / 'docs' / 'accuracy'))}",
-}
+FORMULAS = PROJECT / "docs" / "formulas.md"
 COLUMNS = "110"
 TIMEOUT_S = 60
 
@@ -56,22 +51,28 @@ def main() -> int:
 def pages() -> list[Path]:
     """Every Markdown page of the project that people read on its own."""
     return sorted(
-        {*WHOLE_PAGES, *PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")}
+        {ACCURACY, FORMULAS, *PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")}
     )
 
 
 def rewritten(page: Path, text: str) -> str:
     """A page's text with everything generated in it as it is now."""
-    if page in WHOLE_PAGES:
-        with tempfile.TemporaryDirectory() as folder:
-            return output(WHOLE_PAGES[page], folder)
+    if page in (ACCURACY, FORMULAS):
+        return whole(page)
     text = PART.sub(lambda found: f"<!-- {found[1]} -->\n{table(found[1])}\n<!-- end -->", text)
     return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1])}```", text)
 
 
+def whole(page: Path) -> str:
+    """A page that is generated from its first line to its last."""
+    from scripts.pages import accuracy, formulas
+
+    return formulas.page() if page == FORMULAS else accuracy.of_rows(PROJECT)
+
+
 def table(name: str) -> str:
     """A table between two comments of the README."""
-    from planner.truth import fits, layouts
+    from scripts.pages import fits, layouts
 
     if name == "fits":
         return fits.summary(ACCURACY.read_text())

@@ -1,7 +1,7 @@
 """How far predictions are from measured rows, by source, model and kind of figure: plain statistics, nothing fitted.
 
 Not here: the statistics themselves (statistics.py), predictions (predict.py), or how the tables look
-(views/replay.py, page.py).
+(views/replay.py).
 """
 
 from __future__ import annotations

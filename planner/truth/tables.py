@@ -1,4 +1,4 @@
-"""The tables of a replay, as plain cells: printed by views/replay.py, written as Markdown by page.py.
+"""The tables of a replay, as plain cells: printed by views/replay.py, written as Markdown by scripts/pages/accuracy.py.
 
 Not here: any statistic (score.py), or how a table is drawn.
 """
@@ -15,7 +15,7 @@ from planner.truth.score import FitScore, RankScore, Summary, WorstRow
 
 NO = "–"
 FITS = "What fits"
-"""The title of the table of which README tells the sums (truth/fits.py)."""
+"""The title of the table of which README tells the sums (scripts/pages/fits.py)."""
 
 
 class Table(msgspec.Struct, frozen=True):

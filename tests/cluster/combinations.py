@@ -26,7 +26,7 @@ from planner.space import GROUPS, SPACE
 from planner.spec import Layout, TrainingJob
 from planner.spec.job import Method, Precision
 from planner.spec.layout import RECOMPUTE
-from planner.truth.combinations import CombinationRow
+from scripts.pages.combinations import CombinationRow
 from scripts.trace_pairs import planned
 
 MODEL = "tiny-llama"

@@ -20,8 +20,8 @@ from executor.report import MemoryReport
 from executor.worker.progress import versions
 from planner.render import layout_text
 from planner.spec import Layout
-from planner.truth.combinations import CombinationRow, encode_combinations, read_combinations
-from planner.truth.layouts import LayoutRow, encode_record, read_record
+from scripts.pages.combinations import CombinationRow, encode_combinations, read_combinations
+from scripts.pages.layouts import LayoutRow, encode_record, read_record
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from executor.report import MemoryReport
 from executor.rundir import read_measured, read_run_plan
 from executor.trace import compared
 from executor.worker.trace import trace
-from planner.truth.combinations import LARGEST_PEAK_ERROR_PERCENT
+from scripts.pages.combinations import LARGEST_PEAK_ERROR_PERCENT
 
 
 def traced(name: str) -> MemoryReport:

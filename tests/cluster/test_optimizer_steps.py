@@ -20,7 +20,7 @@ from executor.worker.trace import trace
 from planner import presets
 from planner.spec import Layout, TrainingJob
 from planner.spec.job import Implementation
-from planner.truth.combinations import LARGEST_PEAK_ERROR_PERCENT
+from scripts.pages.combinations import LARGEST_PEAK_ERROR_PERCENT
 from scripts.trace_pairs import planned
 
 SEQ_LEN = 16

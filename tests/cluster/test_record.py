@@ -12,8 +12,8 @@ import pytest
 from cases import CASES, KeepCombination
 from combinations import REFUSED, RUN, TRACED, predicted_anew
 
-from planner.truth.combinations import read_combinations
-from planner.truth.layouts import read_record
+from scripts.pages.combinations import read_combinations
+from scripts.pages.layouts import read_record
 
 ACCURACY = Path(__file__).parents[2] / "docs" / "accuracy"
 RECORD, COMBINATIONS = ACCURACY / "layouts.json", ACCURACY / "combinations.json"

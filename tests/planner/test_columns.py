@@ -19,7 +19,6 @@ from planner.calibration import LinkCurve, calibration
 from planner.comm import Traffic, crosses, ranks_inside
 from planner.engines import ENGINES
 from planner.formula import known_formulas
-from planner.formula_page import page
 from planner.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
 from planner.memory import memory_lines, peak_at, peak_bytes
 from planner.parallelism.zero import StateBytes
@@ -30,6 +29,7 @@ from planner.space import blocks_of
 from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob
 from planner.steptime import StepTime, step_time
 from planner.strategies import Block, Row
+from scripts.pages.formulas import page
 
 page()  # imports every module of the planner, so that every formula is known
 FORMULAS = [info.signature for info in known_formulas()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.truth.combinations import (
+from scripts.pages.combinations import (
     CombinationRecord,
     CombinationRow,
     encode_combinations,

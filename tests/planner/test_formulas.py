@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner.formula import known_formulas
-from planner.formula_page import page
+from scripts.pages.formulas import page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formulas.md"
 
 
 def test_the_page_is_up_to_date():
-    assert PAGE.read_text() == page(), "run: planner formulas > docs/formulas.md"
+    assert PAGE.read_text() == page(), "run: make docs"
 
 
 def test_every_formula_says_what_it_is_in_which_unit_and_who_says_so():

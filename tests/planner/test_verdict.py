@@ -17,8 +17,8 @@ from planner.cli import planner
 from planner.estimate import answer
 from planner.options import question
 from planner.question import verdict
-from planner.truth import fits
 from planner.units import format_byte_range
+from scripts.pages import fits
 from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""docs/accuracy.md: layouts and combinations that were run, a replay of the published rows in tests/truth, and what was
+"""docs/accuracy.md: layouts and combinations that were run, a replay of the rows in tests/truth, and what was
 written by hand.
 
 The records of the runs and the hand-written parts stand in docs/accuracy/. Not here: any figure.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.errors import PlannerError
-from planner.truth import combinations, layouts
-from planner.truth.score import Summary
+from planner.calibration import calibration
+from planner.truth.predict import replay
+from planner.truth.rows import each_row
+from planner.truth.score import Summary, summary
 from planner.truth.tables import Table, tables
+from scripts.pages import combinations, layouts
 
 HEAD = """# Accuracy
 
@@ -28,27 +30,28 @@ AFTER = "Which layout is best"
 """The table behind which the parts stand: what follows is detail."""
 
 
-def page(found: Summary, calibration: str, parts: str) -> str:
+def of_rows(project: Path) -> str:
+    """The page as it is for today's predictions of the rows in tests/truth."""
+    known = calibration()
+    found = summary(replay(each_row(sorted((project / "tests" / "truth").glob("*.jsonl"))), known))
+    return page(found, known.name, project / "docs" / "accuracy")
+
+
+def page(found: Summary, calibration: str, parts: Path) -> str:
     """The whole page; `parts` is the folder of what is not replayed, of which a file may be missing."""
     rows, predicted = (sum(counts[place] for counts in found.rows.values()) for place in (0, 1))
     written = [HEAD.format(rows=rows, predicted=predicted, calibration=calibration)]
-    if (record := Path(parts) / layouts.FILE).is_file():
+    if (record := parts / layouts.FILE).is_file():
         written.append(layouts.section(layouts.read_record(record)))
-    if (record := Path(parts) / combinations.FILE).is_file():
+    if (record := parts / combinations.FILE).is_file():
         written.append(combinations.section(combinations.read_combinations(record)))
-    own = _written(Path(parts))
+    own = [(parts / name).read_text() for name in PARTS if (parts / name).is_file()]
     for table in tables(found):
         written.append(_markdown(table))
         if table.title == AFTER:
             written += own
             own = []
     return "\n".join([*written, *own])
-
-
-def _written(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        raise PlannerError("page", folder, "is not a folder", "Give the folder of the page's hand-written parts")
-    return [(folder / name).read_text() for name in PARTS if (folder / name).is_file()]
 
 
 def _markdown(table: Table) -> str:

@@ -14,7 +14,7 @@ from planner.formula import FormulaInfo, known_formulas
 HEAD = """# Formulas
 
 Every figure the planner prints is made by these functions.
-This page is written by `planner formulas > docs/formulas.md`; a test compares it with the code.
+This page is written by `make docs`; a test compares it with the code.
 """
 
 
