@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+import executor
 from executor.checkpoint import check_checkpoint
 from executor.examples import KINDS, kind_of, read_examples
 from planner.contents import NOT_JSON
@@ -19,7 +20,7 @@ from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.spec import TrainingJob
 
-DEMO_TEXT = Path(__file__).parent / "worker" / "demo.txt"
+DEMO_TEXT = Path(executor.__file__).parent / "worker" / "demo.txt"
 SUFFIXES = (".txt", ".jsonl", ".bin")
 BYTE_VOCABULARY = 258
 """Ids of the built-in tokenizer: 256 bytes, then begin and end of text."""

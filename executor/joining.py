@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+import executor
 import planner
 from executor import badloss, rundir
 from executor.checkpoints import Policy
@@ -83,7 +84,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def code_digest() -> str:
     """Of the code that runs here: every Python file of planner and executor by name and content."""
-    found, root = hashlib.sha256(), Path(__file__).resolve().parent
+    found, root = hashlib.sha256(), Path(executor.__file__).resolve().parent
     packages = (root, Path(planner.__file__).resolve().parent)
     for package in packages:
         for path in sorted(package.rglob("*.py")):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import executor
 import planner
 from planner.presets import packaged
 
@@ -43,7 +44,7 @@ def sources() -> Sources:
     files: dict[str, bytes] = {}
     for name, folder in (
         ("planner", Path(planner.__file__).parent),
-        ("executor", Path(__file__).parent),
+        ("executor", Path(executor.__file__).parent),
         ("planner/presets", packaged()),
     ):
         for path in sorted(folder.rglob("*")):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+import planner
 from planner.errors import PlannerError, did_you_mean
 from planner.model_rules import check_model
 from planner.spec import Cluster, Gpu, Implementation, Kernels, Link, ModelSpec, Nics, Runtime, Tier
@@ -396,7 +397,7 @@ def _known(kind: str) -> str:
 
 def packaged() -> Path:
     """presets/ inside the package when installed from a wheel, beside it in a source checkout."""
-    package = Path(__file__).parent
+    package = Path(planner.__file__).parent
     inside = package / "presets"
     return inside if inside.is_dir() else package.parent / "presets"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import executor
 from executor import processes
 from executor.backends.common import READ_BACK_TIMEOUT_S, Read, Reader, in_a_process
 from executor.environment import inherited
@@ -294,7 +295,7 @@ def base_environment(
         env["GLOO_SOCKET_IFNAME"] = host.interface
         if host.interface not in LOOPBACK:
             env["NCCL_SOCKET_IFNAME"] = f"={host.interface}"  # "=" asks NCCL for this name, not for a prefix
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(executor.__file__).resolve().parents[1])
     if not root.endswith(("site-packages", "dist-packages")):
         # A checkout that is not installed: the ranks must import the same code that runs here.
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [caller.get("PYTHONPATH")])])
