@@ -21,7 +21,7 @@ from planner.case import Case
 from planner.cli import question_params
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
-from planner.estimate import estimate, plan_of, strategy_name
+from planner.estimation import estimate, plan_of, strategy_name
 from planner.memory import device_bytes, memory_lines, peak_at, reserved_bytes
 from planner.options import question
 from planner.plan import Plan

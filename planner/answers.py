@@ -1,6 +1,6 @@
 """What an answer holds: one layout with its figures, and all layouts that a question was answered with.
 
-Not here: how they are found (estimate.py, recommend.py), or what is said of them (reasons.py, render.py).
+Not here: how they are found (estimation.py, recommendation.py), or what is said of them (reasons.py, render.py).
 """
 
 from __future__ import annotations

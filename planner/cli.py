@@ -205,7 +205,7 @@ def planner() -> None:
 @with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
-    from planner import estimate as estimates
+    from planner import estimation as estimates
     from planner import options, render
 
     may_write(output, force)
@@ -222,7 +222,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
     import msgspec
 
-    from planner import estimate as estimates
+    from planner import estimation as estimates
     from planner import fromfile, options, render
     from planner.fromfile import merge
 
@@ -244,8 +244,8 @@ def explain(as_json: bool, **given: Any) -> int:
     """Where every byte and second of one layout comes from: the recommended one, or the one given."""
     import msgspec
 
-    from planner import estimate as estimates
-    from planner import explain as explanations
+    from planner import estimation as estimates
+    from planner import explanation as explanations
     from planner import options, render
 
     question = options.question(given)
@@ -405,7 +405,7 @@ def tell(notes: Iterable[str]) -> None:
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
     from planner import inputs
-    from planner.estimate import plan_of
+    from planner.estimation import plan_of
     from planner.plan import encode_plan, write_whole
 
     tell(found.question.notes)

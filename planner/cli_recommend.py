@@ -29,8 +29,8 @@ from planner.output import may_write
 from planner.progress import Cancelled
 from planner.quantities import duration_s, large_count, whole
 from planner.question import Question
-from planner.recommend import Constraints
-from planner.recommend import as_json_object as recommend_json
+from planner.recommendation import Constraints
+from planner.recommendation import as_json_object as recommend_json
 from planner.views.ranking import ranking_text, trouble
 from planner.waiting import searching
 

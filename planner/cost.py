@@ -14,10 +14,10 @@ import msgspec
 from planner.arith import Number, by_value
 from planner.calibration import as_used
 from planner.errors import PlannerError
-from planner.estimate import Estimate
+from planner.estimation import Estimate
 from planner.formula import formula
 from planner.question import Question, warnings
-from planner.recommend import recommend
+from planner.recommendation import recommend
 from planner.reply import reply_of, summary
 from planner.saving import DALY, HOUR_S, checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of
 from planner.steptime import coefficients, scalar

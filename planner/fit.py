@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from planner.errors import PlannerError
-from planner.estimate import Estimate
+from planner.estimation import Estimate
 from planner.offloading import ways_out
 from planner.progress import Cancelled
 from planner.question import LARGEST_BATCH, LARGEST_SEQ, Question, warnings
-from planner.recommend import FREE, Constraints, recommend
+from planner.recommendation import FREE, Constraints, recommend
 from planner.reply import Reply, Resize, ask, reply_of, summary
 from planner.rules import divisors
 

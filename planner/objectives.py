@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from planner.errors import PlannerError
-from planner.estimate import Answer
+from planner.estimation import Answer
 from planner.fit import Fitted, fit
 from planner.question import Question
-from planner.recommend import FREE, Constraints, Recommendation, recommend
+from planner.recommendation import FREE, Constraints, Recommendation, recommend
 from planner.reply import Resize
 
 QUANTITIES = {"fewest-gpus": "gpus", "largest-context": "seq-len", "largest-micro-batch": "micro-batch"}

@@ -1,7 +1,7 @@
 """plan.json: a decision by value, with its prediction and a hash over what was decided.
 
 A plan is data. Reading one validates it field by field and evaluates nothing. Not here: making the prediction
-(estimate.py) or running it (the executor).
+(estimation.py) or running it (the executor).
 """
 
 from __future__ import annotations

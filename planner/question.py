@@ -1,6 +1,6 @@
 """The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
 
-Not here: parsing a command line (cli.py) or any answer (estimate.py, search.py).
+Not here: parsing a command line (cli.py) or any answer (estimation.py, search.py).
 """
 
 from __future__ import annotations

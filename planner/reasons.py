@@ -2,7 +2,7 @@
 
 A rule is a function of `Seen` that returns its sentence, or None where its figures do not call for it; RULES lists them
 in the order they are told. Many ask `what_if`: the same prediction for a layout one step away (whatif.py). Not here:
-why a layout does not fit or launch (estimate.py), or any figure's formula.
+why a layout does not fit or launch (estimation.py), or any figure's formula.
 """
 
 from __future__ import annotations

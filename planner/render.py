@@ -1,6 +1,6 @@
 """Answers as text for people: aligned tables of plain characters, binary units for memory, decimal for links.
 
-rich is not used: importing it costs as much as a whole estimate. Not here: any figure (estimate.py, explain.py).
+rich is not used: importing it costs as much as a whole estimate. Not here: any figure (estimation.py, explanation.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from planner.arith import Number
 from planner.calibration import Calibration
 from planner.engines import engine_of
 from planner.engines.common import step_name
-from planner.estimate import Answer, Estimate, breakdown
+from planner.estimation import Answer, Estimate, breakdown
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
 from planner.offloading import ways_out

@@ -1,6 +1,6 @@
 """One question asked of the recommendation, with whatever came back as a value: the best layout, or why there is none.
 
-What asks many times (fit.py, sweep.py, cost.py) stands on this. Not here: the ranking (recommend.py, search.py).
+What asks many times (fit.py, sweep.py, cost.py) stands on this. Not here: the ranking (recommendation.py, search.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from planner.errors import PlannerError
-from planner.estimate import Estimate
+from planner.estimation import Estimate
 from planner.question import Question
-from planner.recommend import FREE, Constraints, Recommendation, recommend
+from planner.recommendation import FREE, Constraints, Recommendation, recommend
 from planner.steptime import scalar
 from planner.units import format_duration
 

@@ -1,6 +1,6 @@
 """The plan of what is left: the same model and job on fewer nodes of the cluster, the global batch kept.
 
-Not here: which nodes are left (the executor), or any other question's best layout (recommend.py).
+Not here: which nodes are left (the executor), or any other question's best layout (recommendation.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from planner.calibration import Calibration, calibration
 from planner.errors import PlannerError
-from planner.estimate import make_plan
+from planner.estimation import make_plan
 from planner.launchable import launch_rules, launchable_engines
 from planner.plan import Plan
 from planner.question import Pins, Question, case_of

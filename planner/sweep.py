@@ -1,6 +1,6 @@
 """Scaling: the best layout at each cluster size, speed-up and efficiency, and where more GPUs stop paying.
 
-Not here: the ranking at one size (recommend.py), or the table and curve (views/).
+Not here: the ranking at one size (recommendation.py), or the table and curve (views/).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 from planner.arith import Number
 from planner.calibration import as_used
 from planner.errors import PlannerError
-from planner.estimate import Estimate
+from planner.estimation import Estimate
 from planner.formula import formula
 from planner.progress import Cancelled
 from planner.question import LARGEST_BATCH, Question, warnings
-from planner.recommend import Constraints, recommend
+from planner.recommendation import Constraints, recommend
 from planner.reply import Reply, Resize, ask, summary
 from planner.steptime import coefficients, scalar
 

@@ -1,7 +1,7 @@
 """Why a named layout is not the recommended one, in one sentence: a rule, memory, a backend's refusal, or time.
 
 What is not named is as in the best layout; where that cannot be, it is the best that has what is named, by any engine
-that could. Not here: the search that finds either (search.py, recommend.py).
+that could. Not here: the search that finds either (search.py, recommendation.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 from planner.contradictions import refuse_empty
 from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError, did_you_mean
-from planner.estimate import Estimate, estimate, strategy_name
+from planner.estimation import Estimate, estimate, strategy_name
 from planner.launchable import launch_rules
 from planner.progress import Cancelled
 from planner.quantities import whole
 from planner.question import ENGINE_SWITCHES, SHARD_ALL, USUAL_STAGES, Pins, Question, case_of, checked_runtime
-from planner.recommend import Constraints, Recommendation, engines_within, run_seconds
+from planner.recommendation import Constraints, Recommendation, engines_within, run_seconds
 from planner.rules import Rule, check
 from planner.search import rank
 from planner.space import GROUPS

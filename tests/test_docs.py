@@ -91,7 +91,7 @@ def tree_differences(tree: str, project: Path = PROJECT) -> list[str]:
     for folder in {str(Path(path).parent) + "/" for path in paths if Path(path).parent != Path()}:
         for path in (project / folder).iterdir():
             name = folder + path.name + "/" * path.is_dir()
-            hidden = path.name.startswith((".", "__"))
+            hidden = path.name.startswith((".", "__")) or path.name == "py.typed"
             if not hidden and name not in paths and path.name != "README.md":
                 wrong.append(f"{name} exists and is not listed")
     return wrong

@@ -16,7 +16,7 @@ import msgspec
 
 from planner import hub
 from planner.errors import PlannerError
-from planner.estimate import BUFFERS, Answer, Estimate, answer, breakdown, plan_of
+from planner.estimation import BUFFERS, Answer, Estimate, answer, breakdown, plan_of
 from planner.inputs import resolved, unknown
 from planner.inventory import parameters
 from planner.objectives import Reached
@@ -24,7 +24,7 @@ from planner.options import Given, question
 from planner.plan import PhaseMemory, encode_plan, write_whole
 from planner.progress import Watch, watching
 from planner.question import GROUP_AXES, Question, warnings
-from planner.recommend import Constraints, Recommendation, recommend, seen_of
+from planner.recommendation import Constraints, Recommendation, recommend, seen_of
 from planner.render import (
     band_text,
     count_text,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from planner.cost import Cost, board_power_w
-from planner.estimate import Answer
+from planner.estimation import Answer
 from planner.render import NOT_KNOWN, count_text, headline, layout_text, percent_text, seconds_text, table, trust_text
 from planner.units import format_bytes, format_duration
 from planner.views import strategy_text

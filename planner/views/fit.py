@@ -5,7 +5,7 @@ Not here: any figure (planner.fit).
 
 from __future__ import annotations
 
-from planner.estimate import Answer
+from planner.estimation import Answer
 from planner.fit import Fits, Fitted
 from planner.render import (
     NOT_KNOWN,

@@ -1,13 +1,13 @@
 """`planner recommend` as text: the best layout whole, the next by what differs, and why the rest is not there.
 
-Not here: any figure (planner.recommend, planner.objectives, planner.whynot).
+Not here: any figure (planner.recommendation, planner.objectives, planner.whynot).
 """
 
 from __future__ import annotations
 
-from planner.estimate import Estimate
+from planner.estimation import Estimate
 from planner.objectives import Reached
-from planner.recommend import Recommendation, differences
+from planner.recommendation import Recommendation, differences
 from planner.render import (
     REASON_COLUMNS,
     headline,

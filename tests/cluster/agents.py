@@ -24,7 +24,7 @@ from executor.launchers.local import Host, Hosts
 from planner.backend import Backend
 from planner.case import Case
 from planner.comm import comm_volume
-from planner.estimate import stage_predictions
+from planner.estimation import stage_predictions
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction, encode_plan
 from planner.question import usual_runtime

@@ -16,7 +16,7 @@ import pytest
 
 from planner.answers import Answer, Estimate
 from planner.errors import PlannerError
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.inventory import parameters
 from planner.options import question
 from planner.question import ENGINE_RUNTIMES, ENGINE_SWITCHES, GROUP_AXES

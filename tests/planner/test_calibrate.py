@@ -18,7 +18,7 @@ from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import UNCALIBRATED, Calibration, calibration
 from planner.case import Case
 from planner.cli import planner
-from planner.estimate import make_plan
+from planner.estimation import make_plan
 from planner.plan import encode_plan
 from planner.record import Measured, PhaseMemory, RunRecord
 from planner.spec import Allocator, Layout, TrainingJob

@@ -389,7 +389,7 @@ def heavy_modules(statement: str) -> list[str]:
     "statement",
     [
         "import planner",
-        "import planner.cli, planner.estimate, planner.search, planner.render, planner.explain",
+        "import planner.cli, planner.estimation, planner.search, planner.render, planner.explanation",
         "from planner import cli, command; command.exit_code(cli.planner, 'estimate --model 7b --gpus 32'.split())",
         "from planner import cli, command; command.exit_code(cli.planner, 'explain --model 7b --gpus 32'.split())",
     ],

@@ -12,9 +12,9 @@ import pytest
 from planner import command, options
 from planner.cli import planner
 from planner.compare import compare
-from planner.estimate import plan_of
+from planner.estimation import plan_of
 from planner.plan import CheckpointAdvice, Plan, Prediction, encode_plan
-from planner.recommend import recommend
+from planner.recommendation import recommend
 from planner.views.compare import compare_text
 
 SAME_JOB = {"model": "8b", "global_batch_size": "64", "seq_len": "4096"}

@@ -9,11 +9,11 @@ import pytest
 
 from planner import presets
 from planner.calibration import calibration
-from planner.estimate import answer, as_json, make_plan, plan_of
+from planner.estimation import answer, as_json, make_plan, plan_of
 from planner.options import question
 from planner.plan import decode_plan, encode_plan
 from planner.question import Pins, Question, case_of
-from planner.recommend import recommend
+from planner.recommendation import recommend
 from planner.render import count_text
 from planner.spec import Layout, TrainingJob
 from planner.states import states_table

@@ -8,8 +8,8 @@ import pytest
 
 from planner.calibration import calibration
 from planner.collectives import WIRE
-from planner.estimate import answer
-from planner.explain import as_dict, derivation, folded, origins, origins_text, tree_text
+from planner.estimation import answer
+from planner.explanation import as_dict, derivation, folded, origins, origins_text, tree_text
 from planner.formula import Step
 from planner.options import question
 

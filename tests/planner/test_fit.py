@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from planner import command, options
 from planner.cli import planner
 from planner.errors import PlannerError
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.fit import Fitted, boundary, fit, gpu_sizes
 from planner.question import Question
-from planner.recommend import Constraints, recommend
+from planner.recommendation import Constraints, recommend
 from planner.reply import Resize
 from planner.views.fit import fit_text
 

@@ -14,7 +14,7 @@ from planner import command, contents, inputs
 from planner.cli import planner
 from planner.contents import content_of
 from planner.errors import PlannerError
-from planner.estimate import answer, plan_of
+from planner.estimation import answer, plan_of
 from planner.options import question
 from planner.plan import Input, Plan, decode_plan, encode_plan, hash_of, read_plan
 

@@ -12,7 +12,7 @@ from planner.calibration import calibration
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.inventory import TERMS, Compute, Moment, walk, whole_model
 from planner.inventory.forms import nf4_scale_bytes
 from planner.memory import memory_breakdown

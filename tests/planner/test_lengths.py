@@ -9,7 +9,7 @@ import pytest
 from planner import command
 from planner.cli import planner
 from planner.engines import ENGINES, engine_of
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.options import question
 from planner.question import case_of, warnings
 from planner.spec import Layout

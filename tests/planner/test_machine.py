@@ -21,7 +21,7 @@ from planner.cli import planner
 from planner.collectives import WIRE
 from planner.comm import leaving_bytes
 from planner.errors import PlannerError
-from planner.estimate import answer, make_plan, plan_of
+from planner.estimation import answer, make_plan, plan_of
 from planner.linktime import collective_seconds
 from planner.options import question
 from planner.plan import encode_plan

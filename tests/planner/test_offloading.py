@@ -11,13 +11,13 @@ from planner import command
 from planner.case import Case
 from planner.cli import planner
 from planner.engines import engine_of
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.launchable import launches
 from planner.memory import device_bytes, hosts_hold, peak_bytes
 from planner.offloading import ways_out
 from planner.options import question
 from planner.question import case_of, limit_bytes
-from planner.recommend import Constraints, recommend
+from planner.recommendation import Constraints, recommend
 from planner.render import answer_text
 from planner.rules import offloads
 from planner.search import all_layouts, exact_seconds

@@ -7,7 +7,7 @@ import pytest
 
 from planner import options
 from planner.errors import PlannerError
-from planner.estimate import answer, plan_of
+from planner.estimation import answer, plan_of
 from planner.plan import Plan, decode_plan, encode_plan, hash_of
 
 

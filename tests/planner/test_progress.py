@@ -10,10 +10,10 @@ from planner import presets
 from planner.calibration import calibration
 from planner.engines import ENGINES
 from planner.errors import PlannerError
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.progress import Cancelled, watching
 from planner.question import Pins, Question
-from planner.recommend import Constraints, as_json_object, recommend
+from planner.recommendation import Constraints, as_json_object, recommend
 from planner.reply import ask
 from planner.search import Ranking, all_layouts, rank
 from planner.spec import TrainingJob

@@ -14,13 +14,13 @@ from planner.answers import Answer, Estimate
 from planner.case import Case
 from planner.cli import planner
 from planner.comm import comm_volume
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.memory import memory_breakdown
 from planner.options import question
 from planner.plan import Collective
 from planner.question import Question
 from planner.reasons import RULES, reasons_of
-from planner.recommend import recommend
+from planner.recommendation import recommend
 from planner.steptime import step_time
 from planner.units import format_bytes, format_seconds, format_volume
 

@@ -18,10 +18,10 @@ from readings import Given, misread
 
 from planner.answers import Answer
 from planner.errors import PlannerError
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.options import question
 from planner.reasons import RULES, reasons_of
-from planner.recommend import Constraints, recommend
+from planner.recommendation import Constraints, recommend
 
 # -- questions that are drawn ------------------------------------------------------------------------------------------
 

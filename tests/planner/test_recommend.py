@@ -17,7 +17,7 @@ from planner.errors import PlannerError
 from planner.objectives import OBJECTIVES, QUANTITIES, Reached, reach
 from planner.question import Question
 from planner.reasons import reasons_of
-from planner.recommend import FREE, Constraints, differences, recommend, thinned
+from planner.recommendation import FREE, Constraints, differences, recommend, thinned
 from planner.search import Candidate
 from planner.spec import Layout
 from planner.views.ranking import trouble

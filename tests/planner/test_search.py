@@ -157,7 +157,7 @@ def test_what_the_person_fixed_stays_fixed():
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"])
 def test_a_strategy_asked_for_alone_limits_the_space(strategy: str):
-    from planner.estimate import strategy_name
+    from planner.estimation import strategy_name
 
     question = msgspec.structs.replace(asked(gpus=8), strategy=strategy)
 

@@ -14,7 +14,7 @@ import pytest
 from planner import command
 from planner.cli import planner
 from planner.comm import comm_volume
-from planner.estimate import answer, plan_of
+from planner.estimation import answer, plan_of
 from planner.groups import axis_groups, coordinates
 from planner.options import question
 from planner.plan import Collective, Plan, Prediction, encode_plan

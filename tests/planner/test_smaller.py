@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from planner.calibration import calibration
 from planner.errors import PlannerError
-from planner.estimate import make_plan
+from planner.estimation import make_plan
 from planner.launchable import launches
 from planner.options import question
 from planner.plan import Plan

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner import command, options
 from planner.cli import planner
 from planner.question import Question
-from planner.recommend import recommend
+from planner.recommendation import recommend
 from planner.sweep import Point, marginal_return, scaling_efficiency, speed_up, sweep, where_it_stops
 from planner.views.plot import log_plot
 from planner.views.sweep import sweep_text

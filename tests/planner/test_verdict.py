@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from planner import command
 from planner.calibration import Bands
 from planner.cli import planner
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.options import question
 from planner.question import verdict
 from planner.units import format_byte_range

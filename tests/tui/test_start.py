@@ -77,7 +77,7 @@ def test_the_fields_are_painted_before_the_cost_models_are_imported(tmp_path):
     assert status == 0, seen[-2000:]
     assert b"more options" in seen
     modules = loaded.read_text().split()
-    assert not {"planner.estimate", "planner.search", "planner.memory", "tui.state", "numpy"} & set(modules)
+    assert not {"planner.estimation", "planner.search", "planner.memory", "tui.state", "numpy"} & set(modules)
 
 
 def test_without_a_terminal_it_says_so_in_one_line():

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.estimate import answer
+from planner.estimation import answer
 from planner.options import question
 from planner.plan import read_plan
-from planner.recommend import Constraints, recommend
+from planner.recommendation import Constraints, recommend
 from planner.render import trust_text
 from tui import inputs, state
 

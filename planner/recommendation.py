@@ -1,7 +1,7 @@
 """One recommendation: the whole space in one ranking, within what the person asks for, with why-not counts.
 
 Not here: the ranking (search.py), other objectives than the fastest (objectives.py), one named layout (whynot.py), or
-the side-by-side view (estimate.py).
+the side-by-side view (estimation.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from planner.contradictions import refuse_empty
 from planner.engines import ENGINES, engine_of
 from planner.errors import PlannerError
-from planner.estimate import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
+from planner.estimation import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
 from planner.launchable import launch_refusal, launch_rules, launchable_engines
 from planner.offloading import ENGINES as OFFLOADING
 from planner.offloading import ways_out
