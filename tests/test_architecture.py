@@ -53,6 +53,23 @@ def heavy_modules_after(code: str) -> set[str]:
     return set(HEAVY) & set(done.stdout.split())
 
 
+def shipped(file: str) -> bool:
+    """Whether a file of the project is in the wheel: under a folder that the build includes, and not ignored by git."""
+    build = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    ignored = subprocess.run(["git", "check-ignore", "-q", file], cwd=PROJECT, check=False).returncode == 0
+    return (PROJECT / file).is_file() and Path(file).parts[0] in build["only-include"] and not ignored
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_wheel_says_that_each_of_its_packages_is_typed(package):
+    assert shipped(f"{package}/py.typed")
+
+
+@pytest.mark.parametrize("file", ["planner/no-such-file", "planner/build/py.typed", "tests/conftest.py"])
+def test_a_file_that_is_absent_or_ignored_or_elsewhere_is_not_shipped(file):
+    assert not shipped(file)
+
+
 def test_every_import_contract_is_kept():
     done = lint_imports(PROJECT)
 
