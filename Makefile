@@ -81,7 +81,8 @@ bench: install
 docs: install
 	$(BIN)/python scripts/docs.py
 
-# Every layout of tests/cluster/cases.py for real, and the tables of docs/accuracy.md and README.md that say how it went.
+# Every layout of tests/cluster/cases.py for real, the records of these runs in tests/recorded, and the tables of
+# docs/accuracy.md and README.md that say how it went.
 layouts: install
 	$(BIN)/python -m pytest -q tests/cluster/test_equivalence.py tests/cluster/test_prediction.py --layouts docs/accuracy/layouts.json
 	$(BIN)/python scripts/docs.py docs/accuracy.md README.md

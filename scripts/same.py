@@ -6,7 +6,8 @@
     python scripts/same.py --store FILE    answer other questions: a command line of `planner` each
 
 A question is a command line of `planner`; its answer is the exit code, stdout and stderr, and for `plan` the plan's
-file with whatever its backend writes for it. Not here: whether an answer is right.
+file with the files that its backend writes. `recorded NAME` asks for both of a plan that was run
+(tests/recorded/NAME.json). Not here: whether an answer is right.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ if __package__:
 else:
     from fuzz import captured  # type: ignore[import-not-found, no-redef]
 
-from planner.launchable import find_backend
-from planner.plan import read_plan
-
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests" / "cluster"))
+
+import recorded  # noqa: E402 (beside the cases, whose tests find it there)
+
+from planner.launchable import find_backend  # noqa: E402
+from planner.plan import Plan, encode_plan, read_plan  # noqa: E402
+
 STORED = ROOT / "tests" / "same.txt"
 HASH_LETTERS = 12
 
@@ -37,19 +42,21 @@ HASH_LETTERS = 12
 def answer(line: str) -> str:
     """What a question's command prints, in a folder of its own where it writes."""
     words = shlex.split(line)
+    if words[0] == "recorded":
+        plan, _ = recorded.read(words[1]).facts()
+        return _with_files(encode_plan(plan).decode(), plan)
     if words[0] != "plan":
         return _run(words)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         said = _run(["recommend", *words[1:], "-o", str(path)]).replace(folder, "FOLDER")
-        return said + (_written(path) if path.exists() else "")
+        return said + (_with_files(path.read_text(), read_plan(path)) if path.exists() else "")
 
 
-def _written(path: Path) -> str:
-    plan = read_plan(path)
+def _with_files(text: str, plan: Plan) -> str:
     backend = find_backend(plan.runtime.backend or "")
     files = sorted(backend.files(plan).items()) if backend else []
-    return "\n".join([path.read_text(), *(f"== {name}\n{text}" for name, text in files)])
+    return "\n".join([text, *(f"== {name}\n{content}" for name, content in files)])
 
 
 def _run(words: Sequence[str]) -> str:

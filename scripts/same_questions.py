@@ -1,4 +1,5 @@
-"""The 3,000 questions of `make same`, drawn by chance from what may be asked: engines, families, precisions, methods.
+"""The 3,000 questions of `make same`, drawn by chance from what may be asked: engines, families, precisions, methods;
+and the plan of every run that is recorded.
 
     python scripts/same_questions.py SEED > QUESTIONS
 
@@ -154,6 +155,7 @@ def drawn(seed: int) -> Iterator[str]:
             if line not in seen:
                 seen.add(line)
                 yield line
+    yield from (f"recorded {path.stem}" for path in sorted((ROOT / "tests" / "recorded").glob("*.json")))
 
 
 def _job(chance: Random) -> str:

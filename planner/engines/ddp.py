@@ -46,8 +46,9 @@ rules: tuple[Rule, ...] = (
     ),
 )
 
-FIRST_BUCKET_BYTES = 2**20
-"""The reducer's first bucket is small so that communication starts early (torch/nn/parallel/distributed.py)."""
+FIRST_BUCKET_BYTES, USUAL_BUCKET_BYTES = 2**20, 25 * 2**20
+"""The reducer's first bucket is small so that communication starts early, unless a size is asked for
+(torch/nn/parallel/distributed.py). Accelerate asks for none that is the usual one."""
 
 BROADCAST_BYTES = 250 * 2**20
 """Rank 0's weights are sent to all in pieces of this size when the module is wrapped (same file)."""
@@ -175,14 +176,15 @@ def collectives(case: Case) -> list[Call]:
 def bucket_count(case: Case) -> Number:
     """Buckets the reducer rebuilds after the first backward: gradients in the order they become ready, a bucket
     closed once it has reached its size (torch/csrc/distributed/c10d/reducer.cpp). In columns of weights, at least."""
-    element = trained_states(case).grad
+    element, usual = trained_states(case).grad, case.layout.ddp_bucket_bytes
+    first = where(usual == USUAL_BUCKET_BYTES, FIRST_BUCKET_BYTES, usual)
     if weights_are_columns(case):
-        return 1 + maximum(0, ceil_div(grad_bytes(case) - FIRST_BUCKET_BYTES, case.layout.ddp_bucket_bytes))
-    buckets, filled, limit = 0, 0.0, float(FIRST_BUCKET_BYTES)
+        return 1 + maximum(0, ceil_div(grad_bytes(case) - first, usual))
+    buckets, filled, limit = 0, 0.0, float(first)
     for weight in reversed([w for w in case.weights() if w.trainable]):
         filled += weight.elements * element
         if filled >= limit:
-            buckets, filled, limit = buckets + 1, 0.0, float(case.layout.ddp_bucket_bytes)
+            buckets, filled, limit = buckets + 1, 0.0, float(usual)
     return buckets + (1 if filled else 0)
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from agents import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, Finished
 from chats import chat_file
 from msgspec.structs import replace
+from planned import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, make_plan
 
 from executor.report import MemoryReport
+from planner.plan import Plan
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
 from planner.spec.job import Method
+
+if TYPE_CHECKING:
+    from agents import Finished  # which imports torch
 
 STEPS, SEQUENCES, SEQ_LEN = 20, 16, 128
 MAX_GRAD_NORM = 0.5
@@ -49,10 +53,16 @@ class Case:
     environment: dict[str, str] | None = None
     sequences: int = SEQUENCES
 
+    @property
+    def plan(self) -> Plan:
+        """As two nodes; of one device, as one."""
+        nodes = min(2, self.layout.world_size)
+        return make_plan(self.layout, self.job, nodes=nodes, per_node=self.layout.world_size // nodes, model=self.model)
 
-SplitRun = Callable[[str], Finished]
+
+SplitRun = Callable[[str], "Finished"]
 """A case by name, trained and measured."""
-Reference = Callable[[Case], Finished]
+Reference = Callable[[Case], "Finished"]
 """The training of a case by one process, whatever its layout."""
 Figures = Callable[..., None]
 """(name, **fields of LayoutRow) -> kept for the table of docs/accuracy.md."""
@@ -84,6 +94,7 @@ def _accumulating(layout: Layout, accum: int) -> Layout:
 
 
 PIPELINE = Layout(engine="deepspeed-pipeline", zero_stage=1)
+EIGHT_LAYERS = replace(TINY, name="test-llama-8", layers=8)
 FOUR_LAYERS = replace(TINY, name="test-llama-4", layers=4, tied=True)
 LONGER = replace(TINY, name="test-llama-256", max_seq_len=2 * SEQ_LEN)
 LONG = replace(TINY, name="test-llama-512", max_seq_len=4 * SEQ_LEN)
@@ -103,6 +114,9 @@ CASES |= {
 }
 CASES |= {
     "fsdp2-sync-recompute-accum2": Case(replace(_accumulating(FSDP2, 2), sync_each_micro_batch=True, recompute="full")),
+    # More gradients than the reducer's first bucket takes, which is smaller than the others unless the plan has a size.
+    "ddp-two-buckets-accum2": Case(_accumulating(DDP, 2), model=EIGHT_LAYERS),
+    "ddp-small-buckets-accum1": Case(replace(_accumulating(DDP, 1), ddp_bucket_bytes=300_000), model=EIGHT_LAYERS),
     "fsdp2-kept-accum1": Case(replace(_accumulating(FSDP2, 1), reshard_after_forward=False)),
     # DeepSpeed's own limits, which keep every weight of so small a model whole.
     "zero3-default-limits-accum1": Case(_accumulating(Layout(engine="deepspeed", dp_shard=4, zero_stage=3), 1)),

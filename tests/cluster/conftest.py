@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import recorded
 from agents import NURSERY, Finished, make_plan, run_warm
 from cases import CASES, Case, Figures, KeepCombination, Reference, SplitRun
 from combinations import MODEL, REFUSED, RUN, RUN_BATCH, TRACE_BATCH, TRACED, Combination, predicted_anew
@@ -17,6 +18,7 @@ from stages import largest_difference
 
 from executor.backends import common
 from executor.report import MemoryReport
+from executor.rundir import read_measured, read_run_plan
 from executor.worker.progress import versions
 from planner.render import layout_text
 from planner.spec import Layout
@@ -39,11 +41,8 @@ def split_run(tmp_path_factory: pytest.TempPathFactory) -> SplitRun:
     def get(name: str) -> Finished:
         if name not in made:
             case = CASES[name]
-            nodes = min(2, case.layout.world_size)
-            per_node = case.layout.world_size // nodes
-            plan = make_plan(case.layout, case.job, nodes=nodes, per_node=per_node, model=case.model)
             made[name] = _checked(
-                run_warm(plan, _folder(tmp_path_factory, name), "--save-weights", environment=case.environment)
+                run_warm(case.plan, _folder(tmp_path_factory, name), "--save-weights", environment=case.environment)
             )
         return made[name]
 
@@ -70,8 +69,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def figures(pytestconfig: pytest.Config) -> Iterator[Figures]:
-    """Take what a test found of a case. With --layouts, the rows of these cases are written; others stay."""
+def figures(pytestconfig: pytest.Config, split_run: SplitRun) -> Iterator[Figures]:
+    """Take what a test found of a case. With --layouts, rows and records of these cases are written; others stay."""
     found: dict[str, dict[str, object]] = {}
 
     def take(name: str, **values: object) -> None:
@@ -83,6 +82,9 @@ def figures(pytestconfig: pytest.Config) -> Iterator[Figures]:
         rows = {row.name: row for row in read_record(path).rows} if path.exists() else {}
         rows |= {name: _row(name, values) for name, values in found.items()}
         path.write_bytes(encode_record([rows[name] for name in CASES if name in rows]))
+        for name in found:
+            folder = split_run(name).folder
+            recorded.write(name, read_run_plan(folder), read_measured(folder))
 
 
 def _row(name: str, found: dict[str, object]) -> LayoutRow:

@@ -1,6 +1,7 @@
-"""Planned memory beside measured, a pipeline stage at a time: what several tests compare.
+"""Planned memory beside measured, a pipeline stage at a time, and planned collectives beside those of every rank: the
+claims that runs (test_prediction.py) and records of runs (tests/planner/test_recorded.py) are compared by.
 
-Not here: what a test allows.
+Not here: making the run.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from executor.report import Line, MemoryReport, join_memory, prediction_of
+from executor.report import Line, MemoryReport, join_memory, join_traffic, prediction_of
 from planner.groups import coordinates
 from planner.plan import PhaseMemory, Plan
 from planner.record import Measured
 
 SMALL_SHARE = 0.02
+LARGEST_MEMORY_ERROR_PERCENT = 5.0
+LEAST_ACTIVATION_SHARE = 0.3
 
 
 class Stage(NamedTuple):
@@ -41,6 +44,36 @@ def _stage(plan: Plan, measured: tuple[Measured, ...], stage: int) -> Stage:
     terms = [line for line in report.lines if line.name.startswith(f"{report.measured_phase}/")]
     large = [line for line in terms if max(line.predicted or 0, line.measured or 0) >= SMALL_SHARE * phase.total]
     return Stage(report, phase, large)
+
+
+def wrong_collectives(plan: Plan, measured: tuple[Measured, ...]) -> list[str]:
+    """Collectives of a rank's steady step whose bytes or number of calls are not the planned ones."""
+    reports = {one.rank: join_traffic(plan, (one,)) for one in measured}
+    assert all(bool(report.lines) == (plan.layout.world_size > 1) for report in reports.values())
+    assert all(call.payload_bytes / call.count < 1024 for one in measured for call in one.control)
+    return [
+        f"rank {rank} {line.name}: planned {line.predicted}, measured {line.measured}"
+        for rank, report in reports.items()
+        for line in (*report.lines, *report.counts)
+        if line.predicted != line.measured
+    ]
+
+
+def wrong_memory(stages: list[Stage]) -> list[str]:
+    """Where the peak or a term of 2 % of it is over 5 % off, the fullest phase is another, or there are too few
+    activations to say anything of them."""
+    wrong = []
+    for place, stage in enumerate(stages):
+        if stage.activation_share < LEAST_ACTIVATION_SHARE:
+            wrong.append(f"stage {place}: activations are {stage.activation_share:.0%} of the peak")
+        if stage.report.predicted_phase != stage.report.measured_phase:
+            wrong.append(f"stage {place}: {stage.report.predicted_phase} is fullest, not {stage.report.measured_phase}")
+        wrong += [
+            f"stage {place}: {line}"
+            for line in (stage.report.peak, *stage.terms)
+            if size_of_error(line) > LARGEST_MEMORY_ERROR_PERCENT
+        ]
+    return wrong
 
 
 def size_of_error(line: Line) -> float:
