@@ -1,4 +1,4 @@
-"""The `planner` command: estimate, explain, explore, presets, groups, show, states.
+"""The `planner` command: estimate, explain, explore, presets, schema, groups, show, states.
 
 Each parses, calls one function and prints; recommend stands in cli_recommend.py, fit, sweep, cost and compare in
 cli_study.py, and all of these are imported when they are called. Numbers arrive here as text, so that their refusals
@@ -312,6 +312,29 @@ def list_backends(as_json: bool) -> int:
     found = capabilities.capabilities()
     answer = {"schema": capabilities.SCHEMA, "engines": found}
     click.echo(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))
+    return 0
+
+
+@planner.command("schema")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_schema(name: str | None, as_json: bool) -> int:
+    """The JSON Schema of NAME: plan, run or row. Without NAME, where their files are."""
+    from importlib.resources import files
+
+    import msgspec
+
+    from planner.errors import did_you_mean
+
+    found = {one.name.partition("-")[0]: one for one in files("planner").joinpath("schemas").iterdir()}
+    if name is None:
+        places = {kind: str(found[kind]) for kind in sorted(found)}
+        answer = msgspec.json.encode({"schema": "schemas/1", "files": places})
+        click.echo(answer if as_json else "\n".join(f"{kind:5} {place}" for kind, place in places.items()))
+        return 0
+    if name not in found:
+        raise PlannerError("name", name, "is no file that has a schema", did_you_mean(name, found))
+    click.echo(found[name].read_text(), nl=False)
     return 0
 
 

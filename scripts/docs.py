@@ -1,5 +1,5 @@
 """Rewrite what is generated in the documentation: whole pages, the output under a console block's commands, and the
-README's tables of layouts that were run and of how often "fits" was false.
+README's tables of layouts that were run and of how often "fits" was false; and the JSON Schemas in planner/schemas.
 
     python scripts/docs.py [--check] [FILE...]
 
@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from scripts.pages import schemas
 
 PROJECT = Path(__file__).resolve().parents[1]
 PART = re.compile(r"^<!-- (layouts|fits) -->\n.*?^<!-- end -->", re.MULTILINE | re.DOTALL)
@@ -43,20 +45,31 @@ def main() -> int:
                 difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(page), "now")
             )
         else:
-            page.write_text(after)
-            print(f"rewrote {page}")
+            write(page, after)
     return 1 if stale and check else 0
 
 
+def write(page: Path, text: str) -> None:
+    """Write a generated page, or remove it where it has no text any more."""
+    if text:
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(text)
+    else:
+        page.unlink()
+    print(f"rewrote {page}" if text else f"removed {page}")
+
+
 def pages() -> list[Path]:
-    """Every Markdown page of the project that people read on its own."""
-    return sorted(
-        {ACCURACY, FORMULAS, *PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")}
-    )
+    """Every Markdown page of the project that people read on its own, and every JSON Schema that is written or should
+    be."""
+    written = [page for pattern in ("*.md", "docs/**/*.md", "presets/**/*.md") for page in PROJECT.glob(pattern)]
+    return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {ACCURACY, FORMULAS})
 
 
 def rewritten(page: Path, text: str) -> str:
     """A page's text with everything generated in it as it is now."""
+    if page.parent == schemas.FOLDER:
+        return schemas.texts().get(page, "")
     if page in (ACCURACY, FORMULAS):
         return whole(page)
     text = PART.sub(lambda found: f"<!-- {found[1]} -->\n{table(found[1])}\n<!-- end -->", text)

@@ -137,7 +137,8 @@ def test_the_planner_commands_of_the_readme_run_one_after_the_other(tmp_path):
 
 
 WHOLE = ("formulas.md", "accuracy.md")
-GENERATED = [page for page in PAGES if "```console\n" in page.read_text() or page.name in WHOLE]
+SCHEMAS = sorted(PROJECT.glob("planner/schemas/*.json"))
+GENERATED = [*SCHEMAS, *(page for page in PAGES if "```console\n" in page.read_text() or page.name in WHOLE)]
 
 
 @pytest.mark.parametrize("page", GENERATED, ids=page_id)
