@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,15 +19,10 @@ from planner.errors import PlannerError
 from planner.output import may_write
 from planner.waiting import searching
 
+if TYPE_CHECKING:
+    from planner.spec.options import Option
+
 NOTHING_FITS = 3
-PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16", "fp8")
-METHODS = ("full", "lora", "qlora")
-OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
-IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
-MODEL_SIZES = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab")
-RECOMPUTE = ("none", "attention", "sac:matmul", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")
 
 EXAMPLES = """
 planner estimate --model 7b --gpus 32                      # every strategy side by side
@@ -75,91 +70,31 @@ class Asking(click.Command):
         return [*question_params(), *super().get_params(ctx)]
 
 
-def _option(*names: str, about: str, **more: Any) -> click.Option:
-    return click.Option(names, help=about, **more)
-
-
-def _text(name: str, about: str, metavar: str = "N", *more: str) -> click.Option:
-    return click.Option((name, *more), metavar=metavar, help=about)
+METAVARS = dict.fromkeys(("whole", "length"), "N") | dict.fromkeys(("real", "share"), "X") | {
+    "memory": "SIZE", "wholes": "NUMBERS", "names": "NAMES", "name": "NAME", "file": "FILE", "folder": "DIR",
+    "folders": "DIR",
+}  # fmt: skip
+"""What stands for the value of a kind of option in its help."""
 
 
 @cache
 def question_params() -> tuple[click.Option, ...]:
     """Everything that may be said of the model, the cluster, the job and the layout."""
-    return (
-        _text("--model", "Preset or alias, a Hugging Face config.json, or its folder.", "NAME"),
-        *(_text(f"--{size}", f"Model size: {size.replace('-', ' ')}.") for size in MODEL_SIZES),
-        _option("--tied", is_flag=True, default=None, about="The head is the embedding."),
-        _text("--cluster", "Cluster preset or its file, or a GPU's name. Default: dgx-h100.", "NAME"),
-        _text("--gpu", "GPU preset, in nodes as its preset has them.", "NAME"),
-        _text("--gpus", "GPUs in all."),
-        _text("--nodes", "Nodes."),
-        _text("--gpus-per-node", "GPUs a node."),
-        _text("--host-memory", "Memory of a node's host, such as 256GiB: for offload.", "SIZE"),
-        _option("--method", type=Methods(METHODS), about="Weights that are trained. Default: all three."),
-        _text("--lora-rank", "Rank of the adapters."),
-        _text("--lora-alpha", "Scale of the adapters. Default: twice the rank."),
-        _text("--lora-targets", "Adapted modules, separated by commas. Default: q_proj,v_proj.", "NAMES"),
-        _option("--lora-upcast/--no-lora-upcast", default=None, about="Adapters in fp32 (peft's default)."),
-        _option("--double-quant/--no-double-quant", default=None, about="QLoRA: quantise the scales too (default)."),
-        _option("--quant-storage", type=click.Choice(("bf16", "uint8")), about="QLoRA: what codes are packed in."),
-        _option("--precision", type=click.Choice(PRECISIONS), about="Number format. Default: bf16 (mixed)."),
-        _option("--optimizer", type=click.Choice(OPTIMIZERS), about="Default: adamw."),
-        _option(
-            "--optimizer-implementation",
-            type=click.Choice(IMPLEMENTATIONS),
-            about="How torch's AdamW or SGD steps. Default: the runtime's own.",
-        ),
-        _text("--lr", "Peak learning rate.", "X"),
-        _text("--weight-decay", "Weight decay.", "X"),
-        _text("--momentum", "Momentum of sgd.", "X"),
-        _text("--seq-len", "Tokens a sequence; 16k is 16384. Default: 2048."),
-        _option("--packing", type=click.Choice(("padded", "packed")), about="A document a sequence, or end to end."),
-        _text("--mean-seq-len", "Mean tokens of a document. Default: they fill the sequence."),
-        _text("--global-batch-size", "Sequences an optimizer step."),
-        _text("--micro-batch-size", "Sequences a rank takes at once."),
-        _text("--grad-accum", "Micro-batches a step.", "N", "--gradient-accumulation"),
-        _text("--dp-replicate", "Copies of the sharded model; fixes the layout."),
-        _text("--dp-shard", "Ranks that states are sharded over; fixes the layout."),
-        *(_text(f"--{axis}", f"Size of the {axis} group; fixes the layout.") for axis in ("tp", "pp", "cp", "ep")),
-        _text("--zero-stage", "0 nothing sharded, 1 optimizer, 2 gradients too, 3 weights too."),
-        _option("--sequence-parallel/--no-sequence-parallel", default=None, about="Tensor ranks split the tokens."),
-        _option("--cp-method", type=click.Choice(("ring", "allgather", "ulysses")), about="How context ranks attend."),
-        _option("--pp-schedule", type=click.Choice(SCHEDULES), about="Order of the pipeline's passes. Default: 1f1b."),
-        _text("--virtual-stages", "Chunks of layers on each pipeline rank."),
-        _text("--stage-layers", "Layers of each pipeline stage: 8,8,9,7.", "NUMBERS"),
-        _option("--offload-optimizer/--no-offload-optimizer", default=None, about="Optimizer states in host memory."),
-        _option("--offload-params/--no-offload-params", default=None, about="Weights' shards in host memory."),
-        _option("--offload-activations/--no-offload-activations", default=None, about="Activations in host memory."),
-        _text("--zero-secondary-shard", "ZeRO++: ranks of the group that keeps a second copy of the weights."),
-        _option("--recompute", type=click.Choice(RECOMPUTE), about="What is run again in backward. Default: none."),
-        _option("--reshard-after-forward/--no-reshard-after-forward", default=None, about="Free after forward."),
-        _option("--sync-each-micro-batch/--no-sync-each-micro-batch", default=None, about="Reduce each micro-batch."),
-        _text("--ddp-bucket-bytes", "DDP: bytes of a gradient bucket."),
-        _text("--reduce-bucket-elements", "DeepSpeed: elements of a gradient bucket. Default: by the model."),
-        _text("--allgather-bucket-elements", "DeepSpeed: elements gathered at once after a step."),
-        _text("--zero3-prefetch-elements", "DeepSpeed stage 3: elements fetched ahead."),
-        _text("--zero3-persistence-elements", "DeepSpeed stage 3: weights up to this size are never sharded."),
-        _text("--zero3-max-live-elements", "DeepSpeed stage 3: elements gathered at a time, at most."),
-        _text("--zero3-max-reuse-elements", "DeepSpeed stage 3: weights used again within this are kept."),
-        _option("--overlap-comm/--no-overlap-comm", default=None, about="DeepSpeed: reduce beside backward."),
-        _text("--runtime", "Runtime preset, or an engine: whose code runs.", "NAME"),
-        _option("--strategy", type=click.Choice(STRATEGIES), about="This strategy alone."),
-        _text("--headroom", "Share of device memory to keep free, such as 5%. Default: 10%.", "X"),
-        _text("--calibration", "Calibration preset, or its file.", "NAME"),
-        _option("--presets", multiple=True, metavar="DIR", about="Folder of your own presets. Repeatable."),
-        _text("--steps", "Optimizer steps of the run."),
-        _text("--warmup-steps", "Steps until the peak learning rate."),
-        _text("--min-lr-ratio", "Floor of the cosine over its peak.", "X"),
-        _text("--max-grad-norm", "Gradient clipping; 0 turns it off.", "X"),
-        _text("--seed", "Seed of weights and data order."),
-        _text("--data", "Text, .jsonl or .bin file to train on (docs/finetuning.md).", "FILE"),
-        _text("--validation-data", "File to evaluate on.", "FILE"),
-        _text("--eval-every", "Steps between evaluations; 0 never."),
-        _option("--group-by-length/--no-group-by-length", default=None, about="Batches of similar lengths (default)."),
-        _text("--tokenizer", "Tokenizer folder.", "DIR"),
-        _text("--checkpoint", "Local model folder to start from.", "DIR"),
-    )  # fmt: skip
+    from planner.spec.options import TABLE
+
+    return tuple(_param(option) for option in TABLE)
+
+
+def _param(option: Option) -> click.Option:
+    names = (option.flag, option.also) if option.also else (option.flag,)
+    if option.kind == "switch":
+        return click.Option((f"{option.flag}/--no-{option.flag[2:]}",), default=None, help=option.help)
+    if option.kind == "flag":
+        return click.Option(names, is_flag=True, default=None, help=option.help)
+    if option.kind == "choice":
+        words = Methods if option.name == "method" else click.Choice
+        return click.Option(names, type=words(option.choices), help=option.help)
+    return click.Option(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
 
 
 OUTPUT_OPTIONS = (
@@ -226,9 +161,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     from planner import fromfile, options, render
     from planner.fromfile import merge
 
-    accepts = {str(one.name): tuple(one.type.choices) if isinstance(one.type, click.Choice) else None
-               for one in question_params()}  # fmt: skip
-    read = merge.merged(fromfile.read(path), given, accepts)
+    read = merge.merged(fromfile.read(path), given)
     question = options.question(read.given)
     with searching() as waiting:
         found = estimates.answer(question)

@@ -17,12 +17,9 @@ from planner.launchable import launchable_engines
 from planner.question import Pins, Question, case_of, check_batch
 from planner.rules import check, nearest, one_of
 from planner.space import SPACE, Block, blocks_of
+from planner.spec.options import TABLE
 
-ORDER = (
-    "runtime", "strategy", "zero_stage", "recompute", "reshard_after_forward", "sync_each_micro_batch", "tp", "pp",
-    "cp", "ep", "dp_replicate", "dp_shard", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages",
-    "global_batch_size", "micro_batch_size", "grad_accum",
-)  # fmt: skip
+ORDER = tuple(option.name for option in sorted(TABLE, key=lambda option: option.trust) if option.trust)
 """What a person may fix, in the order in which they are taken on trust: the first that leaves nothing is blamed."""
 
 
@@ -150,7 +147,7 @@ def _without(question: Question, names: list[str]) -> Question:
     return msgspec.structs.replace(
         question,
         job=job,
-        pins=msgspec.structs.replace(question.pins, **pins),
+        pins=question.pins.fixing(**pins),
         strategy=None if "strategy" in names else question.strategy,
     )
 

@@ -27,7 +27,6 @@ from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
 from planner.progress import Cancelled
 from planner.question import (
     Question,
-    Strategy,
     Verdict,
     case_of,
     check_batch,
@@ -42,6 +41,8 @@ from planner.reasons import reasons_of
 from planner.rules import JOB, POSITIONS, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
+from planner.spec.layout import Strategy
+from planner.spec.options import OF_AXIS
 from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
 from planner.strategies import LORA_SHARDINGS, STRATEGIES, blocks_of, rank
 from planner.technique_rules import STRAY
@@ -85,20 +86,10 @@ def answer(question: Question) -> Answer:
     return Answer(question, tuple(shown), unavailable, _recommended(shown), tried)
 
 
-AXIS_OF_CHOICE = {
-    "virtual_stages": "pp",
-    "pp_schedule": "pp",
-    "stage_layers": "pp",
-    "cp_method": "cp",
-    "sequence_parallel": "tp",
-}
-"""The axis that a choice of the layout is about."""
-
-
 def _check_choices(question: Question) -> None:
     """The named strategies split data alone: a choice about another axis says nothing without the axis."""
-    for name, axis in AXIS_OF_CHOICE.items():
-        value = getattr(question.pins, name)
+    for name, axis in OF_AXIS.items():
+        value = question.pins.given(name)
         if value not in (None, False):
             raise PlannerError(name, value, f"is about {axis}, which no strategy shown here has", f"Add --{axis} N")
 

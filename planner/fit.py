@@ -16,10 +16,11 @@ from planner.errors import PlannerError
 from planner.estimation import Estimate
 from planner.offloading import ways_out
 from planner.progress import Cancelled
-from planner.question import LARGEST_BATCH, LARGEST_SEQ, Question, warnings
+from planner.question import Question, warnings
 from planner.recommendation import FREE, Constraints, recommend
 from planner.reply import Reply, Resize, ask, reply_of, summary
 from planner.rules import divisors
+from planner.spec.options import LARGEST_BATCH, LARGEST_SEQ
 
 SCHEMA = "fit/1"
 QUANTITIES = ("gpus", "seq-len", "micro-batch", "global-batch")

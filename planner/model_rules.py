@@ -11,16 +11,11 @@ from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
 from planner.spec import ModelSpec, Moe
 from planner.spec.model import RopeScaling
+from planner.spec.options import LARGEST_SEQ, of_part
 
-LARGEST = {
-    "layers": 10_000,
-    "hidden": 2**20,
-    "heads": 2**16,
-    "kv_heads": 2**16,
+LARGEST = {option.name: int(option.high) for option in of_part("model")} | {
     "head_dim": 2**16,
-    "ffn": 2**24,
-    "vocab": 2**24,
-    "max_seq_len": 2**30,
+    "max_seq_len": LARGEST_SEQ,
 }
 """Sizes above these are typing errors: each is over ten times the largest in any published model."""
 

@@ -27,8 +27,8 @@ def ways_out(question: Question) -> Iterator[Question]:
     """The question with each way of offload; none where the person chose one or none, where another runtime was asked
     for, and on CPU processes, whose memory the hosts' is."""
     pins = question.pins
-    chosen = any(getattr(pins, name) is not None for name in OFFLOADS)
+    chosen = any(pins.given(name) is not None for name in OFFLOADS)
     if chosen or question.cluster.gpu.kind == "cpu" or (pins.runtime and pins.runtime.engine not in ENGINES):
         return
     for way in WAYS:
-        yield msgspec.structs.replace(question, pins=msgspec.structs.replace(pins, **way))
+        yield msgspec.structs.replace(question, pins=pins.fixing(**way))

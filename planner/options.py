@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,35 +17,41 @@ from planner.calibration import calibration
 from planner.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, lora_targets
 from planner.lengths import by_data
-from planner.model_rules import LARGEST, check_model
+from planner.model_rules import check_model
 from planner.optimizers import STEPPED_BY_TORCH
 from planner.presets import Folders
-from planner.quantities import length, memory_bytes, real, share, whole
-from planner.question import (
-    DEFAULT_HEADROOM,
-    ENGINE_SWITCHES,
-    GROUP_AXES,
-    LARGEST_BATCH,
-    LARGEST_SEQ,
-    Pins,
-    Question,
-    checked_runtime,
-)
+from planner.quantities import length, memory_bytes, real, share, whole, wholes
+from planner.question import Pins, Question, checked_runtime
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob
-from planner.spec.job import Method
+from planner.spec.options import OPTIONS, of_part
 
-DEFAULT_CLUSTER = "dgx-h100"
-"""Meant when only a number of GPUs is given."""
+DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
 
-DEFAULT_SEQ_LEN = 2048
-LARGEST_RANK = 65_536
-LARGEST_BUCKET = 10**12
-SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-"""A model by its sizes; kv_heads may be left out."""
-
-T = TypeVar("T")
 Given = Mapping[str, Any]
 """Options by name as they were typed; None or absent is not given."""
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    "whole": whole,
+    "length": length,
+    "real": real,
+    "share": share,
+    "memory": memory_bytes,
+    "wholes": wholes,
+}
+"""How a kind of option is read: (name, what was typed, lowest, highest)."""
+
+
+def value(name: str, given: Given) -> Any:
+    """An option's value within its range; None where it was not given."""
+    option, check = OPTIONS[name], CHECKS.get(OPTIONS[name].kind)
+    typed = given.get(name)
+    return typed if check is None else check(name, typed, option.low, option.high)
+
+
+def fields(part: str, given: Given) -> dict[str, Any]:
+    """What was given of the fields of a job, a layout or another value."""
+    found = {option.field or option.name: value(option.name, given) for option in of_part(part)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def question(given: Given) -> Question:
@@ -61,10 +67,9 @@ def question(given: Given) -> Question:
         calibration=calibration(named, folders) if named else calibration(folders=folders),
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
-        strategy=given.get("strategy"),
-        headroom=_or(share("headroom", given.get("headroom"), 0.0, 0.9), DEFAULT_HEADROOM),
         folders=folders,
         notes=notes,
+        **fields("question", given),
     )
 
 
@@ -76,9 +81,9 @@ def resizable(given: Given) -> Callable[[int | None], Question]:
 def model_of(given: Given, folders: Folders) -> ModelSpec:
     """A preset, a config.json or its folder, or sizes."""
     name = given.get("model")
-    sizes = {key: given[key] for key in SIZES if given.get(key) is not None}
+    sizes = [option.name for option in of_part("model") if given.get(option.name) is not None]
     if name is None and sizes:
-        return _model_of_sizes(given, sizes)
+        return _model_of_sizes(given)
     if name is None:
         raise PlannerError(
             "model", None, "is missing", "Give --model 7b, a config.json or its folder, or --layers, --hidden, ..."
@@ -98,24 +103,18 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
     return presets.model(name, folders=folders)
 
 
-def _model_of_sizes(given: Given, sizes: dict[str, Any]) -> ModelSpec:
-    missing = [key for key in SIZES if key not in sizes and key != "kv_heads"]
+def _model_of_sizes(given: Given) -> ModelSpec:
+    missing = [one for one in of_part("model") if given.get(one.name) is None and one.name != "kv_heads"]
     if missing:
-        options = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
-        raise PlannerError(missing[0], None, "is missing", f"A model by its sizes needs {options} too")
-    read = {key: _or(whole(key, value, 1, LARGEST[key]), 1) for key, value in sizes.items()}
-    seq_len = _or(length("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), DEFAULT_SEQ_LEN)
+        flags = ", ".join(option.flag for option in missing)
+        raise PlannerError(missing[0].name, None, "is missing", f"A model by its sizes needs {flags} too")
+    sizes = fields("model", given)
     spec = ModelSpec(
         name="custom",
-        layers=read["layers"],
-        hidden=read["hidden"],
-        heads=read["heads"],
-        kv_heads=read.get("kv_heads", read["heads"]),
-        head_dim=max(1, read["hidden"] // read["heads"]),
-        ffn=read["ffn"],
-        vocab=read["vocab"],
+        **{"kv_heads": sizes["heads"]} | sizes,
+        head_dim=max(1, sizes["hidden"] // sizes["heads"]),
         tied=bool(given.get("tied")),
-        max_seq_len=max(seq_len, 4096),
+        max_seq_len=max(value("seq_len", given) or DEFAULT_SEQ_LEN, 4096),
     )
     check_model(spec, "model")
     return spec
@@ -126,14 +125,14 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
     name, gpu = given.get("cluster"), given.get("gpu")
     if name is not None and gpu is not None:
         raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
-    counts = {key: whole(key, given.get(key), 1, presets.LARGEST_COUNT) for key in ("gpus", "gpus_per_node", "nodes")}
+    counts = fields("cluster", given)
     try:
-        found = presets.cluster(name or gpu or DEFAULT_CLUSTER, **counts, folders=folders)
+        found = presets.cluster(name or gpu or OPTIONS["cluster"].default, **counts, folders=folders)
     except PlannerError as error:
         if gpu is None or error.field != "cluster":
             raise
         raise PlannerError("gpu", gpu, error.rule, error.fix) from None
-    memory = memory_bytes("host_memory", given.get("host_memory"))
+    memory = value("host_memory", given)
     if memory is None:
         return found
     if found.gpu.kind == "cpu":
@@ -143,52 +142,41 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
 
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:
-    method: Method = given.get("method") or "full"
-    plain = Optimizer()
-    adapters = _given_lora(given)
-    if adapters and given.get("method") == "full":
+    method, adapters = given.get("method"), _first(given, "lora_rank", "lora_alpha", "lora_targets")
+    if adapters and method == "full":
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
-    lora = _lora(given, model) if method != "full" or adapters else None
-    seq_len = _or(length("seq_len", given.get("seq_len"), 1, LARGEST_SEQ), min(DEFAULT_SEQ_LEN, model.max_seq_len))
-    momentum = real("momentum", given.get("momentum"), 0.0, 1.0)
-    if momentum is not None and (given.get("optimizer") or plain.name) != "sgd":
-        raise PlannerError("momentum", momentum, "is a setting of sgd", "Add --optimizer sgd")
-    how, name = given.get("optimizer_implementation"), given.get("optimizer") or plain.name
-    if how is not None and name not in STEPPED_BY_TORCH:
-        rule = f"is a choice of torch's AdamW and SGD, and {name} steps in one way only"
-        raise PlannerError("optimizer_implementation", how, rule, "Leave it out, or use --optimizer adamw")
+    lora = _lora(given, model) if method in ("lora", "qlora") or adapters else None
+    seq_len = value("seq_len", given) or min(DEFAULT_SEQ_LEN, model.max_seq_len)
     return TrainingJob(
-        method=method,
         lora=lora,
-        quantization=_quantization(given, method),
-        packing=given.get("packing") or "padded",
+        quantization=_quantization(given),
         mean_seq_len=_mean_seq_len(given, seq_len),
-        precision=given.get("precision") or "bf16",
-        optimizer=Optimizer(
-            name=given.get("optimizer") or plain.name,
-            implementation=given.get("optimizer_implementation"),
-            lr=_or(real("lr", given.get("lr"), 0.0, 1e3), plain.lr),
-            weight_decay=_or(real("weight_decay", given.get("weight_decay"), 0.0, 1e3), plain.weight_decay),
-            momentum=_or(momentum, plain.momentum),
-        ),
+        optimizer=_optimizer(given),
         seq_len=seq_len,
-        global_batch_size=whole("global_batch_size", given.get("global_batch_size"), 1, LARGEST_BATCH),
         recipe=_recipe(given),
+        **fields("job", given),
     )
 
 
-def _given_lora(given: Given) -> str | None:
-    """The first setting of adapters that was given."""
-    return next((key for key in ("lora_rank", "lora_alpha", "lora_targets") if given.get(key) is not None), None)
+def _first(given: Given, *names: str) -> str | None:
+    """The first of these options that was given."""
+    return next((name for name in names if given.get(name) is not None), None)
 
 
-def _quantization(given: Given, method: Method) -> Quantization | None:
-    keys = ("double_quant", "quant_storage")
-    typed = next((key for key in keys if given.get(key) is not None), None)
+def _optimizer(given: Given) -> Optimizer:
+    optimizer, how = Optimizer(**fields("optimizer", given)), given.get("optimizer_implementation")
+    if given.get("momentum") is not None and optimizer.name != "sgd":
+        raise PlannerError("momentum", optimizer.momentum, "is a setting of sgd", "Add --optimizer sgd")
+    if how is not None and optimizer.name not in STEPPED_BY_TORCH:
+        rule = f"is a choice of torch's AdamW and SGD, and {optimizer.name} steps in one way only"
+        raise PlannerError("optimizer_implementation", how, rule, "Leave it out, or use --optimizer adamw")
+    return optimizer
+
+
+def _quantization(given: Given) -> Quantization | None:
+    method, typed = given.get("method") or "full", _first(given, "double_quant", "quant_storage")
     if method == "qlora":
-        return Quantization(
-            double=given.get("double_quant") is not False, storage=given.get("quant_storage") or Quantization().storage
-        )
+        return Quantization(**fields("quantization", given))
     if typed:
         raise PlannerError(typed, given[typed], f"is a setting of qlora, not of {method}", "Add --method qlora")
     return None
@@ -204,8 +192,8 @@ def _mean_seq_len(given: Given, seq_len: int) -> int | None:
 
 def _lora(given: Given, model: ModelSpec) -> Lora:
     plain, legal = default_lora(model), lora_targets(model)
-    rank = _or(whole("lora_rank", given.get("lora_rank"), 1, LARGEST_RANK), plain.rank)
-    targets = plain.targets
+    found = fields("lora", given)
+    rank, targets = found.get("rank", plain.rank), plain.targets
     if given.get("lora_targets") is not None:
         targets = tuple(name.strip() for name in str(given["lora_targets"]).split(","))
         for name in targets:
@@ -214,69 +202,16 @@ def _lora(given: Given, model: ModelSpec) -> Lora:
                 raise PlannerError("lora_targets", name, rule, did_you_mean(name, legal))
         if len(set(targets)) < len(targets):
             raise PlannerError("lora_targets", given["lora_targets"], "names a module twice", "Name each once")
-    return Lora(
-        rank=rank,
-        alpha=_or(whole("lora_alpha", given.get("lora_alpha"), 1, 2**20), 2 * rank),
-        targets=targets,
-        upcast_adapters=given.get("lora_upcast") is not False,
-    )
+    return Lora(**{"rank": rank, "alpha": 2 * rank, "targets": targets} | found)
 
 
 def _recipe(given: Given) -> Recipe:
-    plain = Recipe()
-    steps = _or(whole("steps", given.get("steps"), 1, 10**9), plain.steps)
-    return Recipe(
-        steps=steps,
-        warmup_steps=_or(whole("warmup_steps", given.get("warmup_steps"), 0, 10**9), min(plain.warmup_steps, steps)),
-        min_lr_ratio=_or(share("min_lr_ratio", given.get("min_lr_ratio"), 0.0, 1.0), plain.min_lr_ratio),
-        max_grad_norm=_or(real("max_grad_norm", given.get("max_grad_norm"), 0.0, 1e6), plain.max_grad_norm),
-        seed=_or(whole("seed", given.get("seed"), 0, 2**32 - 1), plain.seed),
-        data=given.get("data"),
-        validation_data=given.get("validation_data"),
-        eval_every=_or(whole("eval_every", given.get("eval_every"), 0, 10**9), plain.eval_every),
-        group_by_length=given.get("group_by_length") is not False,
-        tokenizer=given.get("tokenizer"),
-        checkpoint=given.get("checkpoint"),
-    )
+    plain, found = Recipe(), fields("recipe", given)
+    steps = found.get("steps", plain.steps)
+    return Recipe(**{"warmup_steps": min(plain.warmup_steps, steps)} | found)
 
 
 def _pins(given: Given, folders: Folders) -> Pins:
-    sizes = {axis: whole(axis, given.get(axis), 1, presets.LARGEST_COUNT) for axis in GROUP_AXES}
     runtime = given.get("runtime")
-    return Pins(
-        **sizes,
-        zero_stage=whole("zero_stage", given.get("zero_stage"), 0, 3),
-        micro_batch_size=whole("micro_batch_size", given.get("micro_batch_size"), 1, LARGEST_BATCH),
-        grad_accum=whole("grad_accum", given.get("grad_accum"), 1, LARGEST_BATCH),
-        recompute=given.get("recompute"),
-        reshard_after_forward=given.get("reshard_after_forward"),
-        sync_each_micro_batch=given.get("sync_each_micro_batch"),
-        sequence_parallel=given.get("sequence_parallel"),
-        cp_method=given.get("cp_method"),
-        pp_schedule=given.get("pp_schedule"),
-        offload_optimizer=given.get("offload_optimizer"),
-        offload_params=given.get("offload_params"),
-        offload_activations=given.get("offload_activations"),
-        virtual_stages=whole("virtual_stages", given.get("virtual_stages"), 1, 1024),
-        stage_layers=_stage_layers(given.get("stage_layers")),
-        zero_secondary_shard=whole("zero_secondary_shard", given.get("zero_secondary_shard"), 1, presets.LARGEST_COUNT),
-        runtime=None if runtime is None else checked_runtime(runtime, folders),
-        switches=tuple((name, value) for name in ENGINE_SWITCHES if (value := _switch(given, name)) is not None),
-    )
-
-
-def _stage_layers(text: str | None) -> tuple[int, ...] | None:
-    """ "8,8,9,7": layers of each pipeline stage."""
-    if text is None:
-        return None
-    return tuple(_or(whole("stage_layers", part, 1, 10**6), 1) for part in str(text).split(","))
-
-
-def _switch(given: Given, name: str) -> int | bool | None:
-    """A bucket's size, a limit of stage 3 (which may be zero), or a flag as it is."""
-    value = given.get(name)
-    return value if isinstance(value, bool) else whole(name, value, 0 if "zero3" in name else 1, LARGEST_BUCKET)
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
+    pins = Pins(runtime=None if runtime is None else checked_runtime(runtime, folders))
+    return pins.fixing(**fields("layout", given))

@@ -20,11 +20,11 @@ import planner
 from planner.errors import PlannerError, did_you_mean
 from planner.model_rules import check_model
 from planner.spec import Cluster, Gpu, Implementation, Kernels, Link, ModelSpec, Nics, Runtime, Tier
+from planner.spec.options import LARGEST_COUNT
 from planner.units import GB, GIB, MICRO, TERA
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
-LARGEST_COUNT = 1_000_000
 NEAR_DEVICE = 0.7
 """How like a known device a name must be to be taken for a slip of the keyboard: rtx4090 is, m3-max is not."""
 

@@ -22,7 +22,6 @@ LENGTH_UNITS = {"": 1, "k": 2**10, "m": 2**20}
 
 MEMORY_UNITS = {"": GIB, "gib": GIB, "tib": 2**10 * GIB, "gb": GB, "tb": 1e3 * GB}
 """Binary unless decimal is written out, as people say how much memory a machine has."""
-MOST_MEMORY = 2.0**60
 
 SECONDS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LARGEST_COUNT = 10**18
@@ -38,6 +37,11 @@ def whole(field: str, value: Any, low: int = 1, high: int = 10**6) -> int | None
     examples = [text for text, number in (("8", 8), ("1k", 1000)) if low <= number <= high]
     example = " or ".join(examples) or str(low)
     return _whole(field, value, low, high, f"must be a whole number from {low} to {high}", COUNT_UNITS, example)
+
+
+def wholes(field: str, value: Any, low: int = 1, high: int = 10**6) -> tuple[int, ...] | None:
+    """Whole numbers separated by commas, such as 8,8,9,7; None stays None."""
+    return None if value is None else tuple(whole(field, part, low, high) or 0 for part in str(value).split(","))
 
 
 def length(field: str, value: Any, low: int = 1, high: int = 2**30) -> int | None:
@@ -112,14 +116,14 @@ def _in_range(
     return number
 
 
-def memory_bytes(field: str, value: Any) -> float | None:
-    """Bytes of an amount of memory such as 256 or 256GiB (both GiB), 512GB or 1TB; None stays None."""
+def memory_bytes(field: str, value: Any, low: float = 0.0, high: float = 2.0**60) -> float | None:
+    """Bytes above `low` of an amount of memory such as 256 or 256GiB (both GiB), 512GB or 1TB; None stays None."""
     if value is None:
         return None
-    rule = "must be an amount of memory above 0, such as 256 (GiB), 256GiB or 512GB"
+    rule = f"must be an amount of memory above {low:g}, such as 256 (GiB), 256GiB or 512GB"
     number, unit = _split(str(value))
     count, factor = real_or_none(_plain(number)), MEMORY_UNITS.get(unit)
-    if count is None or factor is None or not 0 < count * factor <= MOST_MEMORY:
+    if count is None or factor is None or not low < count * factor <= high:
         raise PlannerError(field, value, rule, "Try 256GiB")
     return count * factor
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,8 @@ from planner.inventory.compute import check_kernels
 from planner.presets import Folders
 from planner.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
+from planner.spec.layout import STRATEGIES, Strategy
+from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE
 
 ENGINE_RUNTIMES = {
     "single": "accelerate-single",
@@ -53,66 +55,19 @@ SEQUENCE_PARALLEL = ("torchtitan", "megatron", "nanotron")
 """Engines that split the residual stream over tensor ranks unless told not to."""
 
 
-class Strategy(NamedTuple):
-    """A named way to split: an engine, what it shards, and over what."""
-
-    name: str
-    engine: str
-    zero_stage: int
-    shards: str
-
-
-STRATEGIES = (
-    Strategy("single", "single", 0, "one device"),
-    Strategy("ddp", "ddp", 0, "nothing"),
-    Strategy("fsdp", "fsdp2", 3, "all ranks"),
-    Strategy("hsdp", "fsdp2", 3, "some ranks"),
-    Strategy("zero1", "deepspeed", 1, "all ranks"),
-    Strategy("zero2", "deepspeed", 2, "all ranks"),
-    Strategy("zero3", "deepspeed", 3, "all ranks"),
-)
-
 DEFAULT_HEADROOM = 0.1
 """Share of the device's memory kept free: predictions are good to 5 %, fragmentation varies from run to run."""
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tried when no global batch size asks for others."""
-LARGEST_BATCH = 2**24
-LARGEST_SEQ = 2**30
-GROUP_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
-
-
-ENGINE_SWITCHES = {
-    "ddp_bucket_bytes": "ddp",
-    "reduce_bucket_elements": "deepspeed",
-    "allgather_bucket_elements": "deepspeed",
-    "zero3_prefetch_elements": "deepspeed",
-    "zero3_persistence_elements": "deepspeed",
-    "zero3_max_live_elements": "deepspeed",
-    "zero3_max_reuse_elements": "deepspeed",
-    "overlap_comm": "deepspeed",
-}
-"""Fields of a layout that one engine, and those built on it, alone read."""
-
-
-CHOICES = (
-    "sequence_parallel",
-    "cp_method",
-    "pp_schedule",
-    "virtual_stages",
-    "stage_layers",
-    "offload_optimizer",
-    "offload_params",
-    "offload_activations",
-    "zero_secondary_shard",
-)
-"""Fields of a layout that go into every layout looked at once they are given."""
+GROUP_AXES = tuple(option.name for option in TABLE if option.fixes)
 
 
 class Pins(msgspec.Struct, frozen=True):
     """What the person fixed of the layout; None is free. Any group size makes the layout exact.
 
-    `switches` are those of ENGINE_SWITCHES that were given.
+    The named fields are those that the space varies; `others`, with their values, go as they are into every layout
+    looked at whose engine reads them.
     """
 
     dp_replicate: int | None = None
@@ -131,26 +86,35 @@ class Pins(msgspec.Struct, frozen=True):
     cp_method: str | None = None
     pp_schedule: str | None = None
     virtual_stages: int | None = None
-    stage_layers: tuple[int, ...] | None = None
-    offload_optimizer: bool | None = None
-    offload_params: bool | None = None
-    offload_activations: bool | None = None
-    zero_secondary_shard: int | None = None
     runtime: Runtime | None = None
-    switches: tuple[tuple[str, int | bool], ...] = ()
+    others: tuple[tuple[str, Any], ...] = ()
+
+    def given(self, name: str) -> Any:
+        """The value of a layout's field; None where it is free."""
+        return getattr(self, name) if name in self.__struct_fields__ else dict(self.others).get(name)
+
+    def fixing(self, **fields: Any) -> Pins:
+        """The same with these fields of a layout fixed too; None frees one."""
+        named = {name: value for name, value in fields.items() if name in self.__struct_fields__}
+        others = dict(self.others) | {name: value for name, value in fields.items() if name not in named}
+        kept = tuple((name, value) for name, value in others.items() if value is not None)
+        return msgspec.structs.replace(self, **named, others=kept)
 
     def applied(self, layout: Layout) -> Layout:
         """The layout with the choices that were made, and the switches of its engine. Rules come later."""
-        own: dict[str, Any] = {
-            name: value for name, value in self.switches if layout.engine.startswith(ENGINE_SWITCHES[name])
-        }
-        own |= {name: value for name in CHOICES if (value := getattr(self, name)) is not None}
+        own = {name: value for name, value in self.others if layout.engine.startswith(ENGINE_SWITCHES.get(name, ""))}
+        own |= {name: value for name in OF_AXIS if (value := self.given(name)) is not None}
         return msgspec.structs.replace(layout, **own) if own else layout
 
     @property
     def exact(self) -> bool:
         """Whether group sizes were given, so that there is one layout to look at."""
         return any(getattr(self, axis) is not None for axis in GROUP_AXES)
+
+    @property
+    def switches(self) -> tuple[tuple[str, Any], ...]:
+        """Those of the fields that one engine alone reads."""
+        return tuple((name, value) for name, value in self.others if name in ENGINE_SWITCHES)
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -226,7 +190,7 @@ def single_device(question: Question) -> bool:
     """Whether one device is asked about, and nothing that names sharding, replicas or host memory: then there is
     nothing to choose between."""
     pins = question.pins
-    asked = (question.strategy, pins.runtime, pins.zero_stage, *(getattr(pins, name) for name in ON_HOST))
+    asked = (question.strategy, pins.runtime, pins.zero_stage, *(pins.given(name) for name in ON_HOST))
     switched = any(ENGINE_SWITCHES[name] != "ddp" for name, _ in pins.switches)
     return question.cluster.gpus == 1 and not switched and all(value in (None, 0) for value in asked)
 

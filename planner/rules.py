@@ -14,6 +14,7 @@ import msgspec
 
 from planner.errors import PlannerError
 from planner.spec import Layout, ModelSpec
+from planner.spec.options import OF_AXIS
 
 if TYPE_CHECKING:
     from planner.case import Case
@@ -71,15 +72,6 @@ AXES = ("tp", "cp", "pp", "ep")
 
 ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute")
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
-
-OF_AXIS = {
-    "sequence_parallel": "tp",
-    "cp_method": "cp",
-    "pp_schedule": "pp",
-    "virtual_stages": "pp",
-    "stage_layers": "pp",
-}
-"""Fields that only matter where an axis is split."""
 
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Layout)}
 

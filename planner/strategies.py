@@ -18,10 +18,11 @@ from planner.comm import Traffic
 from planner.engines import engine_of
 from planner.memory import device_bytes, hosts_hold, memory_lines, peak_at, peak_bytes
 from planner.progress import Progress
-from planner.question import STRATEGIES as STRATEGIES  # others ask for them here, where they are ranked
-from planner.question import Question, Strategy, batches_of, case_of, limit_bytes
+from planner.question import Question, batches_of, case_of, limit_bytes
 from planner.rules import divisors
 from planner.spec import Layout
+from planner.spec.layout import STRATEGIES as STRATEGIES  # others ask for them here, where they are ranked
+from planner.spec.layout import Strategy
 from planner.steptime import step_time, step_traffic
 
 Seen = dict[Layout, list[tuple[Traffic, Number]]]

@@ -17,9 +17,10 @@ from planner.errors import PlannerError
 from planner.estimation import Estimate
 from planner.formula import formula
 from planner.progress import Cancelled
-from planner.question import LARGEST_BATCH, Question, warnings
+from planner.question import Question, warnings
 from planner.recommendation import Constraints, recommend
 from planner.reply import Reply, Resize, ask, summary
+from planner.spec.options import LARGEST_BATCH
 from planner.steptime import coefficients, scalar
 
 SCHEMA = "sweep/1"

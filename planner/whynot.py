@@ -17,12 +17,13 @@ from planner.estimation import Estimate, estimate, strategy_name
 from planner.launchable import launch_rules
 from planner.progress import Cancelled
 from planner.quantities import whole
-from planner.question import ENGINE_SWITCHES, SHARD_ALL, USUAL_STAGES, Pins, Question, case_of, checked_runtime
+from planner.question import SHARD_ALL, USUAL_STAGES, Question, case_of, checked_runtime
 from planner.recommendation import Constraints, Recommendation, engines_within, run_seconds
 from planner.rules import Rule, check
 from planner.search import rank
 from planner.space import GROUPS
 from planner.spec import Layout
+from planner.spec.options import ENGINE_SWITCHES, OPTIONS
 from planner.units import format_bytes, format_duration
 
 ON, OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -49,7 +50,7 @@ def why_not(found: Recommendation, text: str) -> WhyNot:
     question = found.answer.question
     named = _parsed(text)
     for name, value in named.items():
-        pinned = getattr(question.pins, name, None)
+        pinned = question.pins.given(name) if name in OPTIONS else None
         if pinned is not None and pinned != value:
             return WhyNot(_base(found), "fixed", f"{name}={pinned} was asked for, not {name}={value}.")
     layout = _layout(question, _base(found), named)
@@ -89,17 +90,15 @@ def _searched(question: Question, limits: Constraints, named: dict[str, Any]) ->
 
 def _pinned(question: Question, named: dict[str, Any]) -> Question | None:
     """The question with what is named fixed; None for a field that cannot be."""
-    switches = tuple((name, value) for name, value in named.items() if name in ENGINE_SWITCHES)
-    pins: dict[str, Any] = {name: value for name, value in named.items() if name not in ("engine", *ENGINE_SWITCHES)}
-    if not set(pins) <= set(Pins.__struct_fields__):
+    if not set(named) <= {"engine", *OPTIONS}:
         return None
-    pins["switches"] = (*(one for one in question.pins.switches if one[0] not in named), *switches)
+    pins = question.pins.fixing(**{name: value for name, value in named.items() if name != "engine"})
     if "engine" in named:
         own = question.pins.runtime
         same = own is not None and own.engine == named["engine"]
         folders = tuple(map(str, question.folders))
-        pins["runtime"] = own if same else checked_runtime(named["engine"], folders)
-    return msgspec.structs.replace(question, pins=msgspec.structs.replace(question.pins, **pins))
+        pins = msgspec.structs.replace(pins, runtime=own if same else checked_runtime(named["engine"], folders))
+    return msgspec.structs.replace(question, pins=pins)
 
 
 def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layout: Layout, broken: Rule) -> str:

@@ -11,37 +11,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from planner.errors import PlannerError, did_you_mean
+from planner.errors import PlannerError
 from planner.fromfile import hub
 from planner.fromfile.deepspeed import OfHidden
 from planner.fromfile.sheet import HARMLESS, Ignored, Line, Understood
-from planner.options import SIZES, cluster_of, model_of
-from planner.question import ENGINE_RUNTIMES, ENGINE_SWITCHES
-
-SPLIT = ("strategy", "engine", "zero_stage", "dp_replicate", "dp_shard", "reshard_after_forward", *ENGINE_SWITCHES)
-AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
-REPLACES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*SIZES, "tied"), ("model",)),
-    **dict.fromkeys(("gpus", "nodes", "gpus_per_node"), ("gpus", "nodes", "gpus_per_node")),
-    **dict.fromkeys(AXES, ("strategy",)),
-    "strategy": SPLIT,
-    "runtime": (*SPLIT, "optimizer_implementation"),
-    "zero_stage": ("strategy", "engine"),
-    "micro_batch_size": ("global_batch_size",),
-    "grad_accum": ("global_batch_size",),
-    "global_batch_size": ("grad_accum",),
-    "method": ("lora_rank", "lora_alpha", "lora_targets", "lora_upcast"),
-    "optimizer": ("optimizer_implementation",),
-    "offload_optimizer": ("optimizer_implementation",),
-}
-"""An option of the command line replaces the file's, and those of the file that make sense only with it."""
+from planner.options import cluster_of, model_of
+from planner.question import ENGINE_RUNTIMES
+from planner.spec.options import OPTIONS, TABLE
 
 DDP = (("strategy", "ddp"), ("runtime", ENGINE_RUNTIMES["ddp"]))
 """The options by which a file asks for replicas."""
 
+ENGINE_BY = ("strategy", "runtime", "zero_stage")
+"""Options that replace the engine a file means."""
+
 Given = Mapping[str, Any]
-Accepts = Mapping[str, tuple[str, ...] | None]
-"""Options there are, and the words a choice has."""
 
 
 class Merged(NamedTuple):
@@ -52,22 +36,20 @@ class Merged(NamedTuple):
     replaced: tuple[tuple[Line, str], ...]
 
 
-def merged(found: Understood, given: Given, accepts: Accepts) -> Merged:
+def merged(found: Understood, given: Given) -> Merged:
     """The file under the command line."""
     typed = [name for name, value in given.items() if value not in (None, ())]
     by = {name: name for name in typed}
     for name in typed:
-        by |= {other: name for other in REPLACES.get(name, ()) if other not in by}
+        by |= {one.name: name for one in TABLE if name in one.replaced_by and one.name not in by}
     if given.get("method") != "full":  # adapters keep the file's rank and targets whatever they adapt
         by = {name: whom for name, whom in by.items() if whom != "method" or name == "method"}
     if given.get("offload_optimizer") is False and by.get("optimizer_implementation") == "offload_optimizer":
         del by["optimizer_implementation"]
-    if "runtime" in by:
-        by.setdefault("engine", by["runtime"])
+    if engine := next((name for name in typed if name in ENGINE_BY), None):
+        by["engine"] = engine
     replaced = tuple((line, by[line.option]) for line in found.lines if line.option in by)
     lines = [_named(line, found, given) for line in found.lines if line.option not in by]
-    for line in lines:
-        _accepted(line, found, accepts)
     whole = {**given, **{line.option: line.value for line in lines if not isinstance(line.value, OfHidden)}}
     if any(isinstance(line.value, OfHidden) for line in lines):
         hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
@@ -125,20 +107,6 @@ def _sized(line: Line, hidden: int) -> Line:
     return msgspec.structs.replace(line, value=line.value.elements(hidden), note=note)
 
 
-def _accepted(line: Line, found: Understood, accepts: Accepts) -> None:
-    """Refuse what this planner has no option or no word for."""
-    option = f"--{line.option.replace('_', '-')}"
-    where = f"{found.path}: {_keys(line)}"
-    if line.option not in accepts:
-        fix = "Take the key out of a copy of the file to estimate without it"
-        raise PlannerError(where, None, f"means {option} {line.value}, an option this version does not have", fix)
-    words = accepts[line.option]
-    if words is not None and str(line.value) not in words:
-        near = did_you_mean(str(line.value), words)
-        rule = f"means {option} {line.value}, which is not one of {', '.join(words)}"
-        raise PlannerError(where, None, rule, f"{near} Give {option} yourself")
-
-
 def _keys(line: Line) -> str:
     return ", ".join(line.keys) or line.note or line.option
 
@@ -152,7 +120,7 @@ def as_json(one: Merged) -> dict[str, Any]:
         "path": one.found.path,
         "format": one.found.format,
         "understood": [msgspec.structs.asdict(line) for line in one.found.lines],
-        "replaced": [{**_plain(line), "by": f"--{by.replace('_', '-')}"} for line, by in one.replaced],
+        "replaced": [{**_plain(line), "by": OPTIONS[by].flag} for line, by in one.replaced],
         "ignored": [msgspec.structs.asdict(ignored) for ignored in one.found.ignored],
     }
 
@@ -175,7 +143,7 @@ def as_text(one: Merged) -> str:
         text.append("the command line says otherwise:")
         text += _columns([
             (", ".join(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
-             f"--{by.replace('_', '-')} stands")
+             f"{OPTIONS[by].flag} stands")
             for line, by in one.replaced
         ])  # fmt: skip
     if found.ignored:

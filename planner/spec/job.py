@@ -11,6 +11,7 @@ Method = Literal["full", "lora", "qlora"]
 OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
 Implementation = Literal["fused", "foreach", "for-loop"]
 Packing = Literal["padded", "packed"]
+Storage = Literal["bf16", "uint8"]
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +34,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     double: bool = True
-    storage: Literal["uint8", "bf16"] = "bf16"
+    storage: Storage = "bf16"
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,26 @@ CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"]
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 """What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
+
+
+class Strategy(NamedTuple):
+    """A named way to split: an engine, what it shards, and over what."""
+
+    name: str
+    engine: str
+    zero_stage: int
+    shards: str
+
+
+STRATEGIES = (
+    Strategy("single", "single", 0, "one device"),
+    Strategy("ddp", "ddp", 0, "nothing"),
+    Strategy("fsdp", "fsdp2", 3, "all ranks"),
+    Strategy("hsdp", "fsdp2", 3, "some ranks"),
+    Strategy("zero1", "deepspeed", 1, "all ranks"),
+    Strategy("zero2", "deepspeed", 2, "all ranks"),
+    Strategy("zero3", "deepspeed", 3, "all ranks"),
+)
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

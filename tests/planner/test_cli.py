@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from planner import command
-from planner.cli import EXAMPLES, OPTIMIZERS, planner, question_params
+from planner.cli import EXAMPLES, planner, question_params
 from planner.plan import read_plan
+from planner.spec.options import OPTIONS
 
 SEVEN_B = ["--model", "7b", "--gpus", "32"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ def test_explain_of_a_strategy_without_a_layout_says_which(form: tuple[str, ...]
     assert capsys.readouterr().err.startswith("error: strategy=single: is not available: ")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIONS["optimizer"].choices)
 def test_every_optimizer_is_searched_over_all_engines(optimizer: str, capsys: pytest.CaptureFixture[str]):
     assert run("recommend", *SEVEN_B, "--any-runtime", "--optimizer", optimizer) == 0
     assert "recommended" in capsys.readouterr().out

@@ -21,19 +21,18 @@ from hypothesis import strategies as st
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from planner import command, estimation, fromfile, options
-from planner.cli import planner, question_params
+from planner.cli import planner
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.errors import PlannerError
 from planner.fromfile import files, hub, merge
 from planner.fromfile.sheet import Sheet, Understood
 from planner.inventory import parameters
 from planner.spec import Layout
+from planner.spec.options import OPTIONS
 
 CONFIGS = Path(__file__).parent / "configs"
 GOLDEN = CONFIGS / "golden"
 FILES = sorted(path for path in CONFIGS.rglob("*") if path.suffix in files.SUFFIXES)
-ACCEPTS = {str(one.name): None for one in question_params()}
-CHOICES = {str(one.name): getattr(one.type, "choices", None) for one in question_params()}
 NAMES = [str(path.relative_to(CONFIGS)) for path in FILES]
 
 
@@ -141,7 +140,7 @@ def test_a_mutilated_file_is_accounted_for_whole_or_refused_in_one_line(data: st
         found = read_table(name, table)
         assert set(leaves(table)) <= set(said(found))
         assert len(said(found)) == len(set(said(found)))
-        options.question(merge.merged(found, {"model": "1b"}, CHOICES).given)
+        options.question(merge.merged(found, {"model": "1b"}).given)
     except PlannerError as error:
         assert "\n" not in error.sentence
 
@@ -203,14 +202,14 @@ def test_axolotls_bf16_means_what_its_engine_makes_of_it(changes: dict[str, Any]
 
 def layout_of(path: str | Path, **typed: Any) -> Layout:
     """The one layout a file and some options mean."""
-    asked = merge.merged(fromfile.read(path), typed, ACCEPTS)
+    asked = merge.merged(fromfile.read(path), typed)
     found = estimation.answer(options.question(asked.given))
     assert len(found.estimates) == 1
     return found.estimates[0].case.layout
 
 
 def test_what_is_typed_wins_and_is_said_to():
-    asked = merge.merged(fromfile.read(CONFIGS / "axolotl-lora.yaml"), {"micro_batch_size": "8", "gpus": "4"}, ACCEPTS)
+    asked = merge.merged(fromfile.read(CONFIGS / "axolotl-lora.yaml"), {"micro_batch_size": "8", "gpus": "4"})
 
     assert asked.given["micro_batch_size"] == "8"
     assert asked.given["grad_accum"] == 4
@@ -230,7 +229,7 @@ def test_what_is_typed_wins_and_is_said_to():
     ],
 )
 def test_an_option_replaces_those_that_make_sense_only_with_it(name: str, typed: dict[str, str], gone: set[str]):
-    asked = merge.merged(fromfile.read(CONFIGS / name), {"model": "8b"} | typed, ACCEPTS | {"lora_targets": None})
+    asked = merge.merged(fromfile.read(CONFIGS / name), {"model": "8b"} | typed)
 
     assert {line.option for line, _ in asked.replaced} - {"model"} == gone - {"model"}
 
@@ -245,8 +244,8 @@ def test_ddp_on_one_device_is_that_device_alone_and_its_buckets_are_accounted_fo
     path = tmp_path / "accelerate.yaml"
     path.write_text("distributed_type: MULTI_GPU\nnum_processes: 1\nmixed_precision: bf16\n")
 
-    alone = merge.merged(fromfile.read(path), {"model": "1b"}, ACCEPTS)
-    several = merge.merged(fromfile.read(path), {"model": "1b", "gpus": "2"}, ACCEPTS)
+    alone = merge.merged(fromfile.read(path), {"model": "1b"})
+    several = merge.merged(fromfile.read(path), {"model": "1b", "gpus": "2"})
 
     assert (alone.given["strategy"], alone.given["runtime"]) == ("single", "accelerate-single")
     assert all("one device is no DDP" in line.note for line in alone.found.lines if line.option == "strategy")
@@ -291,13 +290,12 @@ def test_accelerate_reads_our_examples_of_its_files(path: Path):
     assert theirs.num_machines == fromfile.read(path).options["nodes"]
 
 
-def test_an_option_or_a_word_this_planner_has_not_is_refused_with_the_key():
-    found = fromfile.read(CONFIGS / "llamafactory-qlora.yaml")
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_a_file_means_options_and_words_that_the_planner_has(path: Path):
+    lines = {line.option: line.value for line in fromfile.read(path).lines if line.option != "engine"}
 
-    with pytest.raises(PlannerError, match=r"neat_packing: means --packing packed, an option this version does not"):
-        merge.merged(found, {}, {key: None for key in found.options if key != "packing"})
-    with pytest.raises(PlannerError, match=r"quantization_bit: means --method qlora, which is not one of full, lora"):
-        merge.merged(found, {}, dict.fromkeys([*found.options, "runtime"]) | {"method": ("full", "lora")})
+    assert lines.keys() <= OPTIONS.keys()
+    assert all(str(value) in OPTIONS[name].choices for name, value in lines.items() if OPTIONS[name].choices)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +351,7 @@ def test_what_the_executor_writes_for_a_plan_reads_back_as_its_layout(asked: dic
     rest = {"gpus": "8"} if backend.name == "deepspeed" else batch
     beside = WORKLOAD | {"cluster": "dgx-a100", "recompute": plan.layout.recompute} | rest
 
-    again = merge.merged(fromfile.read(written(tmp_path, text, Path(name).name)), beside, ACCEPTS)
+    again = merge.merged(fromfile.read(written(tmp_path, text, Path(name).name)), beside)
     found = estimation.answer(options.question(again.given)).estimates[0].case
 
     assert resolved(found.layout, plan) == resolved(plan.layout, plan)
