@@ -12,22 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from executor.machine import Machine
 from planner.answers import Estimate
 from planner.case import Case
-from planner.cli import question_params
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.estimation import estimate, plan_of, strategy_name
 from planner.memory import device_bytes, memory_lines, peak_at, reserved_bytes
-from planner.options import question
+from planner.options import question, typed
 from planner.plan import Plan
 from planner.question import Question, case_of, exact_layout
 from planner.rules import check, divisors
 from planner.spec import Cluster
+from planner.spec.options import OPTIONS
 from planner.units import GIB
 
 BUILT_IN = Path(__file__).with_name("matrix.toml")
@@ -109,12 +108,14 @@ def _tables(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_table(table: dict[str, Any], where: str) -> None:
-    known = (*OWN_KEYS, *(str(one.name) for one in question_params()))
+    known = (*OWN_KEYS, *OPTIONS)
     for key, value in table.items():
         if key not in known:
             raise PlannerError(
                 f"{where}: {key}", value, "is not an option of planner estimate", did_you_mean(key, known)
             )
+        for one in _listed(value) if key not in OWN_KEYS else ():
+            typed(key, one, f"{where}: {key}")
     for key, allowed in (("on", DEVICES), ("world", WORLDS), ("layout", LAYOUTS), ("matrix", MATRICES)):
         for value in _listed(table.get(key, allowed[0] if key in ("world", "matrix") else None)):
             if value not in allowed:
@@ -202,14 +203,7 @@ def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
 
 def _typed(options: dict[str, Any]) -> Question:
     """Options as the planner's own command line reads them, so that both refuse alike."""
-    arguments: list[str] = []
-    for key, value in options.items():
-        name = key.replace("_", "-")
-        arguments += (
-            [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
-        )
-    command = click.Command("estimate", params=list(question_params()))
-    return question(command.make_context("estimate", arguments).params)
+    return question({name: typed(name, value, name) for name, value in options.items()})
 
 
 def _estimated(options: dict[str, Any], cluster: Cluster, limit_bytes: float | None) -> Estimate:

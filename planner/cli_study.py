@@ -127,7 +127,7 @@ def cost(as_json: bool, **given: Any) -> int:
     length = costs.Length(
         tokens=large_count("tokens", own["tokens"]),
         samples=large_count("samples", own["samples"], 10**12),
-        steps=whole("steps", given.get("steps"), 1, 10**9),
+        steps=options.value("steps", given),
         epochs=whole("epochs", own["epochs"], 1, 10**6) or 1,
     )
     if length.samples is not None and given.get("seq_len") is None:

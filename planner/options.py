@@ -22,6 +22,7 @@ from planner.optimizers import STEPPED_BY_TORCH
 from planner.presets import Folders
 from planner.quantities import length, memory_bytes, real, share, whole, wholes
 from planner.question import Pins, Question, checked_runtime
+from planner.rules import one_of
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob
 from planner.spec.options import OPTIONS, of_part
 
@@ -46,6 +47,20 @@ def value(name: str, given: Given) -> Any:
     option, check = OPTIONS[name], CHECKS.get(OPTIONS[name].kind)
     typed = given.get(name)
     return typed if check is None else check(name, typed, option.low, option.high)
+
+
+def typed(name: str, value: Any, field: str) -> Any:
+    """A value of a table, such as TOML's, as a command line hands it on; `field` names it in a refusal."""
+    option, boolean = OPTIONS[name], isinstance(value, bool)
+    if option.kind in ("flag", "switch"):
+        if not boolean:
+            raise PlannerError(field, value, "must be true or false")
+        return value
+    if boolean:
+        raise PlannerError(field, value, "must be a value of its own", f"See {option.flag} in planner estimate --help")
+    if option.choices and value not in option.choices:
+        raise PlannerError(field, value, f"must be {one_of(option.choices)}", did_you_mean(str(value), option.choices))
+    return (str(value),) if option.kind == "folders" else str(value)
 
 
 def fields(part: str, given: Given) -> dict[str, Any]:

@@ -21,13 +21,11 @@ from planner.question import SHARD_ALL, USUAL_STAGES, Question, case_of, checked
 from planner.recommendation import Constraints, Recommendation, engines_within, run_seconds
 from planner.rules import Rule, check
 from planner.search import rank
-from planner.space import GROUPS
 from planner.spec import Layout
 from planner.spec.options import ENGINE_SWITCHES, OPTIONS
 from planner.units import format_bytes, format_duration
 
 ON, OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-BATCHES = ("micro_batch_size", "grad_accum")
 SAME = 1e-9
 """Relative difference of two times, or sizes, that is none."""
 
@@ -153,8 +151,7 @@ def _value(name: str, text: str) -> Any:
     if isinstance(default, bool):
         raw = True if text.lower() in ON else False if text.lower() in OFF else text
     elif isinstance(default, int):
-        counts = name in (*GROUPS, *BATCHES, "ep", "virtual_stages")
-        raw = whole(f"why_not: {name}", text, int(counts), 10**12)
+        raw = whole(f"why_not: {name}", text, int(default == 1), 10**12)  # of what there is one, there is never none
     try:
         return getattr(msgspec.convert({"engine": "ddp", name: raw}, Layout), name)
     except msgspec.ValidationError as error:

@@ -16,6 +16,7 @@ import msgspec
 
 from planner.cli import explore, question_params
 from planner.errors import PlannerError, did_you_mean
+from planner.spec.options import OPTIONS
 
 FIELDS = (
     ("model", "gpus", "method"),
@@ -32,15 +33,6 @@ NOT_ASKED = ("as_json",)
 SEARCH = "model"
 FIRST_MODEL = "7b"
 """Shown when no model is given, so that the first screen has an answer on it."""
-
-PRESETS = {
-    "model": ("models",),
-    "cluster": ("clusters", "gpus"),
-    "gpu": ("gpus",),
-    "runtime": ("runtimes",),
-    "calibration": ("calibrations",),
-}
-"""Options that name a preset, and the kinds it may be of."""
 
 Typed = Mapping[str, str]
 """Field -> its text; `more` holds options as on a command line."""
@@ -70,19 +62,16 @@ def params() -> dict[str, click.Option]:
 
 
 def rows() -> list[list[Field]]:
-    """The fields as they stand on the screen, without those that this planner does not have."""
-    found = [[_field(params()[name]) for name in row if name in params()] for row in FIELDS]
+    """The fields as they are on the screen."""
+    found = [
+        [Field(name, OPTIONS[name].flag.removeprefix("--"), OPTIONS[name].default) for name in row] for row in FIELDS
+    ]
     return [*found, [Field(MORE, "more options", "such as --dp-shard 8 --headroom 0.05; type - for a list")]]
 
 
 def field_names() -> list[str]:
     """Every field, in the order of the screen."""
     return [field.name for row in rows() for field in row]
-
-
-def _field(param: click.Option) -> Field:
-    _, _, default = (param.help or "").partition("Default: ")
-    return Field(str(param.name), param.opts[0].removeprefix("--"), default.rstrip("."))
 
 
 # -- to and from a command line ------------------------------------------------------------------------------------
@@ -203,13 +192,12 @@ def _values(name: str) -> dict[str, str]:
     """Every value an option is known to take, with a word about it; none for numbers."""
     from planner import presets
 
-    if isinstance(kind := params()[name].type, click.Choice):
-        return {str(value): "" for value in kind.choices}
-    known: dict[str, str] = {}
-    for kind_of_preset in PRESETS.get(name, ()):
-        about = "" if len(PRESETS[name]) == 1 else kind_of_preset.removesuffix("s")
-        known |= dict.fromkeys(presets.names(kind_of_preset), about)
-        known |= {alias: f"= {target}" for alias, target in presets.aliases(kind_of_preset).items()}
+    option = OPTIONS[name]
+    known = dict.fromkeys(option.choices, "")
+    for kind in option.presets:
+        about = "" if len(option.presets) == 1 else kind.removesuffix("s")
+        known |= dict.fromkeys(presets.names(kind), about)
+        known |= {alias: f"= {target}" for alias, target in presets.aliases(kind).items()}
     return known
 
 

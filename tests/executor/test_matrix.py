@@ -163,3 +163,18 @@ def test_a_card_that_no_preset_knows_has_its_memory_and_no_rates():
     gpu = unknown.cluster(1, 1).gpu
     assert (gpu.name, gpu.memory_bytes, gpu.flops_per_s) == ("NVIDIA Q9000", 10 * GIB, {})
     assert all(cell.estimate.time.step_s is None for cell in cells("small", unknown))
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ('precision = "bf17"', "must be fp32, bf16, fp16, pure-bf16 or fp8. Did you mean bf16"),
+        ('reshard_after_forward = "yes"', "must be true or false"),
+        ("seq_len = true", "must be a value of its own. See --seq-len"),
+    ],
+)
+def test_an_option_that_a_command_line_would_not_take_is_refused_with_the_table_it_is_in(tmp_path, line, rule):
+    error = refusal(tmp_path, f'[[cells]]\non = "cpu"\nmodel = "tiny-llama"\nlayout = "ddp"\n{line}\n')
+
+    assert error.field == f"mine.toml: cells[1]: {line.split()[0]}"
+    assert rule in error.sentence
