@@ -59,3 +59,8 @@ class Answer(msgspec.Struct, frozen=True):
     recommended: int | None
     offload_tried: bool = False
     interrupted: bool = False
+
+    @property
+    def best(self) -> Estimate | None:
+        """The recommended estimate; None where nothing fits and launches."""
+        return None if self.recommended is None else self.estimates[self.recommended]

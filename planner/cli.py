@@ -185,14 +185,11 @@ def explain(as_json: bool, **given: Any) -> int:
     with searching() as waiting:
         found = estimates.answer(question)
     tell(found.question.notes)
-    if not found.estimates:
-        strategy, reason = next(iter(found.unavailable.items()))
-        raise PlannerError("strategy", strategy, f"is not available: {reason}", "Change the options that leave it out")
-    one = found.estimates[found.recommended or 0]
-    trees = explanations.derivation(one.case, found.question.calibration)
+    explained = explanations.explain(found)
+    one = explained.estimate
     if as_json:
         figures = estimates.estimate_dict(one, found.question.calibration)
-        whole = explanations.as_json_object(one.case, trees)
+        whole = explanations.as_json_object(explained)
         click.echo(msgspec.json.encode(whole | {"estimate": figures, "interrupted": found.interrupted}))
         return waiting.code(0)
     parts = [
@@ -203,9 +200,9 @@ def explain(as_json: bool, **given: Any) -> int:
         *(f"\n{told[0].upper()}{told[1:]}." for told in estimates.loading_told(one.case, one.memory)),
         "",
         "BYTES at the fullest moment of each phase",
-        explanations.origins_text(one.case),
+        explanations.origins_text(one.case, explained.bytes),
     ]
-    click.echo("\n".join([*parts, *(f"\n{explanations.tree_text(tree)}" for tree in trees.values())]))
+    click.echo("\n".join([*parts, *(f"\n{explanations.tree_text(tree)}" for tree in explained.formulas.values())]))
     return waiting.code(0)
 
 

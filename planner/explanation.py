@@ -5,14 +5,17 @@ Not here: the recording of formulas (formula.py), or the tables of an estimate (
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from planner.answers import Answer, Estimate
 from planner.calibration import Calibration
 from planner.case import Case
 from planner.comm import comm_volume
 from planner.engines.base import Held
+from planner.errors import PlannerError
 from planner.formula import Step, trace
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size
@@ -54,6 +57,38 @@ class Origin(msgspec.Struct, frozen=True):
     total_bytes: float
 
 
+class Explanation(msgspec.Struct, frozen=True):
+    """Where one estimate's figures come from.
+
+    `bytes` are an Origin a phase and term at the fullest moment, in bytes of one rank; `formulas` the calls of memory,
+    communication and time as a tree, each with inputs, value, unit and source.
+    """
+
+    estimate: Estimate
+    bytes: tuple[Origin, ...]
+    formulas: dict[str, Step]
+
+
+def explain(answer: Answer, place: int | None = None) -> Explanation:
+    """Derive the figures of an answer's estimate: the one at `place`, else the recommended one, else the first.
+
+    Raises PlannerError where the answer has no estimate.
+    """
+    found = _chosen(answer, place)
+    trees = derivation(found.case, answer.question.calibration)
+    return Explanation(found, tuple(origins(found.case)), trees)
+
+
+def _chosen(answer: Answer, place: int | None) -> Estimate:
+    if not answer.estimates:
+        strategy, reason = next(iter(answer.unavailable.items()))
+        raise PlannerError("strategy", strategy, f"is not available: {reason}", "Change the options that leave it out")
+    places = range(len(answer.estimates))
+    if place is not None and place not in places:
+        raise PlannerError("place", place, f"must be from 0 to {places[-1]}", f"Try {places[-1]}")
+    return answer.estimates[(answer.recommended or 0) if place is None else place]
+
+
 def origins(case: Case) -> list[Origin]:
     """Where every byte of every phase comes from, on the fullest pipeline stage."""
     stages = [_stage_origins(case.at(stage)) for stage in case.stages()]
@@ -90,11 +125,11 @@ def _origins_at(case: Case, phase: str, held: Held, moment: Moment | None) -> li
     return found
 
 
-def origins_text(case: Case) -> str:
+def origins_text(case: Case, found: Iterable[Origin]) -> str:
     """One line a term: its bytes, and what they are the sum of."""
     lines: list[str] = []
     heading = ""
-    for one in origins(case):
+    for one in found:
         if heading != (heading := f"{one.phase}, fullest at: {one.place}"):
             lines.append(heading)
         parts = [f"{one.engine_bytes:,.0f} held by {case.layout.engine}"] if one.engine_bytes else []
@@ -116,10 +151,10 @@ def folded(steps: list[Step]) -> list[tuple[Step, int]]:
     return list(order.values())
 
 
-def as_json_object(case: Case, trees: dict[str, Step]) -> dict[str, Any]:
+def as_json_object(found: Explanation) -> dict[str, Any]:
     """Bytes by phase and term, and the formula trees."""
-    steps = {name: as_dict(tree)["steps"] for name, tree in trees.items()}
-    return {"schema": SCHEMA, "bytes": origins(case), "derivation": steps}
+    steps = {name: as_dict(tree)["steps"] for name, tree in found.formulas.items()}
+    return {"schema": SCHEMA, "bytes": found.bytes, "derivation": steps}
 
 
 def as_dict(step: Step, count: int = 1) -> dict[str, Any]:

@@ -81,6 +81,11 @@ class Recommendation(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
     @property
+    def best(self) -> Estimate | None:
+        """The recommended layout's estimate; None where none fits, launches and is in time."""
+        return self.answer.best
+
+    @property
     def missed(self) -> bool:
         """Whether even the fastest layout misses the deadline."""
         deadline_s = self.constraints.deadline_s

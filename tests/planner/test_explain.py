@@ -75,7 +75,7 @@ def test_every_term_is_the_sum_of_what_it_says(explained):
         tokens, seq = one.case.tokens, one.case.job.seq_len
         named = part.bytes_per_token * tokens + part.bytes_per_position * seq + part.fixed_bytes + part.engine_bytes
         assert part.total_bytes == pytest.approx(named)
-        assert f"{part.phase}, fullest at: {part.place}" in origins_text(one.case)
+        assert f"{part.phase}, fullest at: {part.place}" in origins_text(one.case, origins(one.case))
 
 
 def test_equal_steps_are_folded_and_counted():
