@@ -17,9 +17,9 @@ from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory import default_lora
 from planner.launchable import launches
-from planner.question import ENGINE_RUNTIMES, usual_runtime
-from planner.rules import OFFLOADS
+from planner.question import usual_runtime
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, TrainingJob
+from planner.spec.engines import ENGINES, OFFLOADS
 from planner.spec.job import Method
 from planner.spec.layout import RECOMPUTE
 
@@ -65,7 +65,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 def capabilities() -> tuple[Capability, ...]:
     """Of every engine that a backend launches, in the order of the engines."""
     found = []
-    for engine in ENGINE_RUNTIMES:
+    for engine in ENGINES:
         try:
             backend = usual_runtime(engine).backend
         except PlannerError:  # its runtime preset is not here
@@ -113,11 +113,11 @@ def _legal(engine: str, model: str) -> tuple[Layout, ...]:
 
 
 def _layouts(engine: str) -> Iterator[Layout]:
-    gpus = 1 if engine == "single" else GPUS
+    gpus = 1 if ENGINES[engine].copies == "none" else GPUS
     for tp, pp, cp, ep, replicate, stage in product((1, 2), (1, 2), (1, 2), (1, 2), (1, 2, GPUS), range(4)):
         shard, rest = divmod(gpus, tp * pp * cp * replicate)
         if shard and not rest:
-            split = Layout(engine=engine, tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=replicate, dp_shard=shard)  # type: ignore[arg-type]  # an engine's name
+            split = Layout(engine=engine, tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=replicate, dp_shard=shard)
             for method in ("ring", "ulysses") if cp > 1 else ("ring",):
                 changes: dict[str, Any] = {"zero_stage": stage, "cp_method": method, "grad_accum": 2 * pp}
                 yield msgspec.structs.replace(split, **changes)

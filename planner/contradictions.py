@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from planner.engines import ENGINES, engine_of
+from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.launchable import launchable_engines
 from planner.question import Pins, Question, case_of, check_batch
 from planner.rules import check, nearest, one_of
-from planner.space import SPACE, Block, blocks_of
+from planner.space import Block, blocks_of
+from planner.spec.engines import ENGINES
 from planner.spec.options import TABLE
 
 ORDER = tuple(option.name for option in sorted(TABLE, key=lambda option: option.trust) if option.trust)
@@ -86,13 +87,13 @@ def _fewest_ranks(question: Question, block: Block) -> int | None:
 
 def _refuse_axis(question: Question, name: str, value: int) -> None:
     """The rule that the value breaks in an engine that splits the axis, if it is about the value itself."""
-    for varies in SPACE:
-        block = next(_some(question, (varies.engine,)), None) if name in varies.splits else None
+    for facts in ENGINES.values():
+        block = next(_some(question, (facts.name,)), None) if name in facts.splits else None
         if block is None:
             continue
         widest = int((block.rows["dp_shard"] * block.rows["cp"] * block.rows["tp"]).argmax())  # experts span these
         case = case_of(question, msgspec.structs.replace(block.layout(widest), **{name: value}))
-        for rule in engine_of(varies.engine).rules:
+        for rule in engine_of(facts.name).rules:
             if rule.field == name and not rule.holds(case):
                 check(case, (rule,))
 

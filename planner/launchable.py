@@ -14,9 +14,10 @@ from planner.backend import Backend
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
-from planner.question import ENGINE_RUNTIMES, Question
+from planner.question import Question
 from planner.rules import Rule, check, one_of
 from planner.spec import Runtime
+from planner.spec.engines import ENGINES
 
 ENTRY_POINTS = "meshwright.backends"
 OWN = {
@@ -84,7 +85,7 @@ def launchable_engines(question: Question, backend: str | None = None) -> tuple[
     if backend is not None and find_backend(backend) is None:
         raise PlannerError("backend", backend, "is not installed", did_you_mean(backend, OWN))
     found = []
-    for engine in ENGINE_RUNTIMES:
+    for engine in ENGINES:
         try:
             name = question.runtime(engine).backend
         except PlannerError:

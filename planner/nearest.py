@@ -9,23 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import log2
+from typing import Any
 
 import msgspec
 
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.launchable import launches
-from planner.question import (
-    ENGINE_RUNTIMES,
-    GROUP_AXES,
-    SEQUENCE_PARALLEL,
-    SHARD_ALL,
-    USUAL_CP_METHODS,
-    USUAL_STAGES,
-    usual_runtime,
-)
-from planner.rules import OFFLOADS, as_option, divisors
+from planner.question import GROUP_AXES, usual_runtime
+from planner.rules import as_option, divisors
 from planner.spec import Layout, Runtime
+from planner.spec.engines import ENGINES, OFFLOADS
 
 MOST_TRIED = 3000
 TOLD = ("engine", "zero_stage", "micro_batch_size", "grad_accum", "recompute", *OFFLOADS)
@@ -60,7 +54,7 @@ def _runtime(case: Case, engine: str) -> Runtime:
 
 def _candidates(case: Case) -> Iterator[tuple[float, Layout]]:
     asked, gpus = case.layout, case.cluster.gpus
-    for engine in ENGINE_RUNTIMES:
+    for engine, facts in ENGINES.items():
         try:
             if _runtime(case, engine).backend is None:
                 continue
@@ -75,9 +69,9 @@ def _candidates(case: Case) -> Iterator[tuple[float, Layout]]:
                     continue
                 shard = gpus // tp // pp // replicate
                 alone = tp * pp * replicate * shard == 1
-                if alone is not (engine == "single") and engine in ("single", "ddp"):
+                if alone is not (facts.copies == "none") and facts.whole_copies:
                     continue
-                if (shard > 1 and engine == "ddp") or (replicate > 1 and engine in SHARD_ALL):
+                if (shard > 1 and facts.whole_copies) or (replicate > 1 and facts.copies == "shards"):
                     continue
                 for base in bases:
                     for cp, ep in product({1, asked.cp}, {1, asked.ep}):
@@ -94,10 +88,11 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
     """Categories: as asked, or as the engine usually has them."""
     own = engine == asked.engine
     kept = {name: getattr(asked, name) for name in ("micro_batch_size", "grad_accum")}
-    usual = {"zero_stage": USUAL_STAGES[engine], "cp_method": USUAL_CP_METHODS[engine]}
-    plain = Layout(engine=engine, **usual, **kept)  # type: ignore[arg-type]  # a stage's number, a method's name
+    facts = ENGINES[engine]
+    usual: dict[str, Any] = {"zero_stage": facts.usual_stage, "cp_method": facts.cp_methods[0]}
+    plain = Layout(engine=engine, **usual, **kept)
     for stage, recompute, whole, offloaded in product(
-        {asked.zero_stage, USUAL_STAGES[engine]},
+        {asked.zero_stage, facts.usual_stage},
         dict.fromkeys((asked.recompute, "full", "none")),  # of two that are as near, that which saves memory as asked
         (True, False),
         (True, False),
@@ -110,7 +105,7 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
             base,
             zero_stage=stage,
             recompute=recompute,
-            sequence_parallel=asked.sequence_parallel and engine in SEQUENCE_PARALLEL,
+            sequence_parallel=asked.sequence_parallel and facts.sequence_parallel,
             **held,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from planner.question import Question
-from planner.rules import OFFLOADS
+from planner.spec.engines import OFFLOADS, offloading
 
 WAYS = (
     {"offload_optimizer": True},
@@ -19,7 +19,7 @@ WAYS = (
 )
 """What waits in host memory: DeepSpeed moves the optimizer alone or with the weights, FSDP2 both together."""
 
-ENGINES = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in OFFLOADS[name]))
+ENGINES = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in offloading(name)))
 """Those that have it."""
 
 

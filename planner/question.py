@@ -20,40 +20,9 @@ from planner.inventory.compute import check_kernels
 from planner.presets import Folders
 from planner.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE
-
-ENGINE_RUNTIMES = {
-    "single": "accelerate-single",
-    "ddp": "accelerate-ddp",
-    "fsdp2": "accelerate-fsdp2",
-    "deepspeed": "deepspeed-zero",
-    "deepspeed-autotp": "deepspeed-autotp",
-    "deepspeed-pipeline": "deepspeed-pipeline",
-    "deepspeed-ulysses": "deepspeed-ulysses",
-    "transformers-tp": "transformers-tp",
-    "torchtitan": "torchtitan",
-    "megatron": "megatron-core",
-    "nanotron": "nanotron",
-}
-"""The runtime meant when only an engine is known."""
-
-USUAL_STAGES = dict.fromkeys(ENGINE_RUNTIMES, 3) | {
-    "single": 0,
-    "ddp": 0,
-    "deepspeed-autotp": 1,
-    "deepspeed-pipeline": 1,
-    "megatron": 1,
-    "nanotron": 1,
-}
-"""The ZeRO stage meant when only an engine is known."""
-USUAL_CP_METHODS = dict.fromkeys(ENGINE_RUNTIMES, "ring") | {"deepspeed-ulysses": "ulysses"}
-"""How sequences are shared when only an engine is known."""
-SHARD_ALL = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "deepspeed-ulysses", "megatron", "nanotron")
-"""Engines that shard over every data-parallel rank."""
-SEQUENCE_PARALLEL = ("torchtitan", "megatron", "nanotron")
-"""Engines that split the residual stream over tensor ranks unless told not to."""
-
 
 DEFAULT_HEADROOM = 0.1
 """Share of the device's memory kept free: predictions are good to 5 %, fragmentation varies from run to run."""
@@ -157,15 +126,15 @@ def _calibrated(runtime: Runtime, known: Calibration, gpu: str, kind: str) -> Ru
 @lru_cache(maxsize=16)
 def usual_runtime(engine: str, folders: tuple[str, ...] = ()) -> Runtime:
     """The preset runtime of an engine, its kernels known to the inventory."""
-    return checked_runtime(ENGINE_RUNTIMES[engine], folders)
+    return checked_runtime(ENGINES[engine].runtime, folders)
 
 
 def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
     """A runtime by name, or an engine's usual one by the engine's; refuses one whose engine or kernels this version
     does not know."""
-    runtime = presets.runtime(ENGINE_RUNTIMES.get(name, name), folders=folders)
-    if runtime.engine not in ENGINE_RUNTIMES:
-        known = ", ".join(ENGINE_RUNTIMES)
+    runtime = presets.runtime(ENGINES[name].runtime if name in ENGINES else name, folders=folders)
+    if runtime.engine not in ENGINES:
+        known = ", ".join(ENGINES)
         raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", f"Known: {known}")
     check_kernels(runtime.kernels, runtime.parts)
     return runtime
@@ -191,7 +160,7 @@ def single_device(question: Question) -> bool:
     nothing to choose between."""
     pins = question.pins
     asked = (question.strategy, pins.runtime, pins.zero_stage, *(pins.given(name) for name in ON_HOST))
-    switched = any(ENGINE_SWITCHES[name] != "ddp" for name, _ in pins.switches)
+    switched = any(not ENGINES[ENGINE_SWITCHES[name]].whole_copies for name, _ in pins.switches)
     return question.cluster.gpus == 1 and not switched and all(value in (None, 0) for value in asked)
 
 
@@ -253,10 +222,12 @@ def exact_layout(question: Question) -> Layout:
     free = gpus // rest if gpus % rest == 0 else None
     stage = pins.zero_stage
     engine = pins.runtime.engine if pins.runtime else _usual_engine(pins)
-    partial = stage in (1, 2) or engine in SHARD_ALL  # these shard over every rank: no replicas to fill in
+    facts = None if engine is None else ENGINES[engine]
+    # Who shards over every rank has no replicas to fill in.
+    partial = stage in (1, 2) or (facts is not None and facts.copies == "shards")
     if shard is None:
         unsaid = engine is None and stage is None and replicate is None
-        whole_copies = engine in ("single", "ddp") or stage == 0 or unsaid
+        whole_copies = (facts is not None and facts.whole_copies) or stage == 0 or unsaid
         fits = free is not None and replicate is not None and free % replicate == 0
         shard = 1 if whole_copies or free is None else free // replicate if fits and replicate else free
         if replicate is not None and not fits:
@@ -267,25 +238,25 @@ def exact_layout(question: Question) -> Layout:
     if engine is None:
         whole = "single" if gpus == replicate == rest == 1 else "ddp"
         engine = "deepspeed" if stage in (1, 2) else "fsdp2" if shard > 1 else whole
+    facts = ENGINES[engine]
     if stage is None:
-        stage = USUAL_STAGES[engine]
+        stage = facts.usual_stage
     layout = Layout(
-        engine=engine,  # type: ignore[arg-type]  # one of ENGINE_RUNTIMES
+        engine=engine,
         dp_replicate=replicate,
         dp_shard=shard,
         tp=pins.tp or 1,
         pp=pins.pp or 1,
         cp=pins.cp or 1,
         ep=pins.ep or 1,
-        cp_method=USUAL_CP_METHODS[engine],  # type: ignore[arg-type]  # a method's name
+        cp_method=facts.cp_methods[0],  # type: ignore[arg-type]  # a method's name
         zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked when read
         recompute=pins.recompute or "none",
-        # torchtitan's own default keeps what a pipeline gathers.
-        reshard_after_forward=(not (engine == "torchtitan" and (pins.pp or 1) > 1))
+        reshard_after_forward=(facts.pipeline_reshards or (pins.pp or 1) == 1)
         if pins.reshard_after_forward is None
         else pins.reshard_after_forward,
         sync_each_micro_batch=bool(pins.sync_each_micro_batch),
-        sequence_parallel=(pins.tp or 1) > 1 and engine in SEQUENCE_PARALLEL,
+        sequence_parallel=(pins.tp or 1) > 1 and facts.sequence_parallel,
     )
     check_switches(question, {engine})
     micro, accum = _batches(question, layout)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from planner.contradictions import refuse_empty
-from planner.engines import ENGINES, engine_of
+from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.estimation import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
 from planner.launchable import launch_refusal, launch_rules, launchable_engines
@@ -24,6 +24,7 @@ from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
 from planner.search import Candidate, Ranking, rank, together
 from planner.spec import Layout
+from planner.spec.engines import ENGINES
 from planner.technique_rules import STRAY
 
 SCHEMA = "recommend/1"
@@ -179,7 +180,7 @@ def _whole(question: Question) -> bool:
 def engines_within(question: Question, constraints: Constraints) -> tuple[str, ...]:
     """Engines to look at; refuses when there is none."""
     if constraints.any_runtime:
-        return ENGINES
+        return tuple(ENGINES)
     engines = launchable_engines(question, constraints.backend)
     if not engines:
         rule = "launches none of the engines there are" if constraints.backend else "is missing: none is installed"

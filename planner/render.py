@@ -18,8 +18,9 @@ from planner.offloading import ways_out
 from planner.plan import Plan
 from planner.question import case_of, warnings
 from planner.reasons import METHODS, reasons_of
-from planner.rules import OFFLOADS, one_of
+from planner.rules import one_of
 from planner.spec import Layout, TrainingJob
+from planner.spec.engines import OFFLOADS
 from planner.steptime import coefficients, scalar
 from planner.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 

@@ -14,6 +14,7 @@ import msgspec
 
 from planner.errors import PlannerError
 from planner.spec import Layout, ModelSpec
+from planner.spec.engines import ENGINES, OFFLOADS, offloading
 from planner.spec.options import OF_AXIS
 
 if TYPE_CHECKING:
@@ -91,14 +92,6 @@ def _axis_unused(axis: str) -> Rule:
     )
 
 
-OFFLOADS = {
-    "offload_optimizer": ("deepspeed", "fsdp2"),
-    "offload_params": ("deepspeed", "fsdp2"),
-    "offload_activations": ("deepspeed", "fsdp2"),
-}
-"""Which engines can keep what in host memory."""
-
-
 def offloads(layout: Layout) -> bool:
     """Whether anything waits in host memory."""
     return any(getattr(layout, name) for name in OFFLOADS)
@@ -108,9 +101,9 @@ def _offered(field: str) -> Rule:
     return Rule(
         name=f"{field} not offered by the engine",
         field=field,
-        holds=lambda case: not getattr(case.layout, field) or case.layout.engine in OFFLOADS[field],
+        holds=lambda case: not getattr(case.layout, field) or field in ENGINES[case.layout.engine].offloads,
         sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
-        fix=lambda case: f"Use {field}=false, or engine {' or '.join(OFFLOADS[field])}",
+        fix=lambda case: f"Use {field}=false, or engine {' or '.join(offloading(field))}",
     )
 
 
@@ -138,7 +131,8 @@ OFFLOAD: tuple[Rule, ...] = (
         name="secondary shards not offered by the engine",
         field="zero_secondary_shard",
         holds=lambda case: (
-            not case.layout.zero_secondary_shard or (case.layout.engine == "deepspeed" and case.layout.zero_stage == 3)
+            not case.layout.zero_secondary_shard
+            or (ENGINES[case.layout.engine].secondary_shards and case.layout.zero_stage == 3)
         ),
         sentence=lambda case: "a second copy of the weights (ZeRO++'s hpZ) is DeepSpeed's, at stage 3",
         fix=lambda case: "Use zero_secondary_shard=0, or engine deepspeed with zero_stage=3",

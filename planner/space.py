@@ -15,6 +15,7 @@ import msgspec
 from planner.question import Pins, Question, batches_of, single_device
 from planner.rules import divisors
 from planner.spec import Layout
+from planner.spec.engines import ENGINES, EngineFacts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,73 +32,6 @@ ACCUMULATIONS = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batches a step tried for pipelines when no global batch size asks for others."""
 LARGEST_BLOCK = 2**16
 """Rows evaluated at once: a few hundred columns of them stay below the memory a search may use."""
-
-
-class Varies(NamedTuple):
-    """What one engine may vary. `splits` names its axes beside data parallelism; `copies` whether data-parallel ranks
-    are all replicas, all shards, or any product of the two, or whether there is one rank alone; `adapters` whether it
-    trains them. Of its pipeline schedules (with chunks a rank) the asked ones are looked at only when named: the bound
-    on their time is loose, and thousands of them would be played out. `pipeline_reshards`: whether weights can be let
-    go between micro-batches. A block holds one value of the axis `apart`: the engine's bounds in columns need it.
-    """
-
-    engine: str
-    zero_stages: tuple[int, ...]
-    splits: tuple[str, ...] = ()
-    copies: str = "any"
-    recompute: tuple[str, ...] = ("none", "full")
-    reshard: tuple[bool, ...] = (True,)
-    sync: tuple[bool, ...] = (False,)
-    schedules: tuple[tuple[str, int], ...] = ()
-    asked_schedules: tuple[tuple[str, int], ...] = ()
-    pipeline_reshards: bool = True
-    cp_methods: tuple[str, ...] = ("ring",)
-    sequence_parallel: bool = False
-    adapters: bool = False
-    apart: str = ""
-
-
-SPACE = (
-    Varies("single", (0,), copies="none", adapters=True),
-    Varies("ddp", (0,), copies="replicas", adapters=True),
-    Varies("fsdp2", (3,), reshard=(True, False), sync=(False, True), adapters=True),
-    Varies("deepspeed", (1, 2, 3), copies="shards", adapters=True),
-    # How many buckets a backward fills depends on the split weights, one by one.
-    Varies("deepspeed-autotp", (0, 1, 2, 3), splits=("tp",), copies="shards", apart="tp"),
-    Varies("deepspeed-pipeline", (0, 1), splits=("tp", "pp"), copies="shards", schedules=(("1f1b", 1),), adapters=True),
-    Varies("deepspeed-ulysses", (1, 2, 3), splits=("cp",), copies="shards", cp_methods=("ulysses",)),
-    Varies("transformers-tp", (3,), splits=("tp", "ep"), reshard=(True, False), sync=(False, True)),
-    Varies(
-        "torchtitan",
-        (3,),
-        splits=("tp", "cp", "pp", "ep"),
-        recompute=("none", "sac:matmul", "full"),
-        reshard=(True, False),
-        schedules=(("1f1b", 1), ("interleaved", 2)),
-        asked_schedules=(("gpipe", 1), ("zb-h1", 1), ("zb-v", 2)),
-        pipeline_reshards=False,
-        cp_methods=("ring", "allgather"),
-        sequence_parallel=True,
-    ),
-    Varies(
-        "megatron",
-        (1,),
-        splits=("tp", "cp", "pp", "ep"),
-        copies="shards",
-        recompute=("none", "attention", "full"),
-        schedules=(("1f1b", 1), ("interleaved", 2), ("interleaved", 4)),
-        cp_methods=("ring", "ulysses"),
-        sequence_parallel=True,
-    ),
-    Varies(
-        "nanotron",
-        (0, 1),
-        splits=("tp", "pp"),
-        copies="shards",
-        schedules=(("1f1b", 1), ("gpipe", 1)),
-        sequence_parallel=True,
-    ),
-)
 
 
 class Block(NamedTuple):
@@ -147,47 +81,47 @@ class Block(NamedTuple):
 
 def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Block]:
     """Everything that the engines may do on this cluster, within what the person fixed."""
-    for varies in SPACE:
-        if engines is not None and varies.engine not in engines:
+    for facts in ENGINES.values():
+        if engines is not None and facts.name not in engines:
             continue
         pins, strategy = question.pins, question.asked_strategy
-        if pins.runtime is not None and pins.runtime.engine != varies.engine:
+        if pins.runtime is not None and pins.runtime.engine != facts.name:
             continue
-        if question.job.adapters is not None and not varies.adapters:
+        if question.job.adapters is not None and not facts.adapters:
             continue
         if strategy is not None:
-            if strategy.engine != varies.engine:
+            if strategy.engine != facts.name:
                 continue
-            varies = varies._replace(zero_stages=(strategy.zero_stage,))
-        rows = _rows(question, varies)
-        scores_kept = question.runtime(varies.engine).parts.attention != "flash"
-        for template in _templates(varies, pins, scores_kept):
-            for part in _parts(rows, template, varies, pins.sequence_parallel):
-                for alike in _alike(part, varies.apart):
+            facts = msgspec.structs.replace(facts, zero_stages=(strategy.zero_stage,))
+        rows = _rows(question, facts)
+        scores_kept = question.runtime(facts.name).parts.attention != "flash"
+        for template in _templates(facts, pins, scores_kept):
+            for part in _parts(rows, template, facts, pins.sequence_parallel):
+                for alike in _alike(part, facts.apart):
                     yield from _cut(alike)
 
 
-def _templates(varies: Varies, pins: Pins, scores_kept: bool) -> Iterator[Layout]:
+def _templates(facts: EngineFacts, pins: Pins, scores_kept: bool) -> Iterator[Layout]:
     """Every combination of categories; those of pipelines and of context groups matter where such groups are."""
-    schedules = (("1f1b", 1), *(pair for pair in varies.schedules if pair != ("1f1b", 1)))
-    schedules += tuple(pair for pair in varies.asked_schedules if pair[0] == pins.pp_schedule)
+    schedules = (("1f1b", 1), *(pair for pair in facts.schedules if pair != ("1f1b", 1)))
+    schedules += tuple(pair for pair in facts.asked_schedules if pair[0] == pins.pp_schedule)
     for stage, recompute, reshard, sync, (schedule, virtual), method in product(
-        varies.zero_stages, varies.recompute, varies.reshard, varies.sync, schedules, varies.cp_methods
+        facts.zero_stages, facts.recompute, facts.reshard, facts.sync, schedules, facts.cp_methods
     ):
         if _unlike(pins.zero_stage, stage) or _unlike(pins.recompute, recompute):
             continue
         if recompute == "attention" and not scores_kept and pins.recompute is None:
             continue  # flash attention keeps nothing that this would spare
-        if _unlike(pins.reshard_after_forward, reshard) and len(varies.reshard) > 1:
+        if _unlike(pins.reshard_after_forward, reshard) and len(facts.reshard) > 1:
             continue
-        if _unlike(pins.sync_each_micro_batch, sync) and len(varies.sync) > 1:
+        if _unlike(pins.sync_each_micro_batch, sync) and len(facts.sync) > 1:
             continue
         if _unlike(pins.pp_schedule, schedule) or _unlike(pins.virtual_stages, virtual):
             continue
         if _unlike(pins.cp_method, method):
             continue
         layout = Layout(
-            engine=varies.engine,  # type: ignore[arg-type]  # an engine's name
+            engine=facts.name,
             zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3
             recompute=recompute,
             reshard_after_forward=reshard,
@@ -203,26 +137,26 @@ def _unlike(pinned: object, value: object) -> bool:
     return pinned is not None and pinned != value
 
 
-def _parts(rows: Columns, template: Layout, varies: Varies, sequence_parallel: bool | None) -> Iterator[Block]:
+def _parts(rows: Columns, template: Layout, facts: EngineFacts, sequence_parallel: bool | None) -> Iterator[Block]:
     """A template with the rows its categories matter to, so that no layout comes twice."""
     piped, within, split = rows["pp"] > 1, rows["cp"] > 1, rows["tp"] > 1
     accumulates = rows["grad_accum"] > 1
     usual_schedule = (template.pp_schedule, template.virtual_stages) == ("1f1b", 1)
-    mask = within | (template.cp_method == varies.cp_methods[0])
+    mask = within | (template.cp_method == facts.cp_methods[0])
     if template.sync_each_micro_batch:
         mask = mask & accumulates
-    if template.reshard_after_forward and not varies.pipeline_reshards:
+    if template.reshard_after_forward and not facts.pipeline_reshards:
         mask = mask & ~piped
     whole = Block(template, rows)
     if usual_schedule:
-        yield from _with_tensor(whole, mask & ~piped, split, varies, sequence_parallel)
-    yield from _with_tensor(whole, mask & piped, split, varies, sequence_parallel)
+        yield from _with_tensor(whole, mask & ~piped, split, facts, sequence_parallel)
+    yield from _with_tensor(whole, mask & piped, split, facts, sequence_parallel)
 
 
-def _with_tensor(block: Block, mask: Any, split: Any, varies: Varies, asked: bool | None) -> Iterator[Block]:
+def _with_tensor(block: Block, mask: Any, split: Any, facts: EngineFacts, asked: bool | None) -> Iterator[Block]:
     """Sequence parallelism wherever an engine has it and there are tensor ranks, since it only saves; or as asked:
     then what has no tensor ranks is left out."""
-    if not varies.sequence_parallel:
+    if not facts.sequence_parallel:
         if not asked:
             yield block.only(mask)
         return
@@ -248,15 +182,15 @@ def _cut(block: Block) -> Iterator[Block]:
 # -- rows ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(question: Question, varies: Varies) -> Columns:
+def _rows(question: Question, facts: EngineFacts) -> Columns:
     """All group sizes, with all batches for each."""
     import numpy as np  # large spaces only
 
     tables = [np.empty((0, len(NUMBERS)))]
-    for groups in _groups(question, varies):
+    for groups in _groups(question, facts):
         pp, replicate, shard = groups[:3]
         batches = batches_of(question, replicate * shard, ACCUMULATIONS if pp > 1 else (1,))
-        experts = _expert_groups(question, varies, groups)
+        experts = _expert_groups(question, facts, groups)
         some = np.empty((len(experts) * len(batches), len(NUMBERS)))
         some[:, : len(GROUPS)] = groups
         if len(some):
@@ -267,14 +201,14 @@ def _rows(question: Question, varies: Varies) -> Columns:
     return {name: np.ascontiguousarray(table[:, place]) for place, name in enumerate(NUMBERS)}
 
 
-def _groups(question: Question, varies: Varies) -> Iterator[tuple[int, ...]]:
+def _groups(question: Question, facts: EngineFacts) -> Iterator[tuple[int, ...]]:
     """(pp, dp_replicate, dp_shard, cp, tp) whose product is the number of GPUs; engine by engine only what can be."""
     gpus, pins, model = question.cluster.gpus, question.pins, question.model
-    for tp in _sizes(gpus, pins.tp, "tp" in varies.splits, model.heads):
-        for pp in _sizes(gpus // tp, pins.pp, "pp" in varies.splits, model.layers):
-            for cp in _sizes(gpus // tp // pp, pins.cp, "cp" in varies.splits, question.job.seq_len):
+    for tp in _sizes(gpus, pins.tp, "tp" in facts.splits, model.heads):
+        for pp in _sizes(gpus // tp, pins.pp, "pp" in facts.splits, model.layers):
+            for cp in _sizes(gpus // tp // pp, pins.cp, "cp" in facts.splits, question.job.seq_len):
                 ranks = gpus // tp // pp // cp
-                for shard in _shards(ranks, varies, question):
+                for shard in _shards(ranks, facts, question):
                     if not _unlike(pins.dp_shard, shard) and not _unlike(pins.dp_replicate, ranks // shard):
                         yield pp, ranks // shard, shard, cp, tp
 
@@ -285,24 +219,24 @@ def _sizes(ranks: int, pinned: int | None, splits: bool, most: int) -> list[int]
     return [size for size in divisors(ranks) if size <= most and not _unlike(pinned, size)]
 
 
-def _shards(ranks: int, varies: Varies, question: Question) -> list[int]:
+def _shards(ranks: int, facts: EngineFacts, question: Question) -> list[int]:
     strategy = question.asked_strategy
-    if varies.copies in ("none", "replicas"):
-        return [1] if (ranks == 1) is (varies.copies == "none") else []
-    if varies.copies == "shards":
+    if facts.copies in ("none", "replicas"):
+        return [1] if (ranks == 1) is (facts.copies == "none") else []
+    if facts.copies == "shards":
         # One shard is a way to host memory, not to more devices: looked at where that, or the engine, is asked for.
-        return [ranks] if ranks > 1 or varies.splits or not single_device(question) else []
+        return [ranks] if ranks > 1 or facts.splits or not single_device(question) else []
     if strategy is not None:  # fsdp or hsdp
         return [
             shard for shard in divisors(ranks) if shard > 1 and (shard == ranks) is (strategy.shards == "all ranks")
         ]
     # Sharding needs two ranks at least, unless other axes split the model already.
-    return [shard for shard in divisors(ranks) if shard > 1 or varies.splits]
+    return [shard for shard in divisors(ranks) if shard > 1 or facts.splits]
 
 
-def _expert_groups(question: Question, varies: Varies, groups: tuple[int, ...]) -> list[int]:
+def _expert_groups(question: Question, facts: EngineFacts, groups: tuple[int, ...]) -> list[int]:
     pinned, moe = question.pins.ep, question.model.moe
-    if moe is None or "ep" not in varies.splits:
+    if moe is None or "ep" not in facts.splits:
         return [1] if pinned in (None, 1) else []
     _, _, shard, cp, tp = groups
     return [ep for ep in divisors(shard * cp * tp) if moe.experts % ep == 0 and not _unlike(pinned, ep)]

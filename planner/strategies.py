@@ -95,7 +95,7 @@ def blocks_of(question: Question, strategy: Strategy) -> list[Block]:
             if pins.sync_each_micro_batch is not None:
                 sync = pins.sync_each_micro_batch
             template = Layout(
-                engine=strategy.engine,  # type: ignore[arg-type]  # an engine's name
+                engine=strategy.engine,
                 zero_stage=strategy.zero_stage,  # type: ignore[arg-type]  # 0 to 3
                 recompute=recompute,
                 reshard_after_forward=reshard,

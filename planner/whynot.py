@@ -11,17 +11,18 @@ from typing import Any
 import msgspec
 
 from planner.contradictions import refuse_empty
-from planner.engines import ENGINES, engine_of
+from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.estimation import Estimate, estimate, strategy_name
 from planner.launchable import launch_rules
 from planner.progress import Cancelled
 from planner.quantities import whole
-from planner.question import SHARD_ALL, USUAL_STAGES, Question, case_of, checked_runtime
+from planner.question import Question, case_of, checked_runtime
 from planner.recommendation import Constraints, Recommendation, engines_within, run_seconds
 from planner.rules import Rule, check
 from planner.search import rank
 from planner.spec import Layout
+from planner.spec.engines import ENGINES
 from planner.spec.options import ENGINE_SWITCHES, OPTIONS
 from planner.units import format_bytes, format_duration
 
@@ -104,7 +105,7 @@ def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layo
     asked = None if "engine" in named and broken.field in named else _pinned(question, named)
     if asked is not None:
         try:
-            refuse_empty(asked, ENGINES if limits.any_runtime else engines_within(question, limits))
+            refuse_empty(asked, tuple(ENGINES) if limits.any_runtime else engines_within(question, limits))
         except PlannerError as error:
             if error.field in named or error.field == "runtime":
                 return error.sentence
@@ -164,7 +165,7 @@ def _layout(question: Question, base: Layout, named: dict[str, Any]) -> Layout:
     changed = dict(named)
     engine = named.get("engine", base.engine)
     if engine != base.engine and "zero_stage" not in named:
-        changed["zero_stage"] = USUAL_STAGES[engine]
+        changed["zero_stage"] = ENGINES[engine].usual_stage
     layout = _filled(msgspec.structs.replace(base, **changed), question.cluster.gpus, named)
     batch = question.job.global_batch_size
     if batch is not None and layout.global_batch_size != batch:
@@ -180,9 +181,10 @@ def _filled(layout: Layout, gpus: int, named: dict[str, Any]) -> Layout:
     copies = layout.dp_replicate if "dp_replicate" in named else 1
     shards = layout.dp_shard if "dp_shard" in named else 1
     rest = gpus // (layout.world_size // layout.data_parallel * copies * shards)
-    if "dp_shard" not in named and layout.engine not in ("single", "ddp"):
+    facts = ENGINES[layout.engine]
+    if "dp_shard" not in named and not facts.whole_copies:
         # Copies stay as they are if they can.
-        if "dp_replicate" not in named and rest % layout.dp_replicate == 0 and layout.engine not in SHARD_ALL:
+        if "dp_replicate" not in named and rest % layout.dp_replicate == 0 and facts.copies != "shards":
             copies, rest = layout.dp_replicate, rest // layout.dp_replicate
         shards = max(rest, 1)
     elif "dp_replicate" not in named:

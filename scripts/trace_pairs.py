@@ -19,8 +19,8 @@ from planner.case import Case
 from planner.comm import comm_volume
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction
-from planner.question import ENGINE_RUNTIMES
 from planner.spec import Layout, Lora, ModelSpec, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.job import Precision
 
 PEAK_PERCENT, TERM_PERCENT, LARGE = 2.0, 5.0, 0.02
@@ -95,7 +95,7 @@ def planned(model: ModelSpec, job: TrainingJob, layout: Layout) -> Plan:
     world = layout.world_size
     nodes = max(1, world // 8)
     cluster = replace(presets.cluster("dgx-h100"), nodes=nodes, gpus_per_node=world // nodes)
-    case = Case(model, job, layout, cluster, presets.runtime(ENGINE_RUNTIMES[layout.engine]))
+    case = Case(model, job, layout, cluster, presets.runtime(ENGINES[layout.engine].runtime))
     prediction = Prediction(memory=memory_breakdown(case).phases, collectives=comm_volume(case).engine)
     return Plan(
         model=model, cluster=cluster, job=job, layout=layout, runtime=case.runtime, prediction=prediction

@@ -8,21 +8,6 @@ from typing import cast
 
 from planner.engines.base import Engine
 
-ENGINES = (
-    "single",
-    "ddp",
-    "fsdp2",
-    "deepspeed",
-    "megatron",
-    "nanotron",
-    "transformers-tp",
-    "torchtitan",
-    "deepspeed-autotp",
-    "deepspeed-pipeline",
-    "deepspeed-ulysses",
-)
-"""The engines there are, by their module's name with dashes."""
-
 
 @cache
 def engine_of(name: str) -> Engine:

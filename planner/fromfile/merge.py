@@ -16,10 +16,10 @@ from planner.fromfile import hub
 from planner.fromfile.deepspeed import OfHidden
 from planner.fromfile.sheet import HARMLESS, Ignored, Line, Understood
 from planner.options import cluster_of, model_of
-from planner.question import ENGINE_RUNTIMES
+from planner.spec.engines import ENGINES
 from planner.spec.options import OPTIONS, TABLE
 
-DDP = (("strategy", "ddp"), ("runtime", ENGINE_RUNTIMES["ddp"]))
+DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
 """The options by which a file asks for replicas."""
 
 ENGINE_BY = ("strategy", "runtime", "zero_stage")
@@ -73,7 +73,7 @@ def _on_one_device(found: Understood) -> Understood:
     lines, ignored = [], list(found.ignored)
     for line in found.lines:
         if (line.option, line.value) in DDP:
-            value = "single" if line.option == "strategy" else ENGINE_RUNTIMES["single"]
+            value = "single" if line.option == "strategy" else ENGINES["single"].runtime
             lines.append(msgspec.structs.replace(line, value=value, note=note))
         elif line.option == "ddp_bucket_bytes":
             ignored += [Ignored(key, line.value, "one device has no buckets", "none") for key in line.keys]
@@ -88,7 +88,7 @@ def _named(line: Line, found: Understood, given: Given) -> Line:
         value, how = hub.find(line.value, found.path, tuple(given.get("presets") or ()))
         return msgspec.structs.replace(line, value=value, note="; ".join(filter(None, (line.note, how))))
     if line.option == "engine":
-        engine = next((name for name in line.value if name in ENGINE_RUNTIMES), None)
+        engine = next((name for name in line.value if name in ENGINES), None)
         if engine is None:
             rule = f"means engine {line.value[0]}, which this version does not know"
             fix = "Say which runtime stands in for it: --runtime NAME (planner presets runtimes lists them)"
@@ -96,7 +96,7 @@ def _named(line: Line, found: Understood, given: Given) -> Line:
         note = line.note
         if engine != line.value[0]:
             note = f"{line.value[0]}'s own engine is not known to this version: {engine} is estimated"
-        return Line(line.keys, "runtime", ENGINE_RUNTIMES[engine], note)
+        return Line(line.keys, "runtime", ENGINES[engine].runtime, note)
     return line
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-Engine = Literal[
-    "single",
-    "ddp",
-    "fsdp2",
-    "deepspeed",
-    "deepspeed-autotp",
-    "deepspeed-pipeline",
-    "deepspeed-ulysses",
-    "transformers-tp",
-    "torchtitan",
-    "megatron",
-    "nanotron",
-]
+from planner.spec.engines import ENGINES
+
+if TYPE_CHECKING:
+    Engine = str
+else:
+    Engine = Literal[tuple(ENGINES)]  # so that a file with another name is refused when it is read
 CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"]
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")

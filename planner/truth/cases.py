@@ -17,9 +17,9 @@ from planner.case import Case
 from planner.engines import engine_of, nanotron
 from planner.errors import PlannerError
 from planner.inventory import default_lora, lora_targets
-from planner.question import ENGINE_RUNTIMES
 from planner.rules import check
 from planner.spec import Implementation, Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
 from planner.truth import sources
 from planner.truth.machines import cluster_of
@@ -127,8 +127,8 @@ def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
     steps = _steps(row, facts)
     if facts is None:
         # Rows of this trainer's first releases, which called one device DDP (on CPU it was wrapped as such).
-        was_ddp = stage == "single" and name == ENGINE_RUNTIMES["ddp"]
-        own = presets.runtime(ENGINE_RUNTIMES["single"] if was_ddp else name)
+        was_ddp = stage == "single" and name == ENGINES["ddp"].runtime
+        own = presets.runtime(ENGINES["single"].runtime if was_ddp else name)
         return msgspec.structs.replace(own, adamw_implementation=steps)
     old = facts.own and any(word in (row.source.path_or_table or "") for word in sources.OLD_MEGATRON)
     kernels = "megatron" if old else facts.kernels

@@ -21,9 +21,9 @@ from planner import presets
 from planner.case import Case
 from planner.engines import engine_of
 from planner.plan import Plan
-from planner.question import ENGINE_RUNTIMES
-from planner.space import GROUPS, SPACE
+from planner.space import GROUPS
 from planner.spec import Layout, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.job import Method, Precision
 from planner.spec.layout import RECOMPUTE
 from scripts.pages.combinations import CombinationRow
@@ -51,7 +51,7 @@ class Combination(NamedTuple):
     @property
     def kind(self) -> str:
         """Engine and method, with the stage where the engine has several."""
-        stages = next(varies.zero_stages for varies in SPACE if varies.engine == self.engine)
+        stages = ENGINES[self.engine].zero_stages
         engine = f"{self.engine}-zero{self.zero_stage}" if len(stages) > 1 else self.engine
         return engine if self.method == "full" else f"{engine}-{self.method}"
 
@@ -97,7 +97,7 @@ class Combination(NamedTuple):
 def on_gpus(model: str, job: TrainingJob, layout: Layout) -> Case:
     """The case on one node of as many GPUs as it has ranks, in the engine's usual runtime."""
     cluster = replace(presets.cluster("dgx-h100"), nodes=1, gpus_per_node=layout.world_size)
-    return Case(presets.model(model), job, layout, cluster, presets.runtime(ENGINE_RUNTIMES[layout.engine]))
+    return Case(presets.model(model), job, layout, cluster, presets.runtime(ENGINES[layout.engine].runtime))
 
 
 def refusal(case: Case) -> str | None:
@@ -110,7 +110,7 @@ def refusal(case: Case) -> str | None:
 @cache
 def split_of(engine: str, zero_stage: int) -> Layout:
     """The engine's layout of two ranks: on the first axis that its rules let it have. Of one rank, where none does."""
-    varies = next(one for one in SPACE if one.engine == engine)
+    varies = ENGINES[engine]
     plain = Layout(engine=engine, zero_stage=zero_stage, cp_method=varies.cp_methods[0])  # type: ignore[arg-type]
     rules = engine_of(engine).rules
     tried = (on_gpus(MODEL, job("full"), replace(plain, **{axis: 2})) for axis in GROUPS)
@@ -119,9 +119,9 @@ def split_of(engine: str, zero_stage: int) -> Layout:
 
 def launched_engines() -> Iterator[tuple[str, int]]:
     """(engine, ZeRO stage) of everything whose runtime names a backend."""
-    for varies in SPACE:
-        if presets.runtime(ENGINE_RUNTIMES[varies.engine]).backend is not None:
-            yield from ((varies.engine, stage) for stage in varies.zero_stages)
+    for varies in ENGINES.values():
+        if presets.runtime(ENGINES[varies.name].runtime).backend is not None:
+            yield from ((varies.name, stage) for stage in varies.zero_stages)
 
 
 ALL = tuple(

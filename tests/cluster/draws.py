@@ -16,8 +16,8 @@ from msgspec.structs import asdict, replace
 
 from planner import presets
 from planner.plan import Plan
-from planner.space import SPACE
 from planner.spec import Layout, Optimizer, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
 
 MODELS = ("tiny-llama", "mini-llama", "tiny-llama-tied")
@@ -75,7 +75,7 @@ def _launched(dice: random.Random, one: Combination) -> Draw:
 
 
 def _any(dice: random.Random, one: Combination) -> Draw:
-    varies = next(varies for varies in SPACE if varies.engine == one.engine)
+    varies = ENGINES[one.engine]
     optimizer: OptimizerName = dice.choice(get_args(OptimizerName))
     momentum = dice.choice(MOMENTA) if optimizer == "sgd" else 0.0
     switches: dict[str, Any] = {

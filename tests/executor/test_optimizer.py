@@ -19,8 +19,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from executor.worker.model import build_optimizer, one_kind_each
 from planner import presets
 from planner.plan import Plan
-from planner.question import ENGINE_RUNTIMES
 from planner.spec import Layout, Optimizer, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.job import Implementation
 
 STEPS: tuple[Implementation, ...] = ("fused", "foreach", "for-loop")
@@ -33,7 +33,7 @@ def planned(gpu: str = "h100-sxm-80gb", engine: str = "single", **optimizer: obj
         cluster=presets.cluster(gpu, gpus=1),
         job=TrainingJob(optimizer=Optimizer(**optimizer)),  # type: ignore[arg-type]
         layout=Layout(engine=engine),
-        runtime=presets.runtime(ENGINE_RUNTIMES[engine]),
+        runtime=presets.runtime(ENGINES[engine].runtime),
     )
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from executor.worker.model import build_optimizer
 from planner import presets
 from planner.plan import Plan
-from planner.question import ENGINE_RUNTIMES
 from planner.spec import Layout, Optimizer, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.job import Implementation
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -28,7 +28,7 @@ def test_lists_hold_one_more_copy_of_the_weights_and_the_fused_kernel_none(step:
         cluster=presets.cluster("h100-sxm-80gb", gpus=1),
         job=TrainingJob(optimizer=Optimizer(implementation=step)),
         layout=Layout(engine="single"),
-        runtime=presets.runtime(ENGINE_RUNTIMES["single"]),
+        runtime=presets.runtime(ENGINES["single"].runtime),
     )
     model = nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
     model.weight.grad = torch.ones_like(model.weight)

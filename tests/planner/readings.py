@@ -19,10 +19,12 @@ from planner.errors import PlannerError
 from planner.estimation import answer
 from planner.inventory import parameters
 from planner.options import question
-from planner.question import ENGINE_RUNTIMES, ENGINE_SWITCHES, GROUP_AXES
+from planner.question import GROUP_AXES
 from planner.reasons import reasons_of
 from planner.rules import divisors
 from planner.spec import Cluster, Layout
+from planner.spec.engines import ENGINES
+from planner.spec.options import ENGINE_SWITCHES
 from planner.steptime import Throughput
 from planner.units import format_bytes, format_seconds, format_volume
 
@@ -97,7 +99,7 @@ def layout_options(layout: Layout) -> Given:
     found |= {name: getattr(layout, name) for name in ("reshard_after_forward", "sync_each_micro_batch")}
     found |= {name: True for name in ("offload_optimizer", "offload_params") if getattr(layout, name)}
     found |= {name: getattr(layout, name) for name in ENGINE_SWITCHES if getattr(layout, name) != DEFAULTS[name]}
-    found["runtime"] = ENGINE_RUNTIMES[layout.engine]
+    found["runtime"] = ENGINES[layout.engine].runtime
     found |= {"sequence_parallel": layout.sequence_parallel} if layout.tp > 1 else {}
     found |= {"cp_method": layout.cp_method} if layout.cp > 1 else {}
     if layout.pp > 1:

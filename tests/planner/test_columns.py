@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from planner import presets
 from planner.calibration import LinkCurve, calibration
 from planner.comm import Traffic, crosses, ranks_inside
-from planner.engines import ENGINES
 from planner.formula import known_formulas
 from planner.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
 from planner.memory import memory_lines, peak_at, peak_bytes
@@ -27,6 +26,7 @@ from planner.search import as_column, memory_bound
 from planner.space import Block as SpaceBlock
 from planner.space import blocks_of
 from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.steptime import StepTime, step_time
 from planner.strategies import Block, Row
 from scripts.pages.formulas import page

@@ -8,11 +8,12 @@ import pytest
 
 from planner import command
 from planner.cli import planner
-from planner.engines import ENGINES, engine_of
+from planner.engines import engine_of
 from planner.estimation import answer
 from planner.options import question
 from planner.question import case_of, warnings
 from planner.spec import Layout
+from planner.spec.engines import ENGINES
 from tui import state
 
 

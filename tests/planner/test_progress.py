@@ -8,7 +8,6 @@ import pytest
 
 from planner import presets
 from planner.calibration import calibration
-from planner.engines import ENGINES
 from planner.errors import PlannerError
 from planner.estimation import answer
 from planner.progress import Cancelled, watching
@@ -17,6 +16,7 @@ from planner.recommendation import Constraints, as_json_object, recommend
 from planner.reply import ask
 from planner.search import Ranking, all_layouts, rank
 from planner.spec import TrainingJob
+from planner.spec.engines import ENGINES
 
 EVERY = 10**6
 LAUNCHED = ("ddp", "fsdp2", "deepspeed")

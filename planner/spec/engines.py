@@ -1,0 +1,175 @@
+"""The engines there are: one record each, which every other part of the planner and the executor reads.
+
+Light on purpose: no engine's code is imported for it. Not here: what an engine computes, holds and sends
+(planner/engines/), or how it is started (executor/backends/).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Copies = Literal["none", "replicas", "shards", "any"]
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine splits, shards and usually does: the space of its layouts, and its defaults."""
+
+    name: str
+    runtime: str  # the preset of presets/runtimes meant when only the engine is known
+    framework: str | None = None  # the package, and the backend of that name, that launches it; None: planned only
+    zero_stages: tuple[int, ...]  # ZeRO stages that a search tries
+    usual_stage: int  # the ZeRO stage meant when only the engine is known
+    splits: tuple[str, ...] = ()  # axes beside data parallelism
+    copies: Copies = "any"  # data-parallel ranks: none, all replicas, all shards, or any product of the two
+    recompute: tuple[str, ...] = ("none", "full")  # recomputation that a search tries
+    reshard: tuple[bool, ...] = (True,)  # reshard_after_forward
+    sync: tuple[bool, ...] = (False,)  # sync_each_micro_batch
+    schedules: tuple[tuple[str, int], ...] = ()  # pipeline schedules, with chunks a rank
+    # Looked at only when named: the bound on their time is loose, and thousands of them would be played out.
+    asked_schedules: tuple[tuple[str, int], ...] = ()
+    pipeline_reshards: bool = True  # whether a pipeline can let weights go between micro-batches
+    cp_methods: tuple[str, ...] = ("ring",)  # how sequences are shared; the first is meant when none is named
+    sequence_parallel: bool = False  # splits the residual stream over tensor ranks unless told not to
+    adapters: bool = False  # trains LoRA's adapters
+    offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
+    secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
+    apart: str = ""  # the axis of which a block of columns holds one value: the engine's bounds in columns need it
+
+    @property
+    def whole_copies(self) -> bool:
+        """Whether every rank holds the whole model's states."""
+        return self.copies in ("none", "replicas")
+
+
+OFFLOADS = ("offload_optimizer", "offload_params", "offload_activations")
+"""Fields of a layout by which something waits in host memory."""
+
+_RECORDS = (
+    EngineFacts(
+        name="single",
+        runtime="accelerate-single",
+        framework="accelerate",
+        zero_stages=(0,),
+        usual_stage=0,
+        copies="none",
+        adapters=True,
+    ),
+    EngineFacts(
+        name="ddp",
+        runtime="accelerate-ddp",
+        framework="accelerate",
+        zero_stages=(0,),
+        usual_stage=0,
+        copies="replicas",
+        adapters=True,
+    ),
+    EngineFacts(
+        name="fsdp2",
+        runtime="accelerate-fsdp2",
+        framework="accelerate",
+        zero_stages=(3,),
+        usual_stage=3,
+        reshard=(True, False),
+        sync=(False, True),
+        adapters=True,
+        offloads=OFFLOADS,
+    ),
+    EngineFacts(
+        name="deepspeed",
+        runtime="deepspeed-zero",
+        framework="deepspeed",
+        zero_stages=(1, 2, 3),
+        usual_stage=3,
+        copies="shards",
+        adapters=True,
+        offloads=OFFLOADS,
+        secondary_shards=True,
+    ),
+    EngineFacts(
+        name="deepspeed-autotp",
+        runtime="deepspeed-autotp",
+        framework="deepspeed",
+        zero_stages=(0, 1, 2, 3),
+        usual_stage=1,
+        splits=("tp",),
+        copies="shards",
+        apart="tp",  # how many buckets a backward fills depends on the split weights, one by one
+    ),
+    EngineFacts(
+        name="deepspeed-pipeline",
+        runtime="deepspeed-pipeline",
+        framework="deepspeed",
+        zero_stages=(0, 1),
+        usual_stage=1,
+        splits=("tp", "pp"),
+        copies="shards",
+        schedules=(("1f1b", 1),),
+        adapters=True,
+    ),
+    EngineFacts(
+        name="deepspeed-ulysses",
+        runtime="deepspeed-ulysses",
+        framework="deepspeed",
+        zero_stages=(1, 2, 3),
+        usual_stage=3,
+        splits=("cp",),
+        copies="shards",
+        cp_methods=("ulysses",),
+    ),
+    EngineFacts(
+        name="transformers-tp",
+        runtime="transformers-tp",
+        framework="transformers",
+        zero_stages=(3,),
+        usual_stage=3,
+        splits=("tp", "ep"),
+        reshard=(True, False),
+        sync=(False, True),
+    ),
+    EngineFacts(
+        name="torchtitan",
+        runtime="torchtitan",
+        zero_stages=(3,),
+        usual_stage=3,
+        splits=("tp", "cp", "pp", "ep"),
+        recompute=("none", "sac:matmul", "full"),
+        reshard=(True, False),
+        schedules=(("1f1b", 1), ("interleaved", 2)),
+        asked_schedules=(("gpipe", 1), ("zb-h1", 1), ("zb-v", 2)),
+        pipeline_reshards=False,  # its own default keeps what a pipeline gathers
+        cp_methods=("ring", "allgather"),
+        sequence_parallel=True,
+    ),
+    EngineFacts(
+        name="megatron",
+        runtime="megatron-core",
+        zero_stages=(1,),
+        usual_stage=1,
+        splits=("tp", "cp", "pp", "ep"),
+        copies="shards",
+        recompute=("none", "attention", "full"),
+        schedules=(("1f1b", 1), ("interleaved", 2), ("interleaved", 4)),
+        cp_methods=("ring", "ulysses"),
+        sequence_parallel=True,
+    ),
+    EngineFacts(
+        name="nanotron",
+        runtime="nanotron",
+        zero_stages=(0, 1),
+        usual_stage=1,
+        splits=("tp", "pp"),
+        copies="shards",
+        schedules=(("1f1b", 1), ("gpipe", 1)),
+        sequence_parallel=True,
+    ),
+)
+
+ENGINES = {facts.name: facts for facts in _RECORDS}
+"""Every engine's facts by its name: its module's in planner/engines, with dashes."""
+
+
+def offloading(field: str) -> tuple[str, ...]:
+    """Engines that can keep what a field of the layout names in host memory."""
+    return tuple(sorted(facts.name for facts in _RECORDS if field in facts.offloads))
