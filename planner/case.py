@@ -6,20 +6,24 @@ formula answers for all of them at once. With pipeline stages a case is about on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property, wraps
+from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 
 from planner.arith import Number, ceil_div, is_column, maximum, minimum, where
+from planner.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
 from planner.inventory.units import repeats
 from planner.plan import Plan
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.layout import even_split
 
-__all__ = ["LAYERS", "UNITS", "Case", "StageClass"]
+__all__ = ["LAYERS", "UNITS", "Case", "StageClass", "once"]
+
+R = TypeVar("R")
+More = TypeVarTuple("More")
 
 
 class StageClass(msgspec.Struct, frozen=True):
@@ -163,7 +167,14 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def at(self, stage: StageClass) -> Case:
         """The same question about one stage."""
-        return msgspec.structs.replace(self, stage=stage)
+        if is_column(self.layout.pp):
+            return msgspec.structs.replace(self, stage=stage)
+        return _on_stage(self, stage)
+
+    @cached_property
+    def figures(self) -> dict[Hashable, Any]:
+        """What `once` keeps, by function and arguments."""
+        return {}
 
     @property
     def walked_stage(self) -> Stage:
@@ -221,22 +232,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def elements(self, unit: str, *, trainable: bool | None = None, adapter: bool | None = None) -> Number:
         """Elements of the weights of one unit, all or those that are (not) trained, (not) adapters."""
-        key = (unit, trainable, adapter)
-        if key not in self._counted:
-            self._counted[key] = sum(
-                weight.elements
-                for weight in self._units[unit]
-                if trainable in (None, weight.trainable) and adapter in (None, weight.adapter)
-            )
-        return self._counted[key]
-
-    @cached_property
-    def _counted(self) -> dict[tuple[str, bool | None, bool | None], Number]:
-        return {}
+        return _elements(self, unit, trainable, adapter)
 
     def total(self, *, trainable: bool | None = None, adapter: bool | None = None) -> Number:
         """Elements on this stage, filtered as `elements`."""
-        return sum(self.repeats(u) * self.elements(u, trainable=trainable, adapter=adapter) for u in UNITS)
+        return _total(self, trainable, adapter)
 
     def weights(self) -> list[Weight]:
         """Every weight tensor of this stage, layers repeated, in forward order (numbers, not columns)."""
@@ -255,3 +255,38 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def whole_repeats(self) -> dict[str, int]:
         """How often each unit occurs in the whole model."""
         return {unit: repeats(self.model, unit) for unit in UNITS}
+
+
+def once(figure: Callable[[Case, *More], R]) -> Callable[[Case, *More], R]:
+    """A function of a case worked out once for each case and arguments: start time counts. Under a trace it runs each
+    time, or its steps would be missing there."""
+
+    @wraps(figure)
+    def known(case: Case, *more: *More) -> R:
+        if watched():
+            return figure(case, *more)
+        key = (figure, *more)
+        if key not in case.figures:
+            case.figures[key] = figure(case, *more)
+        return case.figures[key]  # type: ignore[no-any-return]  # of that function
+
+    return known
+
+
+@once
+def _on_stage(case: Case, stage: StageClass) -> Case:
+    return msgspec.structs.replace(case, stage=stage)
+
+
+@once
+def _elements(case: Case, unit: str, trainable: bool | None, adapter: bool | None) -> Number:
+    return sum(
+        weight.elements
+        for weight in case.units()[unit]
+        if trainable in (None, weight.trainable) and adapter in (None, weight.adapter)
+    )
+
+
+@once
+def _total(case: Case, trainable: bool | None, adapter: bool | None) -> Number:
+    return sum(case.repeats(unit) * _elements(case, unit, trainable, adapter) for unit in UNITS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ TOKENIZER_FILES = (
 """What Transformers reads of a tokenizer's folder, which often holds a whole model as well."""
 
 
-class Content(NamedTuple):
+class Content(msgspec.Struct, frozen=True):
     """A digest with its kind before the colon, and the bytes in all."""
 
     digest: str

@@ -85,6 +85,11 @@ def trace(name: str) -> Iterator[Step]:
         _active.pop()
 
 
+def watched() -> bool:
+    """Whether a trace is being recorded."""
+    return bool(_active)
+
+
 def known_formulas() -> list[FormulaInfo]:
     """All formulas of the modules imported so far, by name."""
     return [_known[key] for key in sorted(_known)]

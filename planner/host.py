@@ -6,6 +6,8 @@ on one layout and on columns, as memory.py does. Not here: overlap with compute,
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from planner.arith import Number, is_column, maximum
 from planner.case import LAYERS, Case
 from planner.engines import engine_of
@@ -98,7 +100,7 @@ def on_device(case: Case, moment: Moment, walked: Walk, others: float) -> Moment
     place = WALK_TERMS.index(ACTIVATIONS)
     live = list(moment.live)
     live[place] = live[place] - away
-    return moment._replace(live=tuple(live))
+    return replace(moment, live=tuple(live))
 
 
 def _layers_before(moment: Moment, dense: int, layers: int) -> tuple[int, int]:

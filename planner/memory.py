@@ -122,8 +122,8 @@ def in_flight(case: Case) -> float:
 
 def _beside(moment: Moment, walked: Walk, others: float) -> Moment:
     """A moment of one micro-batch while others are on their way back."""
-    return moment._replace(
-        live=tuple(live + kept * others for live, kept in zip(moment.live, walked.kept, strict=True))
+    return msgspec.structs.replace(
+        moment, live=tuple(live + kept * others for live, kept in zip(moment.live, walked.kept, strict=True))
     )
 
 
@@ -138,7 +138,7 @@ def _totals(case: Case) -> Iterator[tuple[str, Held, Moment | None, Number]]:
     for phase, held, moment in moments_of(case):
         total = sum(held.values())
         if moment is not None:
-            per_token, per_position, fixed, per_pair = (sum(size[place] for size in moment.live) for place in range(4))
+            per_token, per_position, fixed, per_pair = map(sum, zip(*moment.live, strict=True))
             total = total + (per_token + BATCH_BYTES_PER_TOKEN) * tokens + (per_position * seq + fixed)
             if per_pair:  # attention that is written out: every pair of tokens
                 total = total + per_pair * tokens * seq

@@ -230,7 +230,7 @@ def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
     return shares
 
 
-class _Device(NamedTuple):
+class _Device(msgspec.Struct, frozen=True):
     """What the device could do, and how near the software comes to it. `waits` where the host itself computes."""
 
     peak_flops_per_s: Number
@@ -429,7 +429,7 @@ def _on_stage(case: Case, units: dict[str, _Passes]) -> _Passes:
     return _Passes(forward_s, backward_s)
 
 
-class _Slowest(NamedTuple):
+class _Slowest(msgspec.Struct, frozen=True):
     """The pipeline rank whose passes take longest, and their seconds in a step."""
 
     stage: int

@@ -6,7 +6,6 @@ Not here: any reason (reasons.py), or any figure's formula.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +20,7 @@ from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
 from planner.units import format_bytes, format_seconds
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True):
     """What a rule looks at: `one` is the recommended layout, or the one that needs least memory when none fits."""
 
     question: Question
@@ -39,7 +38,7 @@ class Seen(NamedTuple):
         return limit_bytes(self.question)
 
 
-class WhatIf(NamedTuple):
+class WhatIf(msgspec.Struct, frozen=True):
     """The prediction of a layout that is not among the answers."""
 
     case: Case

@@ -6,8 +6,6 @@ Works on one layout and on columns. Legend: P elements, L layers, s sequence, h 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from planner.arith import Number, ceil_div, is_column, where
@@ -184,7 +182,7 @@ def unit_work(case: Case) -> dict[str, Work]:
     return {unit: _layer_work(whole, unit) if unit in LAYERS else _end_work(whole, unit) for unit in UNITS}
 
 
-class _Products(NamedTuple):
+class _Products(msgspec.Struct, frozen=True):
     """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands."""
 
     trained: Number

@@ -6,7 +6,7 @@ Measured on torch 2.13, accelerate 1.15. Not here: the ideal all-reduce (paralle
 from __future__ import annotations
 
 from planner.arith import Number, ceil_div, maximum, minimum, where
-from planner.case import UNITS, Case
+from planner.case import UNITS, Case, once
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     accelerate_compute,
@@ -59,6 +59,7 @@ def compute(case: Case) -> Compute:
     return accelerate_compute(case, casts_weights=False)
 
 
+@once
 def weight_bytes(case: Case) -> Number:
     """All weights, as stored."""
     return sum(
@@ -68,6 +69,7 @@ def weight_bytes(case: Case) -> Number:
     ) + 0.0  # fmt: skip
 
 
+@once
 def grad_bytes(case: Case) -> Number:
     """One whole set of gradients."""
     return grad_state_bytes(case.total(trainable=True), trained_states(case), 0, 1)

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from planner import optimizers
 from planner.arith import Number, ceil_div, maximum
-from planner.case import LAYERS, UNITS, Case
+from planner.case import LAYERS, UNITS, Case, once
 from planner.engines.base import Held
 from planner.engines.buckets import reduce_bucket_elements
 from planner.engines.common import (
@@ -42,6 +42,7 @@ def states(case: Case) -> StateBytes:
     return StateBytes(element, element, element, moment_bytes(case.job.optimizer, element))
 
 
+@once
 def bucket_elements(case: Case) -> Number:
     """Elements of the contiguous reduce bucket, as the emitted configuration sets it."""
     return reduce_bucket_elements(case.layout, configured_elements(case))
@@ -83,6 +84,7 @@ def left_to_adamw(case: Case) -> Number:
     return 1 - hidden / case.total(trainable=True)
 
 
+@once
 def frozen_bytes(case: Case) -> Number:
     """Weights that are not trained, whole; a 4-bit one in its own format."""
     return sum(
@@ -106,10 +108,11 @@ def narrowed_bytes(case: Case) -> Number:
     return whole_weight_bytes(case) if narrows else 0.0
 
 
+@once
 def trained_sizes(case: Case) -> tuple[int, ...]:
     """Elements of every trained weight of this rank, in forward order (numbers, not columns)."""
     found: list[int] = []
-    for unit in UNITS:  # a unit's sizes once, not once a layer: this runs some hundred times a question
+    for unit in UNITS:  # a unit's sizes once, not once a layer
         found += [weight.elements for weight in case.units()[unit] if weight.trainable] * int(case.repeats(unit))
     return tuple(found)
 
@@ -121,6 +124,7 @@ def bucket_count(case: Case, forward_order: bool) -> Number:
     return len(flushes(case, forward_order))
 
 
+@once
 def flushes(case: Case, forward_order: bool) -> tuple[tuple[int, int], ...]:
     """(elements finished before, elements in the bucket) at every reduction of a backward."""
     return _flushed(trained_sizes(case), int(bucket_elements(case)), forward_order)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from planner.arith import Number, is_column, where
-from planner.case import LAYERS, UNITS, Case
+from planner.case import LAYERS, UNITS, Case, once
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     MIXED,
@@ -167,6 +167,7 @@ def unit_weight_shards(case: Case, unit: str) -> Number:
     ) + 0.0  # fmt: skip
 
 
+@once
 def weight_shards(case: Case) -> Number:
     """Bytes of all weights' shards on a rank, as stored."""
     return sum(case.repeats(unit) * unit_weight_shards(case, unit) for unit in UNITS) + 0.0

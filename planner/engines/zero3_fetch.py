@@ -7,9 +7,9 @@ runtime/zero/partitioned_param_coordinator.py; the first step, without a trace, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate, groupby
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_reuse: int
 
 
-class Codes(NamedTuple):
+class Codes(msgspec.Struct, frozen=True):
     """4-bit weights: their form, bytes of an element of the tensor that holds their codes, and of the other weights."""
 
     form: str
@@ -44,7 +44,7 @@ class Codes(NamedTuple):
     element: float
 
 
-class Gather(NamedTuple):
+class Gather(msgspec.Struct, frozen=True):
     """One call: elements of each weight in it; `code` is None, or bytes of an element if they are 4-bit weights'."""
 
     phase: str
@@ -52,7 +52,7 @@ class Gather(NamedTuple):
     code: float | None
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True):
     """One use of a weight in a layer's backward: elements of the layer's gradients that are made before it and after
     it, and `Fetches.live` and `received` of that moment."""
 
@@ -110,6 +110,41 @@ class _Buffer:
         self.unused, self.elements, self.copied = unused, elements, False
 
 
+class _Whole:
+    """Weights that are gathered now, by index, with their elements: `elements` of all, `beside` of those that the graph
+    does not hold, in the others' format."""
+
+    __slots__ = ("beside", "elements", "indices", "of_graph", "scaled", "sizes")
+
+    def __init__(self, sizes: list[int], scaled: list[float]) -> None:
+        self.sizes, self.scaled = sizes, scaled
+        self.indices: set[int] = set()
+        self.of_graph: set[int] = set()  # 4-bit weights that are whole since their forward: the walk counts them
+        self.elements, self.beside = 0, 0.0
+
+    def take(self, index: int) -> None:
+        self.indices.add(index)
+        self.elements += self.sizes[index]
+        self.beside += self.scaled[index]
+
+    def hold(self, index: int) -> None:
+        if index in self.indices and index not in self.of_graph:
+            self.of_graph.add(index)
+            self.beside -= self.scaled[index]
+
+    def let_go(self, index: int) -> None:
+        if index in self.of_graph:
+            self.of_graph.discard(index)
+            self.beside += self.scaled[index]
+
+    def release(self, index: int) -> None:
+        if index in self.indices:
+            self.let_go(index)  # fetched again, it will be there twice
+            self.indices.discard(index)
+            self.elements -= self.sizes[index]
+            self.beside -= self.scaled[index]
+
+
 @lru_cache(maxsize=256)
 def fetches(
     model: ModelSpec,
@@ -127,12 +162,11 @@ def fetches(
     uses, weights, frozen = _trace(model, lora, compute, codes, recomputes)
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
+    in_elements = [size * ratio for size, ratio in zip(sizes, ratios, strict=True)]
     again_in_backward = {use.weight for use in uses if use.phase == "backward"}
-    of_graph: set[int] = set()  # 4-bit weights that are whole since their forward: the walk counts them
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
     following = _next_uses(uses)
     passed = [0, *accumulate(sizes[use.weight] for use in uses)]  # elements traversed before each step
-    available: set[int] = set()
     waiting: list[int] = []  # frozen weights that a forward run again has fetched, until its layer's first backward
     fetched_for = [-1] * len(sizes)
     queue = 0  # the next use that the prefetcher has not looked at
@@ -141,24 +175,25 @@ def fetches(
     received: dict[tuple[str, str, int], float] = {}
     steps: dict[tuple[str, str, int], list[Step]] = {}
     buffers: list[_Buffer] = []
-    whole = 0
+    whole = _Whole(sizes, in_elements)
 
     def look_ahead(phase: str) -> None:
-        nonlocal queue, whole
+        nonlocal queue
         ahead: list[int] = []
         coming_elements = 0
-        room = min(limits.max_live - whole, limits.prefetch) if limits.prefetch else 0
+        room = min(limits.max_live - whole.elements, limits.prefetch) if limits.prefetch else 0
         while queue < len(uses) and coming_elements < room:
             coming = uses[queue].weight
             fetched_for[coming] = max(fetched_for[coming], queue)
-            if coming not in available and coming not in persistent:
+            if coming not in whole.indices and coming not in persistent:
                 ahead.append(coming)
                 coming_elements += sizes[coming]
-                available.add(coming)
+                whole.take(coming)
             queue += 1
-        whole += coming_elements
+        if not ahead:
+            return
         if len(ahead) > 1:
-            buffers.append(_Buffer(set(ahead), sum(sizes[index] * ratios[index] for index in ahead)))
+            buffers.append(_Buffer(set(ahead), sum(in_elements[index] for index in ahead)))
         for code in dict.fromkeys(_format(weights[index][1], codes) for index in ahead):  # a call a format
             together = [index for index in ahead if _format(weights[index][1], codes) == code]
             gathers.append(Gather(phase, tuple(sizes[index] for index in together), code))
@@ -166,10 +201,9 @@ def fetches(
     for _ in range(ROOTS):
         look_ahead("forward")
     for step, use in enumerate(uses):
-        if use.weight not in available and use.weight not in persistent:
+        if use.weight not in whole.indices and use.weight not in persistent:
             gathers.append(Gather(use.phase, (sizes[use.weight],), weights[use.weight][1]))
-            available.add(use.weight)
-            whole += sizes[use.weight]
+            whole.take(use.weight)
         if fetched_for[use.weight] < step:
             fetched_for[use.weight] = step
             queue = max(queue, step + 1)
@@ -181,9 +215,9 @@ def fetches(
         held = sum(buffer.elements for buffer in buffers if buffer.copied)
         look_ahead(use.phase)
         if use.phase == "forward" and weights[use.weight][1] is not None and use.weight in again_in_backward:
-            of_graph.add(use.weight)
+            whole.hold(use.weight)
         place = (use.phase, use.unit, use.layer)
-        whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
+        whole_now = whole.beside if codes else whole.elements
         if place not in live or whole_now + held > live[place] + received[place]:
             live[place], received[place] = whole_now, held
         if use.phase == "backward" and use.unit in LAYERS:
@@ -192,7 +226,7 @@ def fetches(
             gradient = 0 if use.again or use.weight in frozen else sizes[use.weight]
             uses_here.append(Step(made, made + gradient, whole_now, held))
         if use.phase == "backward":
-            of_graph.discard(use.weight)
+            whole.let_go(use.weight)
         again = following[step]
         reused_soon = again is not None and passed[again] - passed[step + 1] < limits.max_reuse
         released = [use.weight] if fetched_for[use.weight] <= step and not reused_soon else []
@@ -202,12 +236,9 @@ def fetches(
         elif use.phase == "backward" and waiting:
             released, waiting = [*waiting, *released], []
         for index in released:
-            if index in available:
-                available.discard(index)
-                of_graph.discard(index)  # fetched again, it will be there twice
-                whole -= sizes[index]
+            whole.release(index)
         if use.phase == "forward" and use.unit == "tail":
-            whole_now = sum(sizes[index] * ratios[index] for index in available - of_graph) if codes else whole
+            whole_now = whole.beside if codes else whole.elements
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
             received[("forward", "loss", -1)] = received[("backward", "loss", -1)] = held
     by_use = {place: tuple(uses_here) for place, uses_here in steps.items()}
@@ -234,36 +265,42 @@ def _trace(
     needs_backward: list[bool] = []
     order: dict[str, tuple[int, int]] = {}
 
-    def run(unit: str, layer: int, weights: list[Weight]) -> None:
+    def fetched(weights: Iterable[Weight]) -> list[tuple[Weight, int, float | None]]:
+        found: list[tuple[Weight, int, float | None]] = []
+        for weight in weights:
+            held = compute.local(compute.trained(weight))
+            code = codes.storage if codes is not None and held.form in NF4 else None
+            found.append((weight, fetched_elements(held, code or 1.0), code))
+        return found
+
+    def run(unit: str, layer: int, weights: list[tuple[Weight, int, float | None]]) -> None:
         nonlocal trained_so_far
         trained_here: list[Weight] = []
-        for weight in weights:
+        for weight, elements, code in weights:
             # Modules that read the same tensor need a backward only for what was trained before that tensor.
-            before = any(_reads_after(weight, one, order) for one in trained_here)
-            needs_backward.append(weight.trainable or trained_so_far or before)
+            needed = weight.trainable or trained_so_far
+            needs_backward.append(needed or any(_reads_after(weight, one, order) for one in trained_here))
             if weight.trainable:
                 trained_here.append(weight)
             else:
                 frozen.add(len(sizes))
             forward.append(_Use("forward", unit, layer, len(sizes)))
             modules.append(weight.name.removesuffix(".bias"))
-            held = compute.local(compute.trained(weight))
-            code = codes.storage if codes is not None and held.form in NF4 else None
-            sizes.append((fetched_elements(held, code or 1.0), code))
+            sizes.append((elements, code))
         trained_so_far = trained_so_far or bool(trained_here)
 
     first = {weight.name for weight in first_weights(model)} if model.tied else set()
     table = [weight for weight in units["tail"] if weight.name in first]
-    run("embed", -1, table or list(units["embed"]))
+    run("embed", -1, fetched(table or units["embed"]))
     layer = 0
     for unit in LAYERS:
         order = execution_order(model, unit) if units[unit] else {}
         # A weight's adapters run right after it.
-        ordered = sorted(units[unit], key=lambda weight: order[_base_name(weight)])
+        ordered = fetched(sorted(units[unit], key=lambda weight: order[_base_name(weight)]))
         for _ in range(repeats(model, unit)):
             run(unit, layer, ordered)
             layer += 1
-    run("tail", -1, [weight for weight in units["tail"] if weight not in table])
+    run("tail", -1, fetched(weight for weight in units["tail"] if weight not in table))
     if table:  # tied: the head uses the embedding's weight again
         needs_backward.append(True)
         forward.append(_Use("forward", "tail", -1, 0))

@@ -33,7 +33,7 @@ HF = Kernels()
 """Transformers' modules."""
 
 
-class Compute(msgspec.Struct, frozen=True):
+class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     """`weight_bytes` a weight element as the forward sees it, `element_bytes` a result of a matrix product.
 
     They differ only under autocast (fp32 weights, 16-bit products). `adapter_bytes` is an element of LoRA's matrices

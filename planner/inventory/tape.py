@@ -12,7 +12,8 @@ gradient for the same tensor is added out of place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from planner.inventory.tensors import NOTHING, Size
 
@@ -20,7 +21,7 @@ ACTIVATIONS, LOGITS, TEMPORARIES, GATHERED = "activations", "logits", "temporari
 TERMS = (ACTIVATIONS, LOGITS, TEMPORARIES, GATHERED)
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, frozen=True):
     """Live bytes at one allocation.
 
     `unit` is "embed", "layer", "tail" (final norm and head) or "loss"; `layer` its 0-based index, else -1. `live`
@@ -68,7 +69,7 @@ class Tensor:
 Backward = Callable[[Storage], None]
 
 
-class Node(NamedTuple):
+class Node(msgspec.Struct, frozen=True):
     """One autograd node: its output, what it saved, what its backward does, the unit and the weight it belongs to."""
 
     output: Tensor

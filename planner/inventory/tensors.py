@@ -5,12 +5,15 @@ Not here: which weights a model has (block.py, attention.py, ends.py, lora.py) o
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
 
 from planner.arith import Number, ceil_div, is_column, where
+
+_made = tuple.__new__
 
 
 class Size(NamedTuple):
@@ -25,11 +28,12 @@ class Size(NamedTuple):
     fixed: float = 0.0
     per_pair: float = 0.0
 
+    # Made as tuples are, not by the constructor, which takes twice as long: a walk adds thousands.
     def __add__(self, other: Size) -> Size:  # type: ignore[override]
-        return Size(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
+        return _made(Size, (self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3]))
 
     def __sub__(self, other: Size) -> Size:
-        return Size(self[0] - other[0], self[1] - other[1], self[2] - other[2], self[3] - other[3])
+        return _made(Size, (self[0] - other[0], self[1] - other[1], self[2] - other[2], self[3] - other[3]))
 
     def __mul__(self, factor: float) -> Size:  # type: ignore[override]
         return Size(self[0] * factor, self[1] * factor, self[2] * factor, self[3] * factor)
@@ -43,7 +47,7 @@ class Size(NamedTuple):
 NOTHING = Size()
 
 
-class Weight(msgspec.Struct, frozen=True, kw_only=True):
+class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One weight tensor: its name in the model code, shape in elements, and the unit it is wrapped with.
 
     `unit` is "embed", "dense" (each of the leading dense layers of a mixture of experts), "layer" (each of the other
@@ -84,7 +88,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True):
         mine = ceil_div(pieces, tp) * (rows // pieces)
         return (*self.shape[: self.split], mine, *self.shape[self.split + 1 :])
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of elements."""
         return prod(self.shape)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from planner.inventory.block import layer_parts, walk_layer
 from planner.inventory.compute import Compute
@@ -30,7 +32,7 @@ Live = tuple[Size, ...]
 """Bytes by term, as tape.TERMS."""
 
 
-class Stage(NamedTuple):
+class Stage(msgspec.Struct, frozen=True):
     """Part of the model on one pipeline rank: how many layers of each kind, whether it has the embedding and the
     head."""
 
@@ -40,7 +42,7 @@ class Stage(NamedTuple):
     layers: int
 
 
-class Walk(NamedTuple):
+class Walk(msgspec.Struct, frozen=True):
     """Moments in no particular order, what one micro-batch keeps between its forward and its backward, and how much of
     that is one layer's, for each kind in LAYERS."""
 
@@ -54,7 +56,7 @@ def whole_model(model: ModelSpec) -> Stage:
     return Stage(True, True, model.dense_layers, model.layers - model.dense_layers)
 
 
-class _Sampled(NamedTuple):
+class _Sampled(msgspec.Struct, frozen=True):
     """Moments of a sample, the bytes a layer of each kind keeps to its backward and those that wait for the end of the
     forward alone (in autocast's cache), and what is kept when forward ends."""
 
@@ -196,7 +198,7 @@ def _highest(moments: list[Moment]) -> list[Moment]:
     for moment in moments:
         height = _height(moment)
         rivals = kept.setdefault((moment.phase, moment.unit, moment.layer, moment.entering), [])
-        for rival, _ in rivals:
+        for rival, _ in reversed(rivals):  # a late one is the likeliest
             if _covers(rival, height):
                 break
         else:
@@ -238,7 +240,7 @@ def _covers(high: Height, low: Height) -> bool:
     )
 
 
-class _Places(NamedTuple):
+class _Places(msgspec.Struct, frozen=True):
     """For each sampled layer: (real index, bytes kept by layers that were not sampled before it) of the first and of
     the last layer that it stands for."""
 
@@ -267,8 +269,8 @@ def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
     """A moment of the sample as moments of the real stage."""
     if raw.layer < 0:
         full = raw.unit != "embed"
-        return [raw._replace(live=_plus(raw.live, places.all_extra)) if full else raw]
-    moments = [raw._replace(layer=index, live=_plus(raw.live, more)) for index, more in places.of_layer[raw.layer]]
+        return [replace(raw, live=_plus(raw.live, places.all_extra)) if full else raw]
+    moments = [replace(raw, layer=index, live=_plus(raw.live, more)) for index, more in places.of_layer[raw.layer]]
     # Forward only grows: the last of the layers it stands for is the fullest.
     return moments if raw.phase == "backward" else moments[-1:]
 
@@ -333,8 +335,8 @@ def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, befor
     made, middle = _minus(tuple(tape.live.values()), before), len(tape.moments)
     tape.play(early)
     waiting = _minus(_minus(tuple(tape.live.values()), before), made)
-    tape.moments[begin:middle] = [one._replace(live=_plus(one.live, waiting)) for one in tape.moments[begin:middle]]
-    tape.moments[middle:] = [one._replace(live=_minus(one.live, made)) for one in tape.moments[middle:]]
+    tape.moments[begin:middle] = [replace(one, live=_plus(one.live, waiting)) for one in tape.moments[begin:middle]]
+    tape.moments[middle:] = [replace(one, live=_minus(one.live, made)) for one in tape.moments[middle:]]
 
 
 def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> list[str]:

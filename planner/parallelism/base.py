@@ -5,12 +5,12 @@ Not here: what software really does (engines/).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from planner.arith import Number
 
 
-class IdealCollective(NamedTuple):
+class IdealCollective(msgspec.Struct, frozen=True):
     """Calls of one kind in one optimizer step: payload of all `calls` of them together, in bytes."""
 
     op: str

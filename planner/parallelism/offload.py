@@ -7,7 +7,7 @@ P elements, d shards. Not here: the buffers that software adds (engines/host.py)
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from planner.arith import Number, maximum
 from planner.formula import formula
@@ -18,7 +18,7 @@ LAYERS_ON_DEVICE = 1
 """Layers whose saved tensors are on the device beside those of the layer at work: one is on its way out or in."""
 
 
-class Transfer(NamedTuple):
+class Transfer(msgspec.Struct, frozen=True):
     """What one rank moves over its host link in one phase of a step, both directions, in bytes."""
 
     phase: str

@@ -14,7 +14,7 @@ Packing = Literal["padded", "packed"]
 Storage = Literal["bf16", "uint8"]
 
 
-class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """Low-rank adapters (Hu et al. 2021) on the named linear modules of every layer.
 
     `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32.
@@ -77,7 +77,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: str | None = None
 
 
-class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """The objective. `global_batch_size` counts sequences an optimizer step; lengths are in tokens.
 
     `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives

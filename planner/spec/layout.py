@@ -38,7 +38,7 @@ STRATEGIES = (
 )
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """One way to run a job on a cluster.
 
     The dense factorisation of the ranks is pp x dp_replicate x dp_shard x cp x tp, outermost first.

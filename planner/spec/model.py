@@ -58,7 +58,7 @@ class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """A decoder: attention and an MLP in every layer. The defaults are Llama's: RMSNorm, rotary, SwiGLU, no biases.
 
     Sizes are counts of elements. `family` is the model_type of Transformers' modules that train it. `parameters` is

@@ -18,7 +18,7 @@ class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     context_bytes: float = 0.0
 
 
-class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """What the model code keeps and computes, part by part; a preset of presets/kernels, by value.
 
     `column_input` says whether a column-parallel linear keeps its gathered input or gathers it again in backward,
