@@ -17,7 +17,8 @@ import msgspec
 
 from executor import alive, badloss, checkpoints, joining, rundir, steplines
 from executor.alive import ALIVE
-from executor.checkpoints import Complete, Policy
+from executor.checkpoint_policy import Policy
+from executor.checkpoints import Complete
 from executor.joining import JOIN, JOINED, Joining, without_secrets
 from executor.prepare import Prepared
 from executor.rundir import Launcher

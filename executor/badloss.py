@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from executor import rundir, steplines
-from executor.checkpoints import Policy as Checkpoints
+from executor.checkpoint_policy import Policy as Checkpoints
 from executor.steplines import ROLLED_BACK
 from planner.errors import PlannerError
 from planner.plan import write_whole

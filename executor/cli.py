@@ -5,28 +5,38 @@ Not here: any of the work (launch.py, report.py) or how errors end the process (
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from executor import badloss, checkpoints, dryrun, environment, launch, rundir
+from executor import badloss, checkpoint_policy, dryrun, environment, launch, lines, rundir
 from executor import report as reports
+from executor.cli_options import (
+    CHECK,
+    CHECKPOINT_EVERY,
+    DEBUG_NETWORK,
+    KEEP_EVERY,
+    KEEP_LAST,
+    LOSS_SPIKE,
+    MAX_RESTARTS,
+    MAX_SKIPS,
+    MEET_TIMEOUT,
+    ON_BAD_LOSS,
+    SPIKE_WINDOW,
+    STALL_TIMEOUT,
+    TOLERANCE,
+)
+from executor.cli_output import confirm, console, end_on_hosts, finish, tell, tell_job, verdict
 from executor.reap import standing
 from executor.report_text import render
 from planner import __version__, command
 from planner.plan import Plan, read_plan
-from planner.record import RunRecord
-from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
-OUTSIDE_BAND = 6
 
 EXAMPLES = """
  executor check plan.json                            # can it run here: devices, files, limits, an all-reduce
@@ -60,74 +70,6 @@ LATER = {
     "watch": "executor.cli_watch:watch",
 }
 """Commands that are imported when they are called."""
-
-
-CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
-MEET_TIMEOUT = click.option(
-    "--meet-timeout",
-    type=click.FloatRange(min=1),
-    callback=command.finite,
-    default=600.0,
-    show_default=True,
-    help="Seconds for all ranks to meet.",
-)
-MAX_RESTARTS = click.option(
-    "--max-restarts",
-    type=click.IntRange(0, 100),
-    default=0,
-    show_default=True,
-    help="Start again from the newest checkpoint so often, where a rank or a node died or hung.",
-)
-STALL_TIMEOUT = click.option(
-    "--stall-timeout",
-    type=click.FloatRange(min=1),
-    callback=command.finite,
-    default=None,
-    help="Seconds without progress after which a run hangs (default: 60, or 20 median steps).",
-)
-CHECKPOINT_EVERY = click.option(
-    "--checkpoint-every",
-    metavar="STEPS|TIME|signal",
-    help="Write a checkpoint every 20 steps (20) or 10 minutes (10m), on a signal alone (signal), or never; on a "
-    "signal in any case (default: the plan's interval, where it states one, else never).",
-)
-KEEP_LAST = click.option("--keep-last", type=int, metavar="K", help="Checkpoints to keep (default: 2).")
-KEEP_EVERY = click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
-DEBUG_NETWORK = click.option(
-    "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."
-)
-ON_BAD_LOSS = click.option(
-    "--on-bad-loss",
-    type=click.Choice(badloss.ACTIONS),
-    help="When a loss or a gradient norm is not finite, or a loss explodes: stop the run, skip the step, or go back to "
-    "the newest checkpoint and leave out the batches since (default: stop).",
-)
-LOSS_SPIKE = click.option(
-    "--loss-spike",
-    type=click.FloatRange(min=0),
-    callback=command.finite,
-    metavar="DEVIATIONS",
-    help=f"A loss explodes that is so many robust deviations above the median (default: {badloss.FACTOR:g} with skip "
-    "and rollback; none with stop, and 0, judge none).",
-)
-SPIKE_WINDOW = click.option(
-    "--spike-window",
-    type=click.IntRange(min=3),
-    metavar="STEPS",
-    help=f"Median and deviation are of so many good steps before it (default: {badloss.WINDOW}).",
-)
-MAX_SKIPS = click.option(
-    "--max-skips",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help=f"With skip: the run ends where more steps in a row are bad (default: {badloss.MAX_SKIPS}).",
-)
-TOLERANCE = click.option(
-    "--tolerance",
-    multiple=True,
-    metavar="NAME=PERCENT",
-    help="Band for --check: memory=5, payload=0, time=30. Repeatable.",
-)
 
 
 @click.group(
@@ -273,7 +215,7 @@ def run(
         raise click.UsageError("--max-restarts is for the built-in trainer: leave it out")
     if output and not dry_run:
         raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
-    tolerances = reports.parse_tolerances(tolerance)
+    tolerances = lines.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
     options = launch.Options(
         run_dir=run_dir or output or rundir.default_folder(plan),
@@ -286,7 +228,7 @@ def run(
         env=environment.debugging(env) if debug_network else env,
         meet_s=meet_timeout,
         stall_s=stall_timeout,
-        checkpoints=None if script else checkpoints.asked(plan, checkpoint_every, keep_last, keep_every),
+        checkpoints=None if script else checkpoint_policy.asked(plan, checkpoint_every, keep_last, keep_every),
         max_restarts=max_restarts,
         bad_loss=bad_loss or badloss.STOP,
     )
@@ -312,7 +254,7 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
     """Predicted against measured, line by line, from the folder RUN alone."""
-    tolerances = reports.parse_tolerances(tolerance)
+    tolerances = lines.parse_tolerances(tolerance)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None
     if as_json:
@@ -341,42 +283,6 @@ def main() -> None:
     command.main(executor, name="executor")
 
 
-def tell(text: str) -> None:
-    """Say something to the person, on stderr."""
-    click.echo(text, err=True)
-
-
-def console(stderr: bool) -> Console:
-    """Where text is drawn."""
-    from rich.console import Console  # rich only where something is drawn
-
-    return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
-
-
-def confirm(ready: launch.Prepared, yes: bool) -> None:
-    """Say what will run, and ask whether it shall where somebody can answer."""
-    tell(_headline(ready))
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm("Start?", abort=True, default=True, err=True)
-
-
-def _headline(ready: launch.Prepared) -> str:
-    plan, layout, nodes = ready.plan, ready.plan.layout, len(ready.hosts.hosts)
-    sizes = " ".join(
-        f"{axis}={size}"
-        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-        if (size := getattr(layout, axis)) > 1
-    )
-    peak = max((phase.total for phase in plan.prediction.memory), default=None)
-    where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
-    step = format_seconds(plan.prediction.step_s) + " a step"
-    guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
-    predicted = f"predicted {format_bytes(peak)} a rank, {step}{guess}"
-    return (
-        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
-    )
-
-
 def _show_dry_run(plan: Plan, options: launch.Options, output: Path | None, as_json: bool) -> int:
     if output is not None:
         rundir.check_new(output, "--output")
@@ -392,7 +298,7 @@ def _by_slurm(
     options: launch.Options,
     sbatch: tuple[str, ...],
     dry: tuple[Path | None, bool],
-    tolerances: reports.Tolerances | None,
+    tolerances: lines.Tolerances | None,
     as_json: bool,
 ) -> int:
     """Show or write the job's script, or run in the allocation that there is, or submit the job."""
@@ -411,56 +317,6 @@ def _by_slurm(
         ready, record = slurm_run.run(plan, options, tell)
         return finish(ready, record, tolerances, as_json)
     return tell_job(options.run_dir, slurm_run.submit(plan, options, tell, sbatch), as_json)
-
-
-def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
-    """Print the job that a run was submitted as; the exit code of the command."""
-    from executor import slurm
-
-    word, sentence = slurm.standing(job)
-    if as_json:
-        click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
-    tell(f"{word}: {sentence}. How it stands: executor status {shlex.quote(os.path.relpath(run_dir))}")
-    return 0
-
-
-def finish(ready: launch.Prepared, record: RunRecord, tolerances: reports.Tolerances | None, as_json: bool) -> int:
-    """Print how a run ended, and its report where there is one; the exit code of the command."""
-    folder = ready.options.run_dir
-    if record.exit_code:
-        tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
-    built = reports.build(folder) if record.measured or tolerances else None
-    outside = reports.check(built, tolerances) if built and tolerances and not record.exit_code else None
-    if as_json:
-        whole = {"run_dir": str(folder)} | msgspec.to_builtins(record)
-        if built:
-            whole["report"] = msgspec.Raw(reports.as_json(built, outside, tolerances))
-        click.echo(msgspec.json.encode(whole))
-    elif built and not record.exit_code:
-        render(built, console(stderr=True))
-    elif ready.options.script and not record.exit_code:
-        tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
-    if not record.exit_code:
-        again = f"executor report {shlex.quote(os.path.relpath(folder))}"
-        tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
-        if ready.options.save_weights:
-            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
-    return record.exit_code or verdict(outside)
-
-
-def end_on_hosts(folder: Path, run_id: str) -> list[str]:
-    """End what a run whose launcher is gone left on other hosts; a sentence for each."""
-    from executor import ssh_run  # where a run was on other hosts
-
-    return ssh_run.ended_on_hosts(folder, run_id, tell)
-
-
-def verdict(outside: tuple[str, ...] | None) -> int:
-    """The exit code of --check; what lies outside the band is told."""
-    if outside:
-        tell(f"error: outside the predicted band: {'; '.join(outside)}.")
-        return OUTSIDE_BAND
-    return 0
 
 
 if __name__ == "__main__":

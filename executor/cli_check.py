@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from executor import cli, rundir, ssh
+from executor import cli_output, rundir, ssh
 from executor.checks import check as checking
 from executor.checks import table
 from executor.checks.elsewhere import check_hosts
@@ -71,7 +71,7 @@ def check(
         raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
     plan = read_plan(plan_file)
     wanted = plan.cluster.nodes if nodes is None else nodes
-    machines = fleet_of(hosts, plan, wanted, cli.tell).used if hosts else ()
+    machines = fleet_of(hosts, plan, wanted, cli_output.tell).used if hosts else ()
     options = Options(
         run_dir=run_dir or rundir.default_folder(plan),
         nodes=wanted,
@@ -79,11 +79,11 @@ def check(
         save_weights=save_weights,
         env=env,
     )
-    made = decided(plan, options, cli.tell)
+    made = decided(plan, options, cli_output.tell)
     whole = inputs.resolved(made.plan)
     if machines:
         names = tuple(one.name for one in machines)
-        with ssh.contact(machines, cli.tell) as contact:
+        with ssh.contact(machines, cli_output.tell) as contact:
             found = check_hosts(
                 contact,
                 whole,
@@ -97,7 +97,7 @@ def check(
     else:
         names, ranks = (socket.gethostname(),), made.ranks
         if whole.cluster.gpu.kind == "cuda" and made.processes <= visible_gpus() < ranks:
-            cli.tell(f"this machine is asked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
+            cli_output.tell(f"this machine is asked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
             ranks = made.processes
         found = checking.checked(
             checking.ThisMachine(), names, whole, options, ranks=ranks, all_reduce=all_reduce, debug=debug_network

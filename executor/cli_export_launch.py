@@ -11,7 +11,7 @@ from typing import get_args
 import click
 import msgspec
 
-from executor import checkpoints, cli, launch_export
+from executor import checkpoint_policy, cli_options, cli_output, launch_export
 from executor.prepare import Options
 from planner import command
 from planner.plan import read_plan
@@ -32,10 +32,10 @@ from planner.plan import read_plan
 @click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
 @click.option("--save-weights/--no-save-weights", default=True, help="Save the trained weights (default: saved).")
-@cli.CHECKPOINT_EVERY
-@cli.KEEP_LAST
-@cli.KEEP_EVERY
-@cli.STALL_TIMEOUT
+@cli_options.CHECKPOINT_EVERY
+@cli_options.KEEP_LAST
+@cli_options.KEEP_EVERY
+@cli_options.STALL_TIMEOUT
 @click.option(
     "--max-restarts",
     type=click.IntRange(0, 100),
@@ -64,21 +64,21 @@ def export_launch(
     """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
     plan = read_plan(plan_file)
     asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
-    every = checkpoints.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
+    every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
     options = Options(
         run_dir=output,
         nodes=plan.cluster.nodes,
         save_weights=save_weights,
         env=env,
-        checkpoints=checkpoints.asked(plan, every, keep_last, keep_every),
+        checkpoints=checkpoint_policy.asked(plan, every, keep_last, keep_every),
         stall_s=stall_timeout,
         max_restarts=max_restarts,
     )
-    made = launch_export.export(plan, to, options, asked, cli.tell)
+    made = launch_export.export(plan, to, options, asked, cli_output.tell)
     if as_json:
         click.echo(msgspec.json.encode({"schema": "export-launch/1"} | msgspec.to_builtins(made, enc_hook=str)))
         return 0
     for note in made.notes:
-        cli.tell(f"note: {note}")
+        cli_output.tell(f"note: {note}")
     click.echo(made.start)
     return 0

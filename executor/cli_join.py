@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor import cli, environment, slurm
+from executor import cli_options, cli_output, environment, slurm
 from executor import join as joins
 
 
@@ -40,8 +40,8 @@ from executor import join as joins
     help="The word of this start, the same on every node: where RUN writes checkpoints and had a start of another word,"
     " it goes on from the newest. With --slurm it is the job's.",
 )
-@cli.MEET_TIMEOUT
-@cli.DEBUG_NETWORK
+@cli_options.MEET_TIMEOUT
+@cli_options.DEBUG_NETWORK
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def join(
     run: Path,
@@ -66,11 +66,11 @@ def join(
     asked = joins.Asked(
         node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout, start=start
     )
-    ready, record = joins.join(run, asked, cli.tell)
+    ready, record = joins.join(run, asked, cli_output.tell)
     if node_rank == 0:
-        return cli.finish(ready, record, None, as_json)
+        return cli_output.finish(ready, record, None, as_json)
     if as_json:
         click.echo(msgspec.json.encode({"run_dir": str(run), "node": asked.node} | msgspec.to_builtins(record)))
     if record.exit_code:
-        cli.tell(f"error: {record.message.rstrip('.')}. Logs: {ready.options.run_dir / 'logs'}")
+        cli_output.tell(f"error: {record.message.rstrip('.')}. Logs: {ready.options.run_dir / 'logs'}")
     return record.exit_code

@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor import attempts, badloss, cli, dryrun, launch, preflight, resume, rundir, stop
+from executor import attempts, badloss, cli_options, cli_output, dryrun, launch, preflight, resume, rundir, stop
 from executor.attempts import Place
 from executor.fleet import Fleet, fleet_of
+from executor.hosts import kept_hosts
 from executor.prepare import Options, Prepared, folder_checks
 from executor.supervise import Echo
 from planner import command
@@ -58,11 +59,11 @@ Going = Callable[..., tuple[Prepared, Place]]
 )
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
-@cli.STALL_TIMEOUT
-@cli.ON_BAD_LOSS
-@cli.LOSS_SPIKE
-@cli.SPIKE_WINDOW
-@cli.MAX_SKIPS
+@cli_options.STALL_TIMEOUT
+@cli_options.ON_BAD_LOSS
+@cli_options.LOSS_SPIKE
+@cli_options.SPIKE_WINDOW
+@cli_options.MAX_SKIPS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run_again(
     folder: Path,
@@ -93,7 +94,9 @@ def run_again(
         raise click.UsageError("--max-restarts is for runs here or by ssh, and not for nodes that join a run")
     if sbatch and by != "slurm":
         raise click.UsageError("--sbatch is for a run of Slurm, and this is none")
-    prepared = partial(resume.prepare, folder, other, cli.tell, env=env, changed=changed, on_hosts=cli.end_on_hosts)
+    prepared = partial(
+        resume.prepare, folder, other, cli_output.tell, env=env, changed=changed, on_hosts=cli_output.end_on_hosts
+    )
     if by == "slurm":
         return _by_slurm(folder, prepared, sbatch, other is not None, as_json)
     if by == "join":
@@ -104,9 +107,9 @@ def run_again(
     if by == "ssh":
         prepare, start, find = _by_ssh(folder, hosts, master)
     ready, place = prepared(launcher=prepare, find=find)
-    cli.confirm(ready, yes)
-    record = resume.execute(ready, place, cli.tell, start)
-    return cli.finish(ready, record, None, as_json)
+    cli_output.confirm(ready, yes)
+    record = resume.execute(ready, place, cli_output.tell, start)
+    return cli_output.finish(ready, record, None, as_json)
 
 
 def _by_slurm(folder: Path, prepared: Going, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
@@ -125,12 +128,12 @@ def _by_slurm(folder: Path, prepared: Going, sbatch: tuple[str, ...], other: boo
 
     ready, place = prepared(launcher=prepare)
     found, script = made[-1]
-    resume.put_aside(ready, place, cli.tell)
+    resume.put_aside(ready, place, cli_output.tell)
     if slurm_run.inside():
-        return cli.finish(*slurm_run.started(found, given), None, as_json)
+        return cli_output.finish(*slurm_run.started(found, given), None, as_json)
     kept = (ready.options.run_dir / slurm.SCRIPT).is_file() and not (sbatch or other)
     slurm_run.write(found, None if kept else script, ready.options.run_dir, given)
-    return cli.tell_job(ready.options.run_dir, slurm_run.sent(ready.options.run_dir), as_json)
+    return cli_output.tell_job(ready.options.run_dir, slurm_run.sent(ready.options.run_dir), as_json)
 
 
 def _by_join(prepared: Going, as_json: bool) -> int:
@@ -143,7 +146,7 @@ def _by_join(prepared: Going, as_json: bool) -> int:
         return made[-1].ready
 
     ready, place = prepared(launcher=prepare)
-    resume.put_aside(ready, place, cli.tell)
+    resume.put_aside(ready, place, cli_output.tell)
     dryrun.write(made[-1], ready.options.run_dir)
     commands = [dryrun.join_command(made[-1], node) for node in range(ready.plan.cluster.nodes)]
     if as_json:
@@ -155,7 +158,7 @@ def _by_join(prepared: Going, as_json: bool) -> int:
         }
         click.echo(msgspec.json.encode(found))
         return 0
-    cli.tell("ready: its nodes are to join it")
+    cli_output.tell("ready: its nodes are to join it")
     click.echo("\n".join(commands))
     return 0
 
@@ -165,12 +168,12 @@ def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepa
     are."""
     from executor import elsewhere, ssh_run  # where it is asked for
 
-    fleets: list[Fleet] = [] if hosts else [Fleet(ssh_run.kept_hosts(folder))]
+    fleets: list[Fleet] = [] if hosts else [Fleet(kept_hosts(folder))]
 
     def fleet(plan: Plan) -> Fleet:
         nodes = plan.cluster.nodes
         if hosts is not None and not fleets:
-            fleets.append(fleet_of(hosts, plan, nodes, cli.tell))
+            fleets.append(fleet_of(hosts, plan, nodes, cli_output.tell))
         if len(fleets[-1].used) != nodes:
             rule = f"has {nodes} nodes, and the run had {len(fleets[-1].used)} hosts"
             raise PlannerError("--plan", nodes, rule, "Name that many: --hosts FILE", exit_code=3)

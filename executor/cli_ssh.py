@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor import cli, dryrun, launch, rundir, ssh_run
+from executor import cli_output, dryrun, launch, rundir, ssh_run
 from executor.fleet import fleet_of
-from executor.report import Tolerances
+from executor.lines import Tolerances
 from planner.plan import Plan
 
 
@@ -31,20 +31,20 @@ class Asked:
 
 def run(plan: Plan, options: launch.Options, asked: Asked, tolerances: Tolerances | None, as_json: bool) -> int:
     """Run on the hosts of a file, or show how they would be reached and what would start; the exit code."""
-    fleet = fleet_of(asked.hosts, plan, options.nodes, cli.tell)
+    fleet = fleet_of(asked.hosts, plan, options.nodes, cli_output.tell)
     if asked.dry:
         if asked.output is not None:
             rundir.check_new(asked.output, "--output")
-        found, reached = ssh_run.dry_run(plan, options, fleet.used, cli.tell)
+        found, reached = ssh_run.dry_run(plan, options, fleet.used, cli_output.tell)
         if as_json:
             click.echo(msgspec.json.encode(msgspec.json.decode(dryrun.as_json(found)) | {"ssh": reached}))
         else:
             lines = [f"# node {node} is reached by\n{line}" for node, line in enumerate(reached)]
             click.echo("\n".join([dryrun.as_text(found), "", *lines]))
         if asked.output is not None:
-            cli.tell(f"wrote {asked.output}: {', '.join(dryrun.write(found, asked.output))}")
+            cli_output.tell(f"wrote {asked.output}: {', '.join(dryrun.write(found, asked.output))}")
         return 0
-    ready = ssh_run.prepare(plan, replace(options, place=asked.place), fleet.used, cli.tell)
-    cli.confirm(ready, asked.yes)
-    record = ssh_run.run(ready, fleet, cli.tell, master=asked.master, place=asked.place)
-    return cli.finish(ready, record, tolerances, as_json)
+    ready = ssh_run.prepare(plan, replace(options, place=asked.place), fleet.used, cli_output.tell)
+    cli_output.confirm(ready, asked.yes)
+    record = ssh_run.run(ready, fleet, cli_output.tell, master=asked.master, place=asked.place)
+    return cli_output.finish(ready, record, tolerances, as_json)

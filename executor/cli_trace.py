@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from executor import report as reports
+from executor import lines, tracekernels
 from executor import trace as traces
-from executor import tracekernels
-from executor.cli import CHECK, TOLERANCE, console, verdict
+from executor.cli_options import CHECK, TOLERANCE
+from executor.cli_output import console, verdict
 from planner.plan import read_plan
 
 
@@ -28,7 +28,7 @@ def trace(
     plan_file: Path, rank: int, full: bool, kernels: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool
 ) -> int:
     """Trace one rank's step of PLAN on fake tensors: no GPU, no other rank."""
-    tolerances = reports.parse_tolerances(tolerance)
+    tolerances = lines.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
     built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)
     outside = traces.judge(built, tolerances) if judge else None

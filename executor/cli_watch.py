@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from executor.attach import follow
-from executor.cli import tell
+from executor.cli_output import tell
 from executor.view import LOOK_S, Lookout
 from executor.view_text import summary, writer
 from planner.command import INTERRUPTED

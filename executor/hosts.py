@@ -15,7 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
+from executor import rundir
 from planner.errors import PlannerError, did_you_mean
+from planner.plan import write_whole
 
 FIELD = "--hosts"
 DEFAULTS = "*"
@@ -147,3 +151,22 @@ def _value(path: Path, number: int, word: str, value: str) -> str | int:
 
 def _refused(path: Path, number: int, value: object, rule: str, fix: str) -> PlannerError:
     return PlannerError(f"{FIELD}: {path.name} line {number}", value, rule, fix)
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """hosts.json."""
+
+    schema: str = "hosts/1"
+    hosts: tuple[Machine, ...]
+
+
+def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
+    """Write the hosts of a run into its folder, for its owner alone to read."""
+    path = run / rundir.HOSTS
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_Kept(hosts=machines)), indent=2) + b"\n")
+    path.chmod(0o600)
+
+
+def kept_hosts(run: Path) -> tuple[Machine, ...]:
+    """The hosts that a run was started on, by node."""
+    return rundir.read_json(run / rundir.HOSTS, _Kept).hosts

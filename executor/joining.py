@@ -18,7 +18,7 @@ import msgspec
 import executor
 import planner
 from executor import badloss, rundir
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.environment import masked
 from planner.errors import PlannerError
 from planner.plan import write_whole

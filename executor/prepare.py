@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from executor import badloss, checkpoints, datacheck, environment, preflight, rundir
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.checks import limits
 from executor.launchers import local
 from executor.preflight import Check

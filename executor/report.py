@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from executor import attempts, badloss, rundir, stragglers
+from executor.lines import Line, Tolerances, encoded, join, outside
 from executor.stragglers import Straggler
 from executor.view import host_names
 from planner.case import Case
-from planner.errors import PlannerError
 from planner.groups import coordinates
 from planner.memory import memory_breakdown
 from planner.plan import Collective, PhaseMemory, Plan, StagePrediction
@@ -31,21 +31,6 @@ PACKET_HEADERS = 66
 """Bytes before the data of a TCP packet on Ethernet: 14, 20 of IPv4, 32 of TCP with its time stamps."""
 SMALL_SHARE = 0.02
 """Memory terms under this share of the peak are listed apart: their error says nothing of the fit."""
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure on both sides. None means that this side does not have it: missing, which is not zero."""
-
-    name: str
-    predicted: float | None
-    measured: float | None
-
-    @property
-    def error_percent(self) -> float | None:
-        """Signed: above zero, the prediction was too high. None unless both sides have a figure to compare."""
-        if self.predicted is None or not self.measured:
-            return 0.0 if self.predicted == 0 and self.measured == 0 else None
-        return (self.predicted / self.measured - 1) * 100
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,14 +107,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: tuple[Straggler, ...] = ()
     """Ranks that the others waited for, as far as the trainer measured (executor.stragglers)."""
     bad_steps: tuple[BadStep, ...] = ()
-
-
-class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
-    """Allowed distance between prediction and measurement, in percent. None: not judged."""
-
-    memory: float = 5.0
-    payload: float = 0.0
-    time: float | None = None
 
 
 def build(folder: Path) -> Report:
@@ -324,12 +301,6 @@ def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tup
     return line, packets * PACKET_HEADERS if all_counted else None
 
 
-def join(predicted: dict[str, float], measured: dict[str, float]) -> tuple[Line, ...]:
-    """Every name of either side once, in the order in which the prediction, then the measurement, brings them."""
-    names = [*predicted, *(name for name in measured if name not in predicted)]
-    return tuple(Line(name=name, predicted=predicted.get(name), measured=measured.get(name)) for name in names)
-
-
 def check(report: Report, tolerances: Tolerances) -> tuple[str, ...]:
     """Sentences naming each figure outside its tolerance, or missing where it should be judged. Empty means inside."""
     judged: list[tuple[str, Line, float]] = [("memory peak", report.memory.peak, tolerances.memory)]
@@ -341,49 +312,9 @@ def check(report: Report, tolerances: Tolerances) -> tuple[str, ...]:
     return outside(judged)
 
 
-def outside(judged: Iterable[tuple[str, Line, float]]) -> tuple[str, ...]:
-    """Sentences for those of (name, line, percent allowed) that are further off, or lack a side."""
-    found = []
-    for name, line, allowed in judged:
-        # 1e-9: sums of the same bytes in another order may differ in the last bit of a float.
-        if line.error_percent is None:
-            side = "predicted" if line.predicted is None else "measured"
-            found.append(f"{name}: none was {side}")
-        elif abs(line.error_percent) > allowed + 1e-9:
-            found.append(f"{name}: {line.error_percent:+.2f} % where {allowed:g} % is allowed")
-    return tuple(found)
-
-
-def parse_tolerances(given: Iterable[str]) -> Tolerances:
-    """`memory=5 payload=0 time=30`; a bare number is the memory's."""
-    found: dict[str, float] = {}
-    for text in given:
-        name, _, value = text.rpartition("=")
-        name = name or "memory"
-        if name not in Tolerances.__struct_fields__:
-            raise PlannerError("--tolerance", text, "judges memory, payload or time", "Write it like memory=5")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            raise PlannerError("--tolerance", text, "is not a number of percent", "Write it like memory=5") from None
-        if not 0 <= found[name] < float("inf"):
-            raise PlannerError("--tolerance", text, "must be zero or more", "Write it like memory=5")
-    return Tolerances(**found)
-
-
 def as_json(report: Report, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
     """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
     return encoded(SCHEMA, report, outside, tolerances)
-
-
-def encoded(
-    schema: str, report: msgspec.Struct, outside: tuple[str, ...] | None, tolerances: Tolerances | None
-) -> bytes:
-    """Any report of lines, by the name of its schema."""
-    whole = {"schema": schema} | with_errors(report)
-    if outside is not None:
-        whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
-    return msgspec.json.encode(whole)
 
 
 def _fullest(phases: tuple[PhaseMemory, ...]) -> PhaseMemory | None:
@@ -399,19 +330,3 @@ def _sums(calls: tuple[Collective, ...], name: str, field: str) -> dict[str, flo
     for call in calls:
         found[getattr(call, name)] = found.get(getattr(call, name), 0.0) + getattr(call, field)
     return found
-
-
-def with_errors(value: object) -> dict[str, object]:
-    """A struct as plain data, with `error_percent` added to every Line in it."""
-    plain: dict[str, object] = {}
-    for name in value.__struct_fields__:  # type: ignore[attr-defined]
-        one = getattr(value, name)
-        if isinstance(one, msgspec.Struct):
-            plain[name] = with_errors(one)
-        elif isinstance(one, tuple):
-            plain[name] = [with_errors(item) if isinstance(item, msgspec.Struct) else item for item in one]
-        else:
-            plain[name] = one
-    if isinstance(value, Line):
-        plain["error_percent"] = value.error_percent
-    return plain

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor import badloss, stragglers
-from executor.report import SMALL_SHARE, Line, MemoryReport, Report
+from executor.lines import Line
+from executor.report import SMALL_SHARE, MemoryReport, Report
 from executor.rundir import Checkpointed
 from planner.record import Attempt, BadStep
 from planner.units import format_bytes, format_seconds, format_volume

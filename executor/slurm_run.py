@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor import attempts, checkpoints, dryrun, preflight, rundir, slurm
+from executor import attempts, checkpoint_policy, dryrun, preflight, rundir, slurm
 from executor.launch import record_of
 from executor.prepare import Options, Prepared, decided, folder_checks, host_checks
 from executor.supervise import POLL_S, Echo, received_signals
@@ -48,8 +48,8 @@ def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
         return None
     words = [] if options.save_weights or options.script else ["--no-save-weights"]
     words += [f"--env={one}" for one in options.env]
-    if not options.script and checkpoints.asked(plan, None, None, None):  # it was declined
-        words += ["--checkpoint-every", checkpoints.NEVER]
+    if not options.script and checkpoint_policy.asked(plan, None, None, None):  # it was declined
+        words += ["--checkpoint-every", checkpoint_policy.NEVER]
     words += options.bad_loss.arguments()
     if options.script:
         words += ["--script", str(Path(options.script[0]).absolute()), "--", *options.script[1:]]

@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from executor import attempts, dryrun, elsewhere, joining, preflight, rundir, ssh
+from executor import attempts, dryrun, elsewhere, joining, preflight, rundir, ssh, ssh_session
 from executor.address import Master
 from executor.checks.check import checked
 from executor.fleet import Fleet, left
 from executor.frames import Message
-from executor.hosts import Machine
+from executor.hosts import Machine, keep_hosts, kept_hosts
 from executor.launch import all_met, evidence_of, record_of, tried_again
 from executor.launchers import local
 from executor.prepare import Options, Prepared, decided, folder_checks
@@ -38,7 +38,7 @@ from executor.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence
 from planner import inputs
 from planner.backend import LaunchSpec, NodeCommand
 from planner.errors import PlannerError
-from planner.plan import Plan, write_whole
+from planner.plan import Plan
 from planner.record import RunRecord
 from planner.render import layout_text
 from planner.smaller import plan_on_fewer
@@ -143,7 +143,7 @@ def _start(
 def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> tuple[dryrun.DryRun, list[str]]:
     """What would be started, and how each host would be reached."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
-    return found, [shlex.join(ssh.words(one)) for one in machines]
+    return found, [shlex.join(ssh_session.words(one)) for one in machines]
 
 
 def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
@@ -156,18 +156,6 @@ def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
             elif one.value and one.value["left"]:
                 told.append(f"{' and '.join(one.value['left'])} on {one.machine.name} ended")
     return told
-
-
-def kept_hosts(folder: Path) -> tuple[Machine, ...]:
-    """The hosts that a run was started on, by node."""
-    return rundir.read_json(folder / rundir.HOSTS, _Hosts).hosts
-
-
-class _Hosts(msgspec.Struct, frozen=True, kw_only=True):
-    """hosts.json."""
-
-    schema: str = "hosts/1"
-    hosts: tuple[Machine, ...]
 
 
 def _every(contact: Contact, request: Mapping[str, object], echo: Echo) -> dict[int, Message]:
@@ -225,7 +213,7 @@ class _Run:
         ready, folder = self.ready, self.folder
         wanted = dryrun.joining_of(ready, port)
         reached = [
-            NodeCommand(node=node, argv=tuple(ssh.words(one)), env=dict(ready.environment))
+            NodeCommand(node=node, argv=tuple(ssh_session.words(one)), env=dict(ready.environment))
             for node, one in enumerate(self.machines)
         ]
         try:
@@ -233,9 +221,7 @@ class _Run:
             attempts.keep_asked(ready)
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
             rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
-            hosts = _Hosts(hosts=self.machines)
-            write_whole(folder / rundir.HOSTS, msgspec.json.format(msgspec.json.encode(hosts), indent=2) + b"\n")
-            (folder / rundir.HOSTS).chmod(0o600)
+            keep_hosts(folder, self.machines)
             rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=False))
             rundir.keep_room(folder)
             metrics = folder / rundir.METRICS

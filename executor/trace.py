@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from executor import preflight
+from executor import lines, preflight
 from executor import report as reports
 from executor.backends.common import TRAINER
-from executor.report import Line, MemoryReport, Tolerances, TrafficReport
+from executor.lines import Line, Tolerances
+from executor.report import MemoryReport, TrafficReport
 from executor.report_text import peak_name, table
 from executor.supervise import received_signals
 from planner.case import Case
@@ -197,7 +198,7 @@ def compared(plan: Plan, traced: Traced) -> TraceReport:
 def judge(report: TraceReport, tolerances: Tolerances) -> tuple[str, ...]:
     """Sentences naming each figure outside its tolerance; empty means inside."""
     payloads = report.traffic.by_op or (report.traffic.payload,)
-    return reports.outside(
+    return lines.outside(
         [
             ("memory peak", report.memory.peak, tolerances.memory),
             *((f"{line.name} payload", line, tolerances.payload) for line in payloads),
@@ -207,7 +208,7 @@ def judge(report: TraceReport, tolerances: Tolerances) -> tuple[str, ...]:
 
 def as_json(report: TraceReport, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
     """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    return reports.encoded(SCHEMA, report, outside, tolerances)
+    return lines.encoded(SCHEMA, report, outside, tolerances)
 
 
 def render(report: TraceReport, console: Console) -> None:

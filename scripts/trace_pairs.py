@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from executor.report import Line
+from executor.lines import Line
 from executor.trace import TraceReport, compared
 from planner import presets
 from planner.case import Case

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from executor import alive, checkpoints
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.worker import folders
 from executor.worker.engines.base import Engine
 from executor.worker.progress import Reporter

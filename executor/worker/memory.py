@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
@@ -21,96 +20,17 @@ from torch.utils._pytree import tree_leaves
 from executor.worker import transport
 from executor.worker.kernels import python_kernel
 from executor.worker.modules import Modules
+from executor.worker.storages import STATES, TERMS, Change, Row, Storage, by_term, fullest_moment
 from executor.worker.traffic import LAYER, FsdpUnits
 from planner.plan import PhaseMemory
 
-TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 COLLECTIVES = ("c10d", "_c10d_functional")
 NO_BUFFER = ("all_to_all_single", "alltoall_base_", "wait_tensor", "_wrap_tensor_autograd")
 """Operations of these whose tensors are no buffers: tokens on their way to experts, heads to the ranks that attend with
 them, and waiting for them."""
-STATES = ("params", "grads", "optimizer", "buckets")
 POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 """Not waited for where they start: two ranks that send to each other first would wait for ever."""
 StateTensors = Callable[[], dict[str, list[Tensor]]]
-
-
-class Storage:
-    """One storage from birth to death: its bytes now, where it was born, and what it was seen doing.
-
-    What it is *for* is often known only later (a tensor made in forward may or may not be kept for backward), so
-    facts are collected here and `term` is asked when the step is over.
-    """
-
-    __slots__ = (
-        "bytes",
-        "copied_from",
-        "has_vocab",
-        "holds_grads",
-        "in_engine",
-        "key",
-        "op",
-        "path",
-        "phase",
-        "shape",
-        "state",
-        "was_grad",
-        "was_kept",
-        "was_parameter",
-        "was_sent",
-        "watch",
-    )  # fmt: skip
-
-    def __init__(self, key: int, op: str, path: str, phase: str, shape: tuple[int, ...], in_engine: bool) -> None:
-        self.key, self.op, self.path, self.phase, self.shape, self.in_engine = key, op, path, phase, shape, in_engine
-        self.bytes = 0
-        self.state = ""
-        self.copied_from: Storage | None = None
-        self.was_parameter = self.was_grad = self.holds_grads = self.was_sent = self.has_vocab = self.was_kept = False
-        self.watch: weakref.ref[Any] | None = None
-
-    def term(self, phase: str) -> str:
-        """Which term its bytes count under in `phase`; the first fact that holds decides."""
-        if self.state:
-            return self.state
-        if self.was_parameter:
-            # A weight that is none of the persistent ones: whole before it was sharded, or gathered again.
-            return "params" if phase == "load" else "gathered"
-        if self.copied_from is not None and self.copied_from.term(phase) in ("params", "gathered"):
-            return "gathered"  # autocast's 16-bit copy of a weight
-        if self.was_grad:
-            return "grads"
-        if self.has_vocab:
-            return "logits"  # also those that a split head's ranks send each other
-        if self.was_kept and self.op.startswith("_c10d_functional"):
-            return "activations"  # what tensor parallel ranks summed or gathered, kept by the graph
-        if self.was_sent or self.holds_grads:
-            return "buckets"
-        if self.was_kept:
-            return "activations"
-        return "buckets" if self.in_engine else "temporaries"
-
-
-class Change(msgspec.Struct, frozen=True):
-    """Bytes that came (positive) or went in one operation."""
-
-    storage: Storage
-    delta: int
-    op: str
-    path: str
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One line of the timeline: an operation, what it did to one storage, and the live bytes by term after it."""
-
-    phase: str
-    op: str
-    path: str
-    delta_bytes: int
-    term: str
-    shape: tuple[int, ...]
-    born_by: str
-    live: dict[str, int]
 
 
 class LiveTensors(TorchDispatchMode):
@@ -357,7 +277,7 @@ class LiveTensors(TorchDispatchMode):
             else:
                 # Only now: inside forward, engines register gathered weights as the module's parameters.
                 self._mark(("grads", "buckets"))
-            moment = _fullest(self._start, self._changes)
+            moment = fullest_moment(self._start, self._changes)
             if sum(moment.values()) > sum(self.fullest.get(phase, {}).values()):
                 self.fullest[phase] = moment
             self.history.append((phase, self._start, self._changes))
@@ -367,7 +287,7 @@ class LiveTensors(TorchDispatchMode):
         """Live bytes by term at the fullest moment of each phase recorded so far."""
         self._mark(STATES)
 
-        return tuple(PhaseMemory(phase=phase, terms=_by_term(moment, phase)) for phase, moment in self.fullest.items())
+        return tuple(PhaseMemory(phase=phase, terms=by_term(moment, phase)) for phase, moment in self.fullest.items())
 
     def timeline(self) -> Iterator[Row]:
         """Every change of the recorded phases in order. Ask after `conclude`, when each storage's use is known."""
@@ -388,26 +308,6 @@ class LiveTensors(TorchDispatchMode):
                     change.storage.op,
                     dict(live),
                 )
-
-
-def _fullest(start: dict[Storage, int], changes: list[Change]) -> dict[Storage, int]:
-    total = best = sum(start.values())
-    best_at = 0
-    for index, change in enumerate(changes, 1):
-        total += change.delta
-        if total > best:
-            best, best_at = total, index
-    moment = dict(start)
-    for change in changes[:best_at]:
-        moment[change.storage] = moment.get(change.storage, 0) + change.delta
-    return {storage: size for storage, size in moment.items() if size}
-
-
-def _by_term(moment: dict[Storage, int], phase: str) -> dict[str, float]:
-    terms = dict.fromkeys(TERMS, 0.0)
-    for storage, size in moment.items():
-        terms[storage.term(phase)] += size
-    return terms
 
 
 def _held_by_others(tensor: Tensor | None) -> bool:

@@ -12,8 +12,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from executor.worker.memory import LiveTensors, Row, StateTensors
+from executor.worker.memory import LiveTensors, StateTensors
 from executor.worker.modules import Modules
+from executor.worker.storages import Row
 from executor.worker.traffic import Call, Traffic, collectives, sends_activations
 from planner.plan import PhaseMemory, Plan
 from planner.record import Measured

@@ -22,7 +22,8 @@ import msgspec
 import torch
 
 from executor import checkpoints, holdings
-from executor.checkpoints import Answer, Complete, File, Policy
+from executor.checkpoint_policy import Policy
+from executor.checkpoints import Answer, Complete, File
 from executor.worker import shards
 from executor.worker.folders import Agreed, Committed, Folders, Over, Part, Silent
 from executor.worker.pieces import View

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from executor.trace import Kept, Moment
-from executor.worker.memory import TERMS, Change, Storage
+from executor.worker.storages import TERMS, Change, Storage
 from executor.worker.traffic import LAYER
 from planner.plan import Collective
 

@@ -20,8 +20,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor import alive, badloss, checkpoints
-from executor.checkpoints import Complete, Policy
+from executor import alive, badloss, checkpoint_policy
+from executor.checkpoint_policy import Policy
+from executor.checkpoints import Complete
 from executor.datacheck import check_inputs
 from executor.worker import cpu, fake_world, fetching, lastwords, limits, shards, states, timeouts, waits, weights
 from executor.worker.checkpointing import Checkpointing
@@ -254,7 +255,7 @@ def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int, d
 
 
 def _policy(options: argparse.Namespace) -> Policy | None:
-    return checkpoints.policy(options.checkpoint_every, options.keep_last, options.keep_every)
+    return checkpoint_policy.policy(options.checkpoint_every, options.keep_last, options.keep_every)
 
 
 def _bad_loss(options: argparse.Namespace) -> badloss.Policy:

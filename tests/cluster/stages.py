@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from executor.report import Line, MemoryReport, join_memory, join_traffic, prediction_of
+from executor.lines import Line
+from executor.report import MemoryReport, join_memory, join_traffic, prediction_of
 from planner.groups import coordinates
 from planner.plan import PhaseMemory, Plan
 from planner.record import Measured

@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose
 from test_ssh import BARE, CODE, EXECUTOR, NAMES, PACKAGES, a_plan, losses, nothing_stays, running
 from waiting import PATIENCE_S, until
 
-from executor import ssh
+from executor import ssh, ssh_session
 from executor.hosts import read_hosts
 from executor.sources import sources
 from planner.plan import encode_plan
@@ -108,7 +108,7 @@ def test_a_second_user_on_another_port_has_the_code_in_a_home_of_its_own(
             f"Match user {USER}\n  IdentityFile {home.parent / 'key'}\n  IdentitiesOnly yes\nMatch all\n"
             + pair.ssh_config.read_text().replace("  User root\n", "")
         )
-        monkeypatch.setenv(ssh.PROGRAM, f"ssh -F {config}")
+        monkeypatch.setenv(ssh_session.PROGRAM, f"ssh -F {config}")
         (file := tmp_path / "hosts.txt").write_text(
             f'* python=/usr/bin/python3 prelude="export PYTHONPATH={PACKAGES}"\n{USER}@red port={OTHER_PORT}\n'
         )
@@ -125,7 +125,7 @@ def test_a_second_user_on_another_port_has_the_code_in_a_home_of_its_own(
 def test_python_is_started_through_the_command_that_container_names(
     pair: TestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ssh.PROGRAM, f"ssh -F {pair.ssh_config}")
+    monkeypatch.setenv(ssh_session.PROGRAM, f"ssh -F {pair.ssh_config}")
     (wrapper := tmp_path / "a container").write_text(WRAPPER)
     wrapper.chmod(0o755)
     # A Python that starts where the wrapper's file is, and nowhere else.
@@ -166,7 +166,7 @@ def test_hosts_with_ipv6_addresses_alone_train(pair: TestHosts, reference: Refer
         words = [EXECUTOR, "run", plan, "--hosts", file, "--run-dir", tmp_path / "run", "--yes"]
         done = subprocess.run(
             [str(one) for one in words], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-            env=os.environ | {ssh.PROGRAM: f"ssh -F {config.name}"},
+            env=os.environ | {ssh_session.PROGRAM: f"ssh -F {config.name}"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         joined = [(tmp_path / "run" / f"joined/node-{node}.json").read_text() for node in (0, 1)]

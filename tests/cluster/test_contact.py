@@ -19,7 +19,7 @@ import pytest
 from hosts import TestHosts, network, running_on, unusable
 from waiting import until
 
-from executor import ssh
+from executor import ssh, ssh_session
 from executor.hosts import Machine
 from executor.sources import sources
 from executor.ssh import Answer
@@ -48,7 +48,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHosts]:
 
 @pytest.fixture
 def by_ssh(trio: TestHosts, monkeypatch: pytest.MonkeyPatch) -> TestHosts:
-    monkeypatch.setenv(ssh.PROGRAM, f"ssh -F {trio.ssh_config}")
+    monkeypatch.setenv(ssh_session.PROGRAM, f"ssh -F {trio.ssh_config}")
     return trio
 
 
@@ -118,7 +118,7 @@ def test_shared_connections_and_jump_hosts_are_ssh_s_own_affair(
         f"Host red\n  ControlMaster auto\n  ControlPersist 60\n  ControlPath {tmp_path}/%n\n"
         + by_ssh.ssh_config.read_text()
     )
-    monkeypatch.setenv(ssh.PROGRAM, f"ssh -F {config}")
+    monkeypatch.setenv(ssh_session.PROGRAM, f"ssh -F {config}")
     try:
         for _ in range(2):
             answers = look(machines("far", "red"))
@@ -158,7 +158,7 @@ def test_what_is_wrong_with_one_host_is_named_with_the_way_out_and_hides_no_othe
         f"Host down\n  HostName {subnet}.77\n"
         f"Host closed\n  HostName {subnet}.1\n  Port 2\n" + by_ssh.ssh_config.read_text()
     )
-    monkeypatch.setenv(ssh.PROGRAM, f"ssh -F {config}")
+    monkeypatch.setenv(ssh_session.PROGRAM, f"ssh -F {config}")
     cases = {
         "changed": "has another host key than ssh knows",
         "unknown": "has a host key that ssh does not know",

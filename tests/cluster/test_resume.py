@@ -27,7 +27,7 @@ from test_launch import start as start_process
 from waiting import PATIENCE_S, until
 
 from executor import attempts, launch, report, resume, rundir, stop
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.processes import processes_of
 from planner.errors import PlannerError
 from planner.plan import Plan, encode_plan

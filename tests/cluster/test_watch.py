@@ -22,7 +22,7 @@ from test_resume import HOST, plan_of
 from waiting import until
 
 from executor import attach, launch
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.processes import processes_of
 
 PATIENCE_S = 300

@@ -193,7 +193,7 @@ if __name__ == "__main__":
     from torch.distributed import FileStore
 
     from executor import checkpoints
-    from executor.checkpoints import Policy
+    from executor.checkpoint_policy import Policy
     from executor.worker import folders, shards
     from executor.worker import saver as saver_module
     from executor.worker.folders import Folders

@@ -17,7 +17,7 @@ from test_rundir import make_plan
 
 from executor import attempts, badloss, dryrun, join, joining, rundir, slurm_run
 from executor.badloss import History, Policy
-from executor.checkpoints import Policy as Saved
+from executor.checkpoint_policy import Policy as Saved
 from executor.launch import worker_arguments
 from executor.prepare import Options, decided
 from planner.errors import PlannerError

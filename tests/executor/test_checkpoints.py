@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from test_rundir import make_plan
 
-from executor import checkpoints
+from executor import checkpoint_policy, checkpoints
 from executor.checkpoints import Answer, File
 from planner.errors import PlannerError
 from planner.plan import CheckpointAdvice
@@ -174,21 +174,21 @@ def test_the_last_ones_and_every_nth_stay(steps, keep_last, keep_every, gone):
     [("20", 20, None), ("90s", None, 90), ("10m", None, 600), ("2h", None, 7200), ("signal", None, None)],
 )
 def test_a_policy_says_when_and_reads_its_own_arguments(every, steps, seconds):
-    policy = checkpoints.policy(every, 3, 100)
+    policy = checkpoint_policy.policy(every, 3, 100)
 
     assert (policy.steps, policy.seconds) == (steps, seconds)
     assert policy.arguments() == ("--checkpoint-every", every, "--keep-last", "3", "--keep-every", "100")
-    assert checkpoints.policy(every, None, None).arguments() == ("--checkpoint-every", every, "--keep-last", "2")
+    assert checkpoint_policy.policy(every, None, None).arguments() == ("--checkpoint-every", every, "--keep-last", "2")
 
 
 def test_a_run_takes_the_interval_that_its_plan_states_unless_it_was_asked_for_another():
     advice = CheckpointAdvice(bytes=12.0, seconds=4.8, interval_s=5040.4)
     plan = replace(PLAN, prediction=replace(PLAN.prediction, checkpoint=advice))
-    assert checkpoints.asked(plan, None, None, None) == checkpoints.policy("5040s", None, None)
-    assert checkpoints.asked(plan, None, 4, None) == checkpoints.policy("5040s", 4, None)
-    assert checkpoints.asked(plan, "20", None, None) == checkpoints.policy("20", None, None)
-    assert checkpoints.asked(plan, "never", None, None) is None
-    assert checkpoints.asked(PLAN, None, None, None) is None  # a machine whose failures nobody counted
+    assert checkpoint_policy.asked(plan, None, None, None) == checkpoint_policy.policy("5040s", None, None)
+    assert checkpoint_policy.asked(plan, None, 4, None) == checkpoint_policy.policy("5040s", 4, None)
+    assert checkpoint_policy.asked(plan, "20", None, None) == checkpoint_policy.policy("20", None, None)
+    assert checkpoint_policy.asked(plan, "never", None, None) is None
+    assert checkpoint_policy.asked(PLAN, None, None, None) is None  # a machine whose failures nobody counted
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_run_takes_the_interval_that_its_plan_states_unless_it_was_asked_for_a
 )
 def test_what_is_no_policy_is_refused_by_the_option_that_is_wrong(every, keep_last, keep_every, field):
     with pytest.raises(PlannerError) as caught:
-        checkpoints.policy(every, keep_last, keep_every)
+        checkpoint_policy.policy(every, keep_last, keep_every)
     assert (caught.value.field, caught.value.exit_code) == (field, 2)
     assert caught.value.fix
 

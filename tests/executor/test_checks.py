@@ -22,7 +22,7 @@ from test_preflight import on, refusal
 from test_rundir import make_plan
 
 from executor import preflight
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.checks import compare, limits, network, table
 from executor.checks.causes import cause
 from executor.checks.check import Checked, ThisMachine, checked

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor import address, ssh
+from executor import address, ssh_session
 from executor.fleet import fleet_of
 from executor.hosts import Machine, read_hosts
 from planner.errors import PlannerError
@@ -93,9 +93,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_ssh_gets_options_then_the_host_then_one_fixed_command():
-    found = ssh.words(Machine("n1", user="me", port=22, python="/x y", prelude="module load z"))
+    found = ssh_session.words(Machine("n1", user="me", port=22, python="/x y", prelude="module load z"))
 
-    assert found[-3:] == ["--", "n1", ssh.COMMAND]
+    assert found[-3:] == ["--", "n1", ssh_session.COMMAND]
     assert found[found.index("-l") + 1] == "me"
     assert {"BatchMode=yes", "-a", "-x"} <= set(found)
     assert not any("StrictHostKeyChecking" in word for word in found)
@@ -111,10 +111,10 @@ def test_ssh_gets_options_then_the_host_then_one_fixed_command():
 )
 def test_the_first_line_starts_python_with_its_words_as_they_are(tmp_path, machine, started):
     home = tmp_path / "home"
-    line = ssh.first_line(machine).replace("exec ", "printf '%s ' ", 1)
+    line = ssh_session.first_line(machine).replace("exec ", "printf '%s ' ", 1)
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env={"HOME": str(home)}, check=True)
 
-    assert done.stdout == f"{started.replace('HOME', str(home))} -u -c {ssh.BOOT} "
+    assert done.stdout == f"{started.replace('HOME', str(home))} -u -c {ssh_session.BOOT} "
 
 
 IB, LAN, DOCKER = {"10.9.0.1": ("ib0", 24)}, {"192.168.1.1": ("eth0", 24)}, {"172.17.0.1": ("docker0", 16)}
@@ -164,7 +164,7 @@ def test_a_dry_run_shows_how_each_host_is_reached_and_starts_nothing(tmp_path, p
     done = subprocess.run(words, capture_output=True, text=True, check=True)
 
     assert "# node 1 is reached by\nssh -T -a -x " in done.stdout
-    assert f"-p 2222 -l me -- n2 {shlex.quote(ssh.COMMAND)}" in done.stdout
+    assert f"-p 2222 -l me -- n2 {shlex.quote(ssh_session.COMMAND)}" in done.stdout
     words[-1:] = ["--launcher", "slurm"]
     assert (
         "a host file is for ssh, and Slurm has its own" in subprocess.run(words, capture_output=True, text=True).stderr

@@ -21,7 +21,7 @@ from test_cli import assert_refused, run
 from test_rundir import make_plan
 
 from executor import attempts, joining, launch_export, rundir
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.launch_export import Asked, Exported
 from executor.launchers.kubernetes import MOUNTED, RUNS
 from executor.prepare import Options

@@ -17,8 +17,9 @@ import torch.utils.checkpoint
 from torch import nn
 
 from executor.worker import cpu
-from executor.worker.memory import LiveTensors, Row
+from executor.worker.memory import LiveTensors
 from executor.worker.meter import Meter
+from executor.worker.storages import Row
 from executor.worker.traffic import CONTROL_BYTES, group_name
 from planner.plan import Plan
 from planner.record import Measured

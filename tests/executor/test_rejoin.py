@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from test_cli import assert_refused, plan_file, run  # noqa: F401 (plan_file is a fixture)
 
 from executor import attempts, joining, rejoin, resume, rundir
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.dryrun import dry_run, write
 from executor.joining import Joined
 from executor.prepare import Options

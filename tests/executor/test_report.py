@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from test_rundir import make_plan
 
-from executor import report, rundir
+from executor import lines, report, rundir
 from executor.export import check_weights
 from executor.report_text import render
 from planner.errors import PlannerError
@@ -184,15 +184,15 @@ def test_the_step_time_is_the_median_over_all_ranks_and_losses_run_from_first_to
 def test_the_check_names_each_figure_outside_and_is_silent_inside(folder):
     built = report.build(folder)
 
-    assert report.check(built, report.Tolerances()) == (
+    assert report.check(built, lines.Tolerances()) == (
         "memory peak: +15.00 % where 5 % is allowed",
         "all_gather payload: none was measured",
         "broadcast payload: none was predicted",
     )
     only_reduce = msgspec.structs.replace(built.traffic, by_op=built.traffic.by_op[:1])
     agreeing = msgspec.structs.replace(built, traffic=only_reduce)
-    assert report.check(agreeing, report.Tolerances(memory=15.1)) == ()
-    assert report.check(agreeing, report.Tolerances(memory=15.1, time=50)) == (
+    assert report.check(agreeing, lines.Tolerances(memory=15.1)) == ()
+    assert report.check(agreeing, lines.Tolerances(memory=15.1, time=50)) == (
         "step time: +100.00 % where 50 % is allowed",
     )
 
@@ -202,7 +202,7 @@ def test_a_run_without_measurements_still_reports_and_fails_the_check(tmp_path):
     built = report.build(tmp_path / "run")
 
     assert built.memory.peak.measured is None and built.memory.rank is None
-    assert "memory peak: none was measured" in report.check(built, report.Tolerances())
+    assert "memory peak: none was measured" in report.check(built, lines.Tolerances())
     assert "no run.json" in built.status
 
 
@@ -222,7 +222,7 @@ def test_a_run_of_ones_own_script_has_no_rows_of_missing_figures(tmp_path):
 
 def test_json_carries_the_schema_and_an_error_on_every_line(folder):
     built = report.build(folder)
-    whole = json.loads(report.as_json(built, ("x",), report.Tolerances()))
+    whole = json.loads(report.as_json(built, ("x",), lines.Tolerances()))
 
     assert whole["schema"] == "report/1"
     assert whole["memory"]["peak"]["error_percent"] == pytest.approx(15.0)
@@ -280,10 +280,10 @@ def test_notes_say_what_explains_a_difference_and_nothing_else(tmp_path):
 
 
 def test_tolerances_are_read_by_name_and_nonsense_is_refused():
-    assert report.parse_tolerances(["3", "payload=1.5", "time=40"]) == report.Tolerances(memory=3, payload=1.5, time=40)
+    assert lines.parse_tolerances(["3", "payload=1.5", "time=40"]) == lines.Tolerances(memory=3, payload=1.5, time=40)
     for wrong in ("speed=3", "memory=much", "memory=-1", "memory=nan"):
         with pytest.raises(PlannerError, match="--tolerance"):
-            report.parse_tolerances([wrong])
+            lines.parse_tolerances([wrong])
 
 
 def test_a_rank_is_held_against_its_own_stage():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from executor import frames, ssh_run
-from executor.checkpoints import Policy
+from executor.checkpoint_policy import Policy
 from executor.hosts import Machine
 from executor.node import CHUNK_BYTES, OWNER, Mirror, remove_stale
 from executor.prepare import Options

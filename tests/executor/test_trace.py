@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from executor import trace as traces
 from executor import tracekernels
 from executor.cli import executor
-from executor.report import Tolerances
+from executor.lines import Tolerances
 from planner.errors import PlannerError
 from planner.plan import PhaseMemory, Plan, encode_plan
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
