@@ -100,11 +100,11 @@ predictions: install
 	$(BIN)/python scripts/docs.py docs/accuracy.md
 
 accuracy: install
-	$(BIN)/planner replay tests/truth/*.jsonl
+	$(BIN)/python -m tests.truth.published replay tests/truth/*.jsonl
 
 # What was measured on one machine of ours says nothing of others': own_*.jsonl stays out.
 calibration: install
-	$(BIN)/planner calibrate --based-on uncalibrated $(filter-out tests/truth/own_%,$(wildcard tests/truth/*.jsonl)) --page "make calibration" \
+	$(BIN)/python -m tests.truth.published calibrate $(filter-out tests/truth/own_%,$(wildcard tests/truth/*.jsonl)) \
 		-o presets/calibrations/published.toml --force > docs/accuracy/fitted.new
 	mv docs/accuracy/fitted.new docs/accuracy/fitted.md
 

@@ -1,4 +1,4 @@
-"""A finished run of a matrix cell as a row of the truth schema.
+"""A finished run of a matrix cell as a measured row: the plan that was run, and what came of it.
 
 Not here: running it (measure.py), or reading rows back as questions (planner.truth).
 """
@@ -13,21 +13,14 @@ import msgspec
 from executor.machine import Machine
 from executor.matrix import Cell
 from executor.rundir import RankError
-from planner import presets
 from planner.case import Case
-from planner.engines.common import implementation
-from planner.inventory import parameters
-from planner.plan import Plan
 from planner.record import Measured, RunRecord
-from planner.spec import Layout
 from planner.steptime import throughput
 from planner.truth import rows
 from planner.units import GIB
 
 FAKE_NOTE = "one rank of the layout in torch's fake process group: real tensors, nothing is sent, memory only"
 META_NOTE = "sharded before it had data, since the host has no room for the whole model: loading was not measured"
-SAID = ("engine", "tp", "pp", "cp", "ep", "zero_stage", "micro_batch_size", "grad_accum", "recompute", "virtual_stages")
-"""Fields of a layout that a row has words for; the others go into its switches where they are not the default."""
 NOT_PHASES = ("steps", "reserved", "device")
 """Of the allocator's figures, those that are no phase's."""
 
@@ -41,12 +34,11 @@ def made_row(
     built_on_meta: bool = False,
     load: float | None = None,
 ) -> rows.Row:
-    """What the cell measured, or how it ended. A fake world's times are nobody's, so they are left out.
+    """What the cell measured, or how it ended. A fake world has no meaningful times: they are left out.
 
     A model built without data was never loaded, so that phase is left out. `load` is the machine's load average just
     before: others' work makes a step longer.
     """
-    plan = cell.plan
     out_of_memory = any(error.out_of_memory for error in errors.values()) or record.cause == "out-of-memory killer"
     ended_well = record.exit_code == 0
     notes = [FAKE_NOTE] if cell.fake_world else []
@@ -69,75 +61,12 @@ def made_row(
             path_or_table=f"executor measure{' --fake-world' if cell.fake_world else ''}",
             commit_or_date=datetime.now(UTC).date().isoformat(),
         ),
-        runtime=plan.runtime.name,
-        model=_model(plan),
-        hardware=_hardware(cell, machine),
-        method=plan.job.method,
-        lora=_lora(plan),
-        layout=_layout(plan),
+        plan=cell.plan,
         measured=rows.Measured(oom=oom, **memory, **_speed(cell, record, machine)),
         status=status,
         versions=record.versions,
         gpu_facts={key: value for key, value in facts.items() if value is not None},
         notes="; ".join(notes) or None,
-    )
-
-
-def _model(plan: Plan) -> rows.RowModel:
-    model = plan.model
-    sizes = ("name", "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "tied", "family")
-    moe = model.moe
-    return rows.RowModel(
-        **{name: getattr(model, name) for name in sizes},
-        ffn=moe.expert_ffn if moe else model.ffn,
-        experts=moe.experts if moe else None,
-        top_k=moe.top_k if moe else None,
-        params_b=round(parameters(model) / 1e9, 6),
-    )
-
-
-def _hardware(cell: Cell, machine: Machine) -> rows.Hardware:
-    cluster = cell.plan.cluster
-    return rows.Hardware(
-        gpu=machine.label,
-        gpus=cluster.gpus,
-        gpus_per_node=cluster.gpus_per_node,
-        intra_link=cluster.intra_link.name if cluster.gpus_per_node > 1 and not cell.fake_world else None,
-        cluster=cluster.name if cluster.name in presets.names("clusters") else None,
-        memory_gib=None if cell.memory_limit is None else cell.memory_limit / GIB,
-    )
-
-
-def _lora(plan: Plan) -> rows.RowLora | None:
-    adapters = plan.job.adapters
-    if adapters is None:
-        return None
-    trained = int(parameters(plan.model, adapters, trainable=True))
-    targets = ",".join(adapters.targets)
-    return rows.RowLora(rank=adapters.rank, alpha=adapters.alpha, targets=targets, trainable=trained)
-
-
-def _layout(plan: Plan) -> rows.RowLayout:
-    layout, job = plan.layout, plan.job
-    word = f"zero{layout.zero_stage}" if layout.engine == "deepspeed" else layout.engine
-    if layout.engine in ("fsdp2", "transformers-tp"):
-        word = "fsdp2"  # of replicated shards too: the switches say how many
-    plain = Layout(engine=layout.engine)
-    own = {name: value for name, value in msgspec.structs.asdict(layout).items() if name not in SAID}
-    return rows.RowLayout(
-        dp=layout.data_parallel,
-        **{axis: getattr(layout, axis) for axis in ("tp", "pp", "cp", "ep")},
-        zero_or_fsdp=word,
-        micro_batch=layout.micro_batch_size,
-        global_batch=layout.global_batch_size,
-        grad_accum=layout.grad_accum,
-        seq=job.seq_len,
-        recompute=layout.recompute,
-        precision=job.precision,
-        optimizer=job.optimizer.name,
-        optimizer_implementation=implementation(Case.of(plan)) if job.optimizer.name == "adamw" else None,
-        sequence_parallel=layout.sequence_parallel if layout.tp > 1 else None,
-        switches={name: value for name, value in own.items() if value != getattr(plain, name)},
     )
 
 

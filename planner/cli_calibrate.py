@@ -21,7 +21,6 @@ from planner.output import may_write
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--based-on", metavar="NAME", default=DEFAULT, show_default=True, help="Where nothing is fitted.")
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
-@click.option("--page", metavar="COMMAND", hidden=True, help="Print docs/accuracy/fitted.md; COMMAND stands in it.")
 @JSON_OPTION
 def calibrate(
     measurements: tuple[str, ...],
@@ -29,7 +28,6 @@ def calibrate(
     force: bool,
     based_on: str,
     folders: tuple[str, ...],
-    page: str | None,
     as_json: bool,
 ) -> int:
     """Fit coefficients to measured rows (.jsonl), run folders and probes (.json), and show how well they predict what
@@ -54,8 +52,5 @@ def calibrate(
     if output is not None:
         write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
         click.echo(f"wrote {output}", err=True)
-    if page is not None:
-        click.echo(view.page(found, page), nl=False)
-    else:
-        click.echo(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found))
+    click.echo(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found))
     return 0

@@ -6,12 +6,16 @@ Loaded when it is called. Parses, calls one function, prints. Not here: any figu
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner.calibration import DEFAULT
 from planner.cli import JSON_OPTION
 from planner.output import may_write
+
+if TYPE_CHECKING:
+    from planner.truth.asked import Reader
 
 MOST_TOLD = 5
 """Lines that are no rows named one by one."""
@@ -26,7 +30,18 @@ MOST_TOLD = 5
 @click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @JSON_OPTION
-def replay(
+def replay(**given: Any) -> int:
+    """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
+
+    ROWS are JSON Lines, one run a line, with its plan or its options: docs/adding-a-measurement.md has the format.
+    """
+    from planner.truth.asked import each
+
+    return answer(each, **given)
+
+
+def answer(
+    read: Reader,
     files: tuple[str, ...],
     calibration: str,
     folders: tuple[str, ...],
@@ -34,15 +49,12 @@ def replay(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
-
-    ROWS are JSON Lines, one run a line: docs/adding-a-measurement.md has an example, tests/truth/README.md the format.
-    """
+    """Replay files of rows, as `read` reads them, and print it. Returns the exit code."""
     from planner import calibration as calibrations
     from planner import presets
     from planner.errors import PlannerError
     from planner.truth.predict import replay as replayed
-    from planner.truth.rows import Unread, each_row
+    from planner.truth.rows import Unread
     from planner.truth.score import summary
     from planner.views import replay as view
 
@@ -50,14 +62,14 @@ def replay(
     if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
         raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
     coefficients = calibrations.calibration(calibration, folders)
-    read = list(each_row(files))
-    unread = [one.refusal for one in read if isinstance(one, Unread)]
-    if unread and len(unread) == len(read):
-        raise unread[0]
-    if not read:
-        raise PlannerError("rows", ", ".join(files), "hold no row", "Give JSON Lines files, such as measure writes")
     with presets.searched_first(folders):
-        rows = replayed(read, coefficients)
+        asked = list(read(files))
+        unread = [one.refusal for one in asked if isinstance(one, Unread)]
+        if unread and len(unread) == len(asked):
+            raise unread[0]
+        if not asked:
+            raise PlannerError("rows", ", ".join(files), "hold no row", "Give JSON Lines files, such as measure writes")
+        rows = replayed(asked, coefficients)
     found = summary(rows)
     for refusal in unread[:MOST_TOLD]:
         click.echo(f"note: passed over: {refusal}", err=True)

@@ -27,6 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import click
+
 if __package__:
     from scripts.fuzz_inputs import KINDS
 else:  # as a file, by path: also of another checkout's planner
@@ -94,12 +96,12 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def captured(arguments: Sequence[str]) -> tuple[int, str, str]:
+def captured(arguments: Sequence[str], commands: click.Group = group) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a command line, with the encodings that a terminal's streams have."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = command.exit_code(group, arguments, name="planner")
+        code = command.exit_code(commands, arguments, name="planner")
     return code, *(stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
 
 

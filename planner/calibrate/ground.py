@@ -12,22 +12,22 @@ import msgspec
 
 from planner.calibrate import links, machine
 from planner.calibration import Calibration, LinkEntry
+from planner.truth.asked import Asked
 from planner.truth.probe import read_probe
-from planner.truth.rows import Row
 
 PROBED = "probe:"
 """Opens the name of a calibration that a probe gave: it has no file."""
 
 
-def link_fits(rows: Sequence[Row]) -> tuple[tuple[LinkEntry, ...], dict[str, int], int]:
+def link_fits(rows: Sequence[Asked]) -> tuple[tuple[LinkEntry, ...], dict[str, int], int]:
     """(curves of every link that rows of collectives measured, rows that cannot be used by reason, rows used)."""
-    measured = [row for row in rows if row.method == "collective"]
+    measured = [one for one in rows if one.row.collective is not None]
     samples = links.samples_of(measured)
     unused = len(measured) - len(samples)
     reasons = {"a collective whose network, size or operation is not known": unused} if unused else {}
     if not samples:
         return (), reasons, 0
-    source = f"fitted on measured collectives: {'; '.join(sorted({row.source.repo_or_paper for row in measured}))}"
+    source = f"fitted on measured collectives: {'; '.join(sorted({one.row.source.repo_or_paper for one in measured}))}"
     return links.entries(samples, source), reasons, len(samples)
 
 

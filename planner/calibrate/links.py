@@ -18,10 +18,8 @@ from planner.collectives import WIRE, transport_of
 from planner.comm import Traffic, leaving_bytes, ranks_inside
 from planner.linktime import tier_seconds
 from planner.spec import Cluster, Tier
-from planner.truth.collective import OPS
-from planner.truth.machines import known_cluster
-from planner.truth.notes import CannotPredict
-from planner.truth.rows import Row
+from planner.truth.asked import Asked
+from planner.truth.collective import OPS, bus_bytes
 from planner.units import GB
 
 OWN_CURVE = ("all_reduce",)
@@ -78,19 +76,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.cluster.levels[reached.index(self.ranks)].link.name
 
 
-def samples_of(rows: Iterable[Row]) -> list[Sample]:
-    """Published bandwidths as samples; rows without a size, or of machines unknown here, are left out."""
+def samples_of(rows: Iterable[Asked]) -> list[Sample]:
+    """Measured bandwidths as samples; rows without a size, or of machines unknown here, are left out."""
     found = []
-    for row in rows:
-        call, ranks, bandwidth = row.collective, row.hardware.gpus, row.measured.busbw_gbps
-        if call is None or call.bytes is None or not bandwidth or ranks is None or call.op not in OPS:
+    for one in rows:
+        call, cluster, bandwidth = one.row.collective, one.cluster, one.row.measured.busbw_gbps
+        if call is None or call.bytes is None or call.op not in OPS or not bandwidth:
             continue
-        try:
-            cluster = known_cluster(row)
-        except CannotPredict:
+        if cluster is None or not cluster.gpu.flops_per_s:
             continue
-        seconds = OPS[call.op] * (ranks - 1) / ranks * call.bytes / (bandwidth * GB)
-        found.append(Sample(op=call.op, ranks=ranks, payload_bytes=call.bytes, seconds=seconds, cluster=cluster))
+        seconds = bus_bytes(call.op, call.bytes, cluster.gpus) / (bandwidth * GB)
+        found.append(Sample(op=call.op, ranks=cluster.gpus, payload_bytes=call.bytes, seconds=seconds, cluster=cluster))
     return found
 
 

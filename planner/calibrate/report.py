@@ -6,7 +6,7 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from planner.calibrate.holdout import Residual
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import Calibration, LinkEntry, as_toml
 from planner.errors import PlannerError
-from planner.truth.rows import read_rows
+from planner.truth.asked import Asked, Reader, each
+from planner.truth.rows import Unread
 from planner.truth.statistics import Errors, errors_of
 
 SCHEMA = "calibrate/1"
@@ -64,11 +65,11 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     probes: int = 0
 
 
-def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Calibrated:
+def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: Reader = each) -> Calibrated:
     """Fit everything that files of rows, run folders and probes tell, on top of `base`. PlannerError for what cannot be
     read, and where nothing can be used."""
     files, folders, probes = sorted_out(paths)
-    rows = read_rows(files)
+    rows = list(_whole(read(files)))
     ground = with_probes(base, probes)
     links, unused, collectives = link_fits(rows)
     gathered = of_rows(rows, ground)
@@ -77,10 +78,18 @@ def calibrate(paths: Sequence[str | Path], base: Calibration, name: str) -> Cali
         unused[reason] = unused.get(reason, 0) + count
     if not samples and not links and not probes:
         why = max(unused, key=lambda reason: unused[reason], default="there are none")
-        fix = "tests/truth/README.md has the format of rows"
+        fix = "docs/adding-a-measurement.md has the format of rows"
         raise PlannerError("measurements", len(rows), f"nothing can be used: {why}", fix)
     found = of_samples(samples, ground, name, links, unused=unused, collectives=collectives)
     return msgspec.structs.replace(found, calibration=without_probes(found.calibration), probes=len(probes))
+
+
+def _whole(rows: Iterable[Asked | Unread]) -> Iterator[Asked]:
+    """The rows; a fit rests on none of a file with a line that is no row (PlannerError)."""
+    for one in rows:
+        if isinstance(one, Unread):
+            raise one.refusal
+        yield one
 
 
 def of_samples(

@@ -1,6 +1,6 @@
 """What a fit needs of one measurement: its case, the live bytes predicted for it, what was measured.
 
-Made from rows and from run folders. Not here: any fit, or what a row means (planner/truth/cases.py).
+Made from rows and from run folders. Not here: any fit, or the question a row asks (planner/truth/asked.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from planner.errors import PlannerError
 from planner.memory import memory_breakdown
 from planner.plan import read_plan
 from planner.record import RUN_SCHEMA, RunRecord
+from planner.truth.asked import Asked
 from planner.truth.predict import Replayed, replay
-from planner.truth.rows import Row
 from planner.units import GIB
 
 
@@ -67,11 +67,11 @@ class Gathered(msgspec.Struct, frozen=True):
     unused: dict[str, int]
 
 
-def of_rows(rows: Sequence[Row], calibration: Calibration) -> Gathered:
+def of_rows(rows: Sequence[Asked], calibration: Calibration) -> Gathered:
     """Every row that measured memory or speed and can be predicted; rows of collectives are not among them."""
     samples: list[Sample] = []
     unused: dict[str, int] = {}
-    for one in replay([row for row in rows if row.method != "collective"], calibration):
+    for one in replay([one for one in rows if one.row.collective is None], calibration):
         made = _of_row(one)
         samples += made
         if not made:

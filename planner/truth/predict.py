@@ -1,6 +1,6 @@
 """What the planner says of a measured row: peak memory by kind, step time, tokens/s, whether it fits.
 
-Rows that hold the same memory share their walk, so thousands take seconds. Not here: what a row means (cases.py), how
+Rows that hold the same memory share their walk, so thousands take seconds. Not here: the question (asked.py), how
 far off a prediction is (score.py), or what the terms of a peak are (memory.py: asked only of rows that are shown).
 """
 
@@ -18,7 +18,7 @@ from planner.plan import PhaseMemory
 from planner.question import DEFAULT_HEADROOM, Verdict, usable_bytes, verdict
 from planner.spec import Layout
 from planner.steptime import coefficients, scalar, step_time, throughput
-from planner.truth.cases import CannotPredict, RowCase, memory_kind, row_case
+from planner.truth.asked import Asked, CannotPredict
 from planner.truth.collective import bus_bandwidth_gbps
 from planner.truth.rows import Measured, Row, Source, Unread
 from planner.units import GIB
@@ -44,11 +44,24 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(msgspec.Struct, frozen=True):
     """A row with its prediction, or with the reason why there is none (`skipped`)."""
 
-    row: Row
+    asked: Asked
     predicted: Figures
     skipped: str | None = None
-    assumptions: tuple[str, ...] = ()
-    case: Case | None = None
+
+    @property
+    def row(self) -> Row:
+        """What was measured."""
+        return self.asked.row
+
+    @property
+    def case(self) -> Case | None:
+        """What was predicted, of a training step."""
+        return None if self.skipped else self.asked.case
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a prediction rests on that the row leaves open."""
+        return () if self.skipped else self.asked.assumptions
 
     @property
     def measured_step_s(self) -> float | None:
@@ -60,7 +73,7 @@ Walks = dict[tuple[object, ...], list[tuple[float, float]]]
 """Memory lines by what they depend on."""
 
 
-def replay(rows: Iterable[Row | Unread], calibration: Calibration) -> list[Replayed]:
+def replay(rows: Iterable[Asked | Unread], calibration: Calibration) -> list[Replayed]:
     """Every row, in order; a line that is no row has its refusal for a reason."""
     walks: Walks = {}
     return [_unread(row) if isinstance(row, Unread) else _replayed(row, calibration, walks) for row in rows]
@@ -68,23 +81,23 @@ def replay(rows: Iterable[Row | Unread], calibration: Calibration) -> list[Repla
 
 def _unread(one: Unread) -> Replayed:
     place = f"{one.file}:{one.line}"
-    row = Row(id=place, source=Source(repo_or_paper=place), method="unread", measured=Measured(), file=one.file)
-    return Replayed(row, Figures(), f"is no row: {one.refusal}")
+    row = Row(id=place, source=Source(repo_or_paper=place), measured=Measured(), file=one.file)
+    return Replayed(Asked(row=row), Figures(), f"is no row: {one.refusal}")
 
 
-def _replayed(row: Row, calibration: Calibration, walks: Walks) -> Replayed:
-    if row.method == "collective":
+def _replayed(asked: Asked, calibration: Calibration, walks: Walks) -> Replayed:
+    if asked.row.collective is not None:
         try:
-            return Replayed(row, Figures(busbw_gbps=bus_bandwidth_gbps(row, calibration)))
+            return Replayed(asked, Figures(busbw_gbps=bus_bandwidth_gbps(asked, calibration)))
         except CannotPredict as error:
-            return Replayed(row, Figures(), one_line(str(error)))
-    if not measures_anything(row):
-        return Replayed(row, Figures(), "nothing was measured")
-    try:
-        asked = calibrated(row_case(row), calibration)
-    except CannotPredict as error:
-        return Replayed(row, Figures(), one_line(str(error)))
-    return Replayed(row, _figures(row, asked.case, calibration, walks), None, asked.assumptions, asked.case)
+            return Replayed(asked, Figures(), one_line(str(error)))
+    if not measures_anything(asked.row):
+        return Replayed(asked, Figures(), "nothing was measured")
+    if asked.case is None:
+        return Replayed(asked, Figures(), one_line(asked.refusal or "no question"))
+    case = calibrated(asked.case, calibration)
+    figures = _figures(case, asked.memory_kind, calibration, walks)
+    return Replayed(msgspec.structs.replace(asked, case=case), figures)
 
 
 def measures_anything(row: Row) -> bool:
@@ -94,21 +107,20 @@ def measures_anything(row: Row) -> bool:
     return row.failed or any(figure is not None for figure in figures)
 
 
-def calibrated(asked: RowCase, calibration: Calibration) -> RowCase:
-    """The question with the allocator that the calibration knows for its runtime and device."""
-    case, gpu = asked.case, asked.case.cluster.gpu
+def calibrated(case: Case, calibration: Calibration) -> Case:
+    """The case with the allocator that the calibration knows for its runtime and device."""
+    gpu = case.cluster.gpu
     allocator = calibration.of(case.runtime.name, gpu.name, gpu.kind).allocator
     runtime = msgspec.structs.replace(case.runtime, allocator=allocator)
-    return msgspec.structs.replace(asked, case=msgspec.structs.replace(case, runtime=runtime))
+    return msgspec.structs.replace(case, runtime=runtime)
 
 
-def _figures(row: Row, case: Case, calibration: Calibration, walks: Walks) -> Figures:
+def _figures(case: Case, kind: str | None, calibration: Calibration, walks: Walks) -> Figures:
     gpu = case.cluster.gpu
     allocated = _allocated(case, walks)
     reserved, device = float(reserved_bytes(case, allocated)), float(device_bytes(case, allocated))
     time = step_time(case, calibration)
     speed = throughput(case, time)
-    kind = memory_kind(row)
     by_kind = {"allocated": allocated, "reserved": reserved, "device": device}
     return Figures(
         allocated_gib=allocated / GIB,

@@ -1,26 +1,25 @@
 """Measured rows: one line of JSON each, what ran and what was measured; read, checked and written.
 
-The format is that of tests/truth/README.md. Not here: what a row means to the planner (cases.py).
+The format is that of docs/adding-a-measurement.md. Not here: the question a row asks (asked.py).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from planner.contents import NOT_JSON
 from planner.errors import PlannerError
-from planner.model_rules import LARGEST
-from planner.spec import Implementation
+from planner.plan import Plan, decode_plan
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**30)]
-Elements = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+SCHEMA = "row/2"
+
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -32,84 +31,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     repo_or_paper: str
     path_or_table: str | None = None
     commit_or_date: str | None = None
-
-
-class RowModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model's sizes as the source states them; `ffn` is one expert's width in a mixture of experts.
-
-    `family` is a model_type of Transformers, for rows that know it; otherwise the name says it.
-    """
-
-    name: str | None = None
-    params_b: Positive | None = None
-    layers: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["layers"])] | None = None
-    hidden: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["hidden"])] | None = None
-    heads: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["heads"])] | None = None
-    kv_heads: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["kv_heads"])] | None = None
-    head_dim: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["head_dim"])] | None = None
-    ffn: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["ffn"])] | None = None
-    vocab: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["vocab"])] | None = None
-    experts: Count | None = None
-    top_k: Count | None = None
-    tied: bool | None = None
-    family: str | None = None
-
-
-class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The machines: a GPU's name as the source writes it or a preset's, and the links in words.
-
-    `cluster` names a cluster preset, for rows measured on one that is known here. `memory_gib` is what a rank could
-    take of its device, where it was held to less than all of it.
-    """
-
-    gpu: str | None = None
-    gpus: Count | None = None
-    gpus_per_node: Count | None = None
-    intra_link: str | None = None
-    inter_link: str | None = None
-    cluster: str | None = None
-    memory_gib: Positive | None = None
-
-
-class RowLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Adapters: rank, the adapted modules in the source's words, elements that are trained."""
-
-    rank: Count | None = None
-    alpha: Count | None = None
-    targets: str | None = None
-    trainable: Elements | None = None
-
-
-class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the work was split, in the source's words; batches count sequences, `seq` tokens.
-
-    `optimizer_implementation` is how AdamW stepped; where neither the row nor its source says, it was foreach.
-    `switches` are fields of planner.spec.Layout that the rest does not say (reshard_after_forward, pp_schedule, ...):
-    they win over everything else.
-    """
-
-    dp: Count | None = None
-    tp: Count | None = None
-    pp: Count | None = None
-    cp: Count | None = None
-    ep: Count | None = None
-    vp: Count | None = None
-    zero_or_fsdp: str | None = None
-    micro_batch: Count | None = None
-    global_batch: Count | None = None
-    grad_accum: Count | None = None
-    seq: Count | None = None
-    recompute: str | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    optimizer_implementation: Implementation | None = None
-    compile: bool | None = None
-    attention: str | None = None
-    sequence_parallel: bool | None = None
-    offload: str | None = None
-    quant: str | int | None = None
-    overlap: str | None = None
-    switches: dict[str, Any] = {}
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,28 +70,22 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration and what was measured of it.
+    """One configuration and what was measured of it: its `plan` by value, or its `options` as `planner estimate` takes
+    them; of a collective's row only their cluster counts.
 
-    `runtime` says whose code ran: a key of sources.RUNTIMES, or a runtime preset. `boundary` marks the largest value
-    that ran. `versions` are packages and their versions, `gpu_facts` what the driver said. Keys beside these are the
-    source's own and are left where they are: they decide nothing.
+    `status` says how the run ended, `derived_label` a source's word for a failure. `versions` are packages and their
+    versions, `gpu_facts` what the driver said. Keys beside these are the source's own: they decide nothing.
     """
 
+    schema: str | None = SCHEMA
     id: str
     source: Source
-    runtime: str | None = None
-    model: RowModel = RowModel()
-    hardware: Hardware = Hardware()
-    method: str
-    lora: RowLora | None = None
-    layout: RowLayout = RowLayout()
-    measured: Measured
+    plan: Plan | None = None
+    options: dict[str, Any] | None = None
     collective: Collective | None = None
-    best_reported: bool = False
-    boundary: str | None = None
+    measured: Measured
     status: str | None = None
     derived_label: str | None = None
-    per_rank_max_allocated_mb: tuple[float, ...] | None = None
     versions: dict[str, str] | None = None
     gpu_facts: dict[str, Any] | None = None
     notes: str | None = None
@@ -182,25 +97,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.measured.oom) or (self.status or "").startswith("crashed")
 
 
-_DECODER = msgspec.json.Decoder(Row)
+class OldRow(Row, frozen=True, kw_only=True):
+    """A row of before row/2, which names no schema: its configuration in words (old_rows.py)."""
+
+    schema: str | None = None
+    method: str
+    runtime: str | None = None
+    model: dict[str, Any] = {}
+    hardware: dict[str, Any] = {}
+    lora: dict[str, Any] = {}
+    layout: dict[str, Any] = {}
+
+
+R = TypeVar("R", bound=Row)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_FIELDS = frozenset(Row.__struct_fields__)
 UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
-
-
-def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
-    """The rows of JSON Lines files in order; `file` of each is its file's name without the ending.
-
-    Refuses a file that cannot be read, a line that is no JSON object or breaks the format, and an id given twice
-    (PlannerError with file and line).
-    """
-    rows = []
-    for one in each_row(paths):
-        if isinstance(one, Unread):
-            raise one.refusal
-        rows.append(one)
-    return rows
+FORMAT = "docs/adding-a-measurement.md has the format"
 
 
 class Unread(NamedTuple):
@@ -211,9 +124,23 @@ class Unread(NamedTuple):
     refusal: PlannerError
 
 
-def each_row(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Row | Unread]:
-    """The lines of JSON Lines files in order, each as a row, or with the reason why it is none. PlannerError for a file
-    that cannot be read."""
+def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
+    """The rows of JSON Lines files in order; `file` of each is its file's name without the ending.
+
+    Refuses a file that cannot be read, a line that is no JSON object or breaks the format, and an id given twice
+    (PlannerError with file and line).
+    """
+    rows = []
+    for row in each_row(paths, row_of):
+        if isinstance(row, Unread):
+            raise row.refusal
+        rows.append(row)
+    return rows
+
+
+def each_row(paths: Sequence[str | os.PathLike[str]], reader: Callable[[bytes, str], R]) -> Iterator[R | Unread]:
+    """The lines of JSON Lines files in order, each as a row that `reader` makes of it and its place, or with the reason
+    why it is none. PlannerError for a file that cannot be read."""
     seen: dict[str, str] = {}
     for path in map(Path, paths):
         for number, line in enumerate(_lines(path), 1):
@@ -221,7 +148,7 @@ def each_row(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Row | Unread]:
                 continue
             place = f"{path}:{number}"
             try:
-                row = msgspec.structs.replace(_row(line, place), file=path.stem)
+                row = msgspec.structs.replace(reader(line, place), file=path.stem)
                 if row.id in seen:
                     rule = f"was given in {seen[row.id]} already"
                     raise PlannerError(f"{place}: id", row.id, rule, "Ids name one row")
@@ -232,11 +159,57 @@ def each_row(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Row | Unread]:
             yield row
 
 
+def row_of(line: bytes, place: str) -> Row:
+    """A line as a row of this version, or as one of before (PlannerError with the place)."""
+    keys = keys_of(line, place)
+    if "schema" not in keys:
+        return decoded(line, place, OldRow)
+    if (schema := msgspec.json.decode(keys["schema"])) != SCHEMA:
+        raise PlannerError(f"{place}: schema", schema, f"this version reads {SCHEMA}", "Update meshwright")
+    if ("plan" in keys) == ("options" in keys):
+        rule = "must be given, or options, and not both"
+        raise PlannerError(f"{place}: plan", None, rule, "Give a plan, or options of planner estimate")
+    if "plan" in keys:
+        decode_plan(bytes(keys["plan"]), f"{place}: plan")  # with its own refusals: Row knows no hash
+    return decoded(line, place, Row)
+
+
+def keys_of(line: bytes, place: str) -> dict[str, msgspec.Raw]:
+    """A line's fields as they are written (PlannerError for what is no JSON object)."""
+    try:
+        return _KEYS.decode(line)
+    except msgspec.ValidationError as error:
+        raise _refusal(line, place, str(error)) from None
+    except NOT_JSON as error:
+        raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
+
+
+def decoded(line: bytes, place: str, kind: type[R]) -> R:
+    """A line as a row of this kind (PlannerError with the field, and for a key of the source's own that is nearly one
+    of ours: what it holds would count for nothing)."""
+    try:
+        row = msgspec.json.decode(line, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(line, place, str(error)) from None
+    except NOT_JSON as error:
+        raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
+    fields = frozenset(kind.__struct_fields__)
+    others = keys_of(line, place).keys() - fields
+    if others:
+        from difflib import get_close_matches  # only for sources with keys of their own
+
+        for key in sorted(others):
+            if near := get_close_matches(key, fields, n=1, cutoff=0.8):
+                raise PlannerError(f"{place}: {key}", None, "is not a field of a row", f"Did you mean {near[0]}?")
+    return row
+
+
 def encode_row(row: Row) -> bytes:
-    """One line of JSON without what is unknown, newline included."""
-    kept = msgspec.to_builtins(row)
+    """One line of JSON without what is unknown, newline included; a plan as its file has it."""
+    kept = msgspec.to_builtins(msgspec.structs.replace(row, plan=None))
     kept.pop("file", None)
-    return msgspec.json.encode(_known(kept)) + b"\n"
+    plan = {} if row.plan is None else {"plan": msgspec.Raw(msgspec.json.encode(row.plan.sealed()))}
+    return msgspec.json.encode(_known(kept) | plan) + b"\n"
 
 
 def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
@@ -270,29 +243,6 @@ def _lines(path: Path) -> list[bytes]:
         raise PlannerError("rows", path, f"cannot be read ({error.strerror})", "Give JSON Lines files") from None
 
 
-def _row(line: bytes, place: str) -> Row:
-    try:
-        row = _DECODER.decode(line)
-        _no_slips(line, place)
-        return row
-    except msgspec.ValidationError as error:
-        raise _refusal(line, place, str(error)) from None
-    except NOT_JSON as error:
-        raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
-
-
-def _no_slips(line: bytes, place: str) -> None:
-    """Refuse a key of the source's own that is nearly one of ours: what it holds would count for nothing."""
-    others = _KEYS.decode(line).keys() - _FIELDS
-    if not others:
-        return
-    from difflib import get_close_matches  # only for sources with keys of their own
-
-    for key in sorted(others):
-        if near := get_close_matches(key, _FIELDS, n=1, cutoff=0.8):
-            raise PlannerError(f"{place}: {key}", None, "is not a field of a row", f"Did you mean {near[0]}?")
-
-
 def _refusal(line: bytes, place: str, told: str) -> PlannerError:
     """Field, value and rule of what broke the format."""
     where = PLACE.search(told)
@@ -300,11 +250,11 @@ def _refusal(line: bytes, place: str, told: str) -> PlannerError:
     rule = told[: where.start()] if where else told
     if unknown := UNKNOWN_FIELD.search(rule):
         field = f"{field}.{unknown[1]}".strip(".")
-        return PlannerError(f"{place}: {field}", None, "is not a field of a row", "tests/truth/README.md lists them")
+        return PlannerError(f"{place}: {field}", None, "is not a field of a row", FORMAT)
     value: Any = None
     with suppress(*NOT_JSON):  # what comes after the field need not be JSON
         value = msgspec.json.decode(line) if field else None
     for part in filter(None, field.split(".")):
         value = value.get(part) if isinstance(value, dict) else None
     rule = rule[:1].lower() + rule[1:]
-    return PlannerError(f"{place}: {field}" if field else place, value, rule, "tests/truth/README.md has the format")
+    return PlannerError(f"{place}: {field}" if field else place, value, rule, FORMAT)

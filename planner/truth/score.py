@@ -186,8 +186,8 @@ def _by_model(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     """Points by model, where there are several models (a collective has none: by operation)."""
 
     def name(point: Point) -> str:
-        row = point[0].row
-        return row.model.name or (row.collective.op if row.collective else "not stated")
+        case, call = point[0].case, point[0].row.collective
+        return case.model.name if case else call.op if call else "not stated"
 
     groups = _grouped(points, name)
     if len(groups) > 1:
@@ -202,7 +202,7 @@ def _worst_memory(points: Sequence[Point]) -> tuple[WorstRow, ...]:
         terms = sorted(peak.terms.items(), key=lambda pair: -pair[1]) if peak else []
         rows.append(
             WorstRow(
-                id=one.row.id, layout=layout_words(one), predicted=predicted, measured=measured,
+                id=one.row.id, layout=one.asked.label, predicted=predicted, measured=measured,
                 error=predicted / measured - 1, phase=peak.phase if peak else None,
                 terms_gib={term: size / 2**30 for term, size in terms if size > 0},
             )
@@ -214,25 +214,11 @@ def _worst_speed(points: Sequence[Point]) -> tuple[WorstRow, ...]:
     worst = sorted(points, key=lambda point: -abs(math.log(point[1] / point[2])))[:WORST]
     return tuple(
         WorstRow(
-            id=one.row.id, layout=layout_words(one), predicted=predicted, measured=measured,
+            id=one.row.id, layout=one.asked.label, predicted=predicted, measured=measured,
             error=predicted / measured - 1,
         )
         for one, predicted, measured in worst
     )  # fmt: skip
-
-
-def layout_words(one: Replayed) -> str:
-    """A row's model and layout in a few words."""
-    row, layout = one.row, one.row.layout
-    axes = [
-        f"{axis}{size}" for axis in ("dp", "tp", "pp", "cp", "ep", "vp") if (size := getattr(layout, axis) or 1) > 1
-    ]
-    batch = [f"mb{layout.micro_batch}"] if layout.micro_batch else []
-    rest = [word for word in (layout.zero_or_fsdp, layout.recompute) if word and word != "none"]
-    size = [f"{row.collective.bytes:.3g} B"] if row.collective and row.collective.bytes else []
-    what = row.model.name or (row.collective.op if row.collective else "")
-    seq = [f"seq {layout.seq}"] if layout.seq else []
-    return " ".join([what, f"{row.hardware.gpus or '?'} GPUs", *axes, *batch, *seq, *rest, *size])
 
 
 # -- layouts in order, and what fits -------------------------------------------------------------------------------
@@ -253,7 +239,7 @@ def _ranks(by_source: dict[str, list[Replayed]]) -> Iterator[RankScore]:
                 gpus=gpus,
                 layouts=len(ran),
                 spearman=order,
-                chosen=None if chosen is None else layout_words(chosen),
+                chosen=None if chosen is None else chosen.asked.label,
                 regret=_regret(chosen, max(speeds)),
             )
 
@@ -262,11 +248,11 @@ def _choices(them: Sequence[Replayed]) -> dict[tuple[str, int], list[Replayed]]:
     """Layouts that do the same work on as many GPUs, those that failed too: equal but for how they are split."""
     able = [one for one in them if one.case is not None and one.predicted.step_time_s is not None]
 
-    def key(one: Replayed) -> tuple[str, str | None, int, int, int, str]:
-        row, case = one.row, one.case
+    def key(one: Replayed) -> tuple[str, str, int, int, int, str]:
+        case = one.case
         assert case is not None
-        gpus, batch = row.hardware.gpus or 1, case.layout.global_batch_size
-        return row.model.name or "", row.hardware.gpu, gpus, case.job.seq_len, batch, case.job.method
+        gpus, batch = case.layout.world_size, case.layout.global_batch_size
+        return case.model.name, case.cluster.gpu.name, gpus, case.job.seq_len, batch, case.job.method
 
     groups: dict[tuple[str, int], list[Replayed]] = {}
     for (model, gpu, gpus, seq, batch, method), some in _grouped(able, key).items():
@@ -295,7 +281,7 @@ def outcome_of(one: Replayed) -> str | None:
     if row.failed:
         label = (row.derived_label or "").replace("_", " ")
         return f"failed ({label})" if label else "failed"
-    return None if row.method == "collective" else "ran"
+    return None if row.collective is not None else "ran"
 
 
 def _fits(by_source: dict[str, list[Replayed]]) -> Iterator[FitScore]:

@@ -1,4 +1,4 @@
-"""`planner calibrate` as text, and its part of docs/accuracy.md: errors before, fitted and left out, what was kept.
+"""`planner calibrate` as text: errors before, fitted and left out, what was kept.
 
 Not here: any figure (planner/calibrate).
 """
@@ -12,15 +12,6 @@ from planner.truth.statistics import Errors
 
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
 
-PAGE = """## Fitted against left out
-
-`{command}` makes the calibration `{name}` (presets/calibrations) and this table.
-It has {entries} fitted entries, of {samples} measurements of training steps and {collectives} of collectives.
-A fit stays only if, where its model was left out, it predicts better than the guesses that were there before.
-Errors are median / ninth decile of |predicted / measured - 1| over n measurements.
-Where a runtime was measured with one model only, a fifth of its rows was left out at a time.
-"""
-
 
 def calibrate_text(found: Calibrated) -> str:
     """Errors by group, then what kept its default and what was not used."""
@@ -30,7 +21,7 @@ def calibrate_text(found: Calibrated) -> str:
     parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} entries of {used}"]
     if found.lines:
         about = "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, its source."
-        parts += ["", about, "", table(HEAD, [_row(one) for one in found.lines], 3)]
+        parts += ["", about, "", table(HEAD, [row_text(one) for one in found.lines], 3)]
     if found.kept:
         parts += ["", "Kept as they were:", *(f"  {line}" for line in found.kept)]
     if found.unused:
@@ -39,33 +30,13 @@ def calibrate_text(found: Calibrated) -> str:
     return "\n".join(parts)
 
 
-def page(found: Calibrated, command: str) -> str:
-    """The same for docs/accuracy.md."""
-    made = found.calibration
-    lines = [
-        PAGE.format(
-            command=command,
-            name=made.name,
-            entries=entry_count(made),
-            samples=found.samples,
-            collectives=found.collectives,
-        ),
-        f"| {' | '.join(HEAD)} |",
-        "|---|---|---|" + "---:|" * 5,
-        *(f"| {' | '.join(_row(one))} |" for one in found.lines),
-        "",
-    ]
-    if found.kept:
-        lines += ["Kept as they were:\n", *(f"- {line}." for line in found.kept), ""]
-    return "\n".join(lines)
-
-
 def entry_count(made: Calibration) -> int:
     """Entries in all groups but the bands, which are a judgement."""
     return sum(len(group) for group in (made.allocator, made.compute, made.overlap, made.links))
 
 
-def _row(one: Line) -> tuple[str, ...]:
+def row_text(one: Line) -> tuple[str, ...]:
+    """A group's errors as the cells under HEAD."""
     errors = (one.before, one.fitted, one.left_model, one.left_source)
     return (one.what, one.runtime, one.gpu, str(one.before.n), *(_errors(each) for each in errors))
 

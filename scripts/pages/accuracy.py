@@ -10,10 +10,10 @@ from pathlib import Path
 
 from planner.calibration import calibration
 from planner.truth.predict import replay
-from planner.truth.rows import each_row
 from planner.truth.score import Summary, summary
 from planner.truth.tables import Table, tables
 from scripts.pages import combinations, layouts
+from tests.truth.published.reader import each
 
 HEAD = """# Accuracy
 
@@ -33,7 +33,7 @@ AFTER = "Which layout is best"
 def of_rows(project: Path) -> str:
     """The page as it is for today's predictions of the rows in tests/truth."""
     known = calibration()
-    found = summary(replay(each_row(sorted((project / "tests" / "truth").glob("*.jsonl"))), known))
+    found = summary(replay(each(sorted((project / "tests" / "truth").glob("*.jsonl"))), known))
     return page(found, known.name, project / "docs" / "accuracy")
 
 

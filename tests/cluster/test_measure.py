@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from planner.plan import read_plan
 from planner.truth.rows import Row, read_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -124,6 +125,7 @@ def test_a_real_cell_s_row_has_the_figures_of_its_run_folder(measured: Measured)
 
     assert row.measured.peak_memory_gib == pytest.approx(max(peaks) / 2**30, rel=1e-6)
     assert row.measured.step_time_s == ran["step_s"] > 0
+    assert row.plan == read_plan(folder / "plan.json")
     assert row.versions["torch"] == ran["versions"]["torch"] and row.gpu_facts["cores"] >= 1
     assert row.measured.peak_memory_gib == pytest.approx(predicted(measured, row), rel=0.05)
 
@@ -131,7 +133,7 @@ def test_a_real_cell_s_row_has_the_figures_of_its_run_folder(measured: Measured)
 def test_memory_that_runs_out_for_real_is_a_row_and_no_crash(measured: Measured):
     row = measured.rows["single"]
     assert (row.measured.oom, row.status, row.measured.peak_memory_gib) == (True, "out of memory", None)
-    assert row.hardware.memory_gib == pytest.approx(0.1)
+    assert row.plan.cluster.gpu.memory_bytes == pytest.approx(0.1 * 2**30)
     (cell,) = (cell for cell in measured.told["cells"] if cell["id"] == row.id)
     assert cell["predicted"]["fits"] is False
 

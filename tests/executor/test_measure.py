@@ -18,12 +18,13 @@ from executor.matrix import Cell, cells
 from executor.measured_row import made_row
 from executor.rundir import RankError
 from planner import command
+from planner.case import Case
 from planner.errors import PlannerError
 from planner.memory import memory_breakdown
 from planner.plan import PhaseMemory
 from planner.record import Measured, RunRecord
-from planner.truth.cases import row_case
-from planner.truth.rows import Row, append_rows, encode_row, read_rows
+from planner.truth.asked import asked
+from planner.truth.rows import Row, append_rows, encode_row, read_rows, row_of
 from planner.units import GIB
 
 CPU = this_machine("cpu")
@@ -70,14 +71,15 @@ def small() -> list[Cell]:
 @pytest.mark.parametrize("machine", [CPU, card(), card(8)], ids=["cpu", "1-gpu", "8-gpus"])
 def test_a_row_asks_the_planner_the_very_question_its_cell_was_predicted_by(machine: Machine, world: int | None):
     for cell in cells("small", machine, world):
-        row = msgspec.json.decode(encode_row(made_row(cell, record(cell), {}, machine)), type=Row)
-        asked = row_case(row)
+        row = row_of(encode_row(made_row(cell, record(cell), {}, machine)), "rows:1")
+        found = asked(row)
 
-        assert asked.case.layout == cell.plan.layout
-        assert asked.assumptions == ()
-        assert memory_breakdown(asked.case).phases == cell.estimate.memory.phases
+        assert row.plan == cell.plan
+        assert found.case == Case.of(cell.plan)
+        assert found.assumptions == ()
+        assert memory_breakdown(found.case).phases == cell.estimate.memory.phases
         if cell.memory_limit is not None:
-            assert asked.case.cluster.gpu.memory_bytes == cell.memory_limit
+            assert found.case.cluster.gpu.memory_bytes == cell.memory_limit
 
 
 def test_a_cpu_row_has_the_fullest_rank_s_live_tensors_and_no_mfu(small: list[Cell]):
@@ -110,7 +112,7 @@ def test_a_fake_world_s_row_says_so_and_claims_no_time():
     row = made_row(cell, record(cell, rank(0, TWO)), {}, CPU, built_on_meta=True)
 
     assert row.measured.step_time_s is None and row.measured.tokens_per_s_per_gpu is None
-    assert row.hardware.gpus == 4 and "memory only" in row.notes
+    assert row.plan.cluster.gpus == 4 and "memory only" in row.notes
     assert row.measured.phases_gib == {"backward": 3.0} and "loading was not measured" in row.notes
 
 

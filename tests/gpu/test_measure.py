@@ -125,7 +125,7 @@ def test_a_rank_that_runs_out_of_its_share_of_the_card_is_a_row(real: Measured):
 def test_one_rank_of_eight_shows_its_peaks_on_one_card_and_claims_no_time(fake: Measured, real: Measured, layout: str):
     measured = fake.rows[layout].measured
 
-    assert fake.rows[layout].hardware.gpus == 8 and measured.step_time_s is None
+    assert fake.rows[layout].plan.cluster.gpus == 8 and measured.step_time_s is None
     assert 0 < measured.peak_memory_gib <= measured.reserved_gib
     assert measured.terms_gib["params"] < real.rows["ddp"].measured.terms_gib["params"] / 3
     live = sum(measured.terms_gib.values())

@@ -22,8 +22,9 @@ from planner.estimation import make_plan
 from planner.plan import encode_plan
 from planner.record import Measured, PhaseMemory, RunRecord
 from planner.spec import Allocator, Layout, TrainingJob
-from planner.truth.rows import read_rows
+from planner.truth.rows import append_rows
 from planner.units import GIB
+from tests.truth.published.reader import by_value, each
 
 ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"
 BASE = calibration(UNCALIBRATED)
@@ -179,7 +180,7 @@ def test_bands_hold_nine_of_ten_left_out_measurements():
 
 
 def test_a_doubled_term_shows_in_the_reported_errors():
-    gathered = of_rows(read_rows([ROWS]), BASE)
+    gathered = of_rows(list(each([ROWS])), BASE)
     right = report.of_samples(gathered.samples, BASE, "right")
     wrong = report.of_samples([_with_twice_the_gradients(one) for one in gathered.samples], BASE, "wrong")
 
@@ -196,13 +197,13 @@ def _with_twice_the_gradients(one: Sample) -> Sample:
 
 
 def test_published_megatron_rows_are_predicted_within_5_percent_where_their_model_was_left_out():
-    found = report.calibrate([ROWS], BASE, "mine")
+    found = report.calibrate([ROWS], BASE, "mine", each)
     (line,) = [line for line in found.lines if line.what == "memory"]
 
     assert (line.runtime, line.before.n) == ("megatron-core", 42)  # 21 allocated peaks, 21 reserved ones
     assert line.left_model.median < 0.05
     bands = found.calibration.of("megatron-core", line.gpu, "cuda").bands
-    left = holdout.residuals(of_rows(read_rows([ROWS]), BASE).samples, found.calibration, Timer(BASE))
+    left = holdout.residuals(of_rows(list(each([ROWS])), BASE).samples, found.calibration, Timer(BASE))
     inside = covered(left, bands.memory_low, bands.memory_high, "memory_error")
     assert inside is not None and inside >= 0.9
 
@@ -211,7 +212,7 @@ def test_published_megatron_rows_are_predicted_within_5_percent_where_their_mode
 
 
 def test_the_file_reads_back_as_it_was_fitted(tmp_path: Path):
-    found = report.calibrate([ROWS], BASE, "mine")
+    found = report.calibrate([ROWS], BASE, "mine", each)
     path = tmp_path / "mine.toml"
     path.write_text(report.file_text(found, "made by a test"))
 
@@ -247,15 +248,31 @@ def test_a_run_folder_is_a_measurement_of_its_plan(tmp_path: Path):
     assert one.live_bytes > 0
 
 
+@pytest.fixture
+def own_rows(tmp_path: Path) -> Path:
+    """The published rows with their plans by value, as a row of one's own has it."""
+    path = tmp_path / "own.jsonl"
+    append_rows(path, map(by_value, each([ROWS])))
+    return path
+
+
+def unusable(number: int) -> str:
+    options = {"model": "7b", "cluster": "dgx-h100", "runtime": "nonsense", "seq_len": 2048, "micro_batch_size": 1}
+    row = {"schema": "row/2", "id": f"{number}", "source": {"repo_or_paper": "mine"}, "options": options}
+    return json.dumps(row | {"measured": {"step_time_s": 1.0}}) + "\n"
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = command.exit_code(planner, ["calibrate", *arguments], name="planner")
     told = capsys.readouterr()
     return code, told.out, told.err
 
 
-def test_the_command_writes_a_calibration_that_estimate_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_writes_a_calibration_that_estimate_uses(
+    tmp_path: Path, own_rows: Path, capsys: pytest.CaptureFixture[str]
+):
     path = tmp_path / "mine.toml"
-    code, out, err = run(capsys, str(ROWS), "-o", str(path), "--json")
+    code, out, err = run(capsys, str(own_rows), "-o", str(path), "--json")
     answer = json.loads(out)
 
     assert (code, answer["schema"], err.strip()) == (0, "calibrate/1", f"wrote {path}")
@@ -268,15 +285,13 @@ def test_the_command_writes_a_calibration_that_estimate_uses(tmp_path: Path, cap
     assert used["runtimes"]["megatron-core"]["compute"]["matmul_share"] == speed["matmul_share"]
 
 
-def test_rows_that_cannot_be_used_are_counted_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    rows = [json.loads(row) for row in ROWS.read_text().splitlines()[:3]]
-    rows[1]["runtime"] = rows[2]["runtime"] = "nonsense"
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, err = run(capsys, str(path))
+def test_rows_that_cannot_be_used_are_counted_with_the_reason(own_rows: Path, capsys: pytest.CaptureFixture[str]):
+    with own_rows.open("a") as stream:
+        stream.writelines([unusable(1), unusable(2)])
+    code, out, err = run(capsys, str(own_rows))
 
     assert (code, err) == (0, "")
-    assert "      2  runtime nonsense is unknown here" in out
+    assert "      2  runtime=nonsense: is not among the runtimes known here" in out
 
 
 @pytest.mark.parametrize(
@@ -284,15 +299,13 @@ def test_rows_that_cannot_be_used_are_counted_with_the_reason(tmp_path: Path, ca
     [
         ("", "nothing can be used: there are none"),
         ("not json\n", "is not a line of JSON"),
-        ("nonsense", "runtime nonsense is unknown here"),
+        (unusable(1) + unusable(2), "nothing can be used: runtime=nonsense: is not among the runtimes known here"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
     text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     rows = tmp_path / "rows.jsonl"
-    if text == "nonsense":
-        text = "".join(json.dumps(json.loads(row) | {"runtime": text}) + "\n" for row in ROWS.read_text().splitlines())
     rows.write_text(text)
     code, out, err = run(capsys, str(rows))
 
@@ -318,7 +331,7 @@ def test_a_path_that_is_no_measurement_and_a_file_that_is_there_are_refused(
 @cache
 def sweep() -> tuple[Sample, ...]:
     """The memory of nanotron's published sweep."""
-    samples = of_rows(read_rows([ROWS.with_name("ultrascale_playbook.jsonl")]), BASE).samples
+    samples = of_rows(list(each([ROWS.with_name("ultrascale_playbook.jsonl")])), BASE).samples
     return tuple(msgspec.structs.replace(one, step_s=None) for one in samples if one.memory_bytes is not None)
 
 

@@ -16,38 +16,29 @@ from planner import command
 from planner.calibration import calibration
 from planner.cli import planner
 from planner.errors import PlannerError
-from planner.memory import memory_breakdown
-from planner.truth.cases import CannotPredict, case_of, row_case
-from planner.truth.predict import replay
-from planner.truth.rows import (
-    Collective,
-    Hardware,
-    Measured,
-    Row,
-    RowLayout,
-    RowLora,
-    RowModel,
-    Source,
-    append_rows,
-    encode_row,
-    read_rows,
-)
+from planner.options import question
+from planner.plan import Plan
+from planner.question import exact_layout
+from planner.truth.asked import Asked, asked, each
+from planner.truth.predict import Replayed, replay
+from planner.truth.rows import Collective, Measured, Row, Source, append_rows, encode_row, read_rows
 from planner.truth.score import summary
 from planner.truth.statistics import errors_of, factors_of, spearman
-from planner.units import GIB
 
 TRUTH = Path(__file__).resolve().parents[1] / "truth"
+PAGE = TRUTH.parents[1] / "docs" / "adding-a-measurement.md"
+NO_RUNTIME = "runtime=none: is not among the runtimes known here. Did you mean nanotron?"
+PLANNED = json.loads((TRUTH / "own_cpu.jsonl").read_text().splitlines()[0])
+EDITED = PLANNED["plan"] | {"made_by": "somebody"}
 
 ROW = {
+    "schema": "row/2",
     "id": "mine-1",
     "source": {"repo_or_paper": "mine"},
-    "runtime": "accelerate-fsdp2",
-    "method": "full",
-    "model": {"name": "llama-2-7b"},
-    "hardware": {"gpu": "h100-sxm-80gb", "gpus": 8, "gpus_per_node": 8},
-    "layout": {
-        "dp": 8, "tp": 1, "pp": 1, "zero_or_fsdp": "zero3", "micro_batch": 1, "grad_accum": 1, "seq": 2048,
-        "recompute": "full", "precision": "bf16", "optimizer": "adamw",
+    "options": {
+        "model": "llama-2-7b", "cluster": "h100-sxm-80gb", "gpus": 8, "gpus_per_node": 8, "runtime": "accelerate-fsdp2",
+        "dp_shard": 8, "micro_batch_size": 1, "grad_accum": 1, "seq_len": 2048, "recompute": "full",
+        "precision": "bf16", "optimizer": "adamw",
     },
     "measured": {"peak_memory_gib": 20.0, "memory_kind": "allocated", "step_time_s": 1.0},
 }  # fmt: skip
@@ -59,7 +50,7 @@ def written(path: Path, *rows: object) -> str:
 
 
 def changed(row: dict, **changes: object) -> dict:
-    """The row with dotted fields replaced (layout__tp=2)."""
+    """The row with dotted fields replaced (options__tp=2)."""
     found = json.loads(json.dumps(row))
     for path, value in changes.items():
         *tables, field = path.split("__")
@@ -74,6 +65,17 @@ def one(**changes: object) -> Row:
     return msgspec.convert(changed(ROW, **changes), Row)
 
 
+def planned() -> Row:
+    """The same as a row that carries its plan."""
+    case = asked(one()).case
+    plan = Plan(model=case.model, cluster=case.cluster, job=case.job, layout=case.layout, runtime=case.runtime)
+    return msgspec.structs.replace(one(), id="plan", options=None, plan=plan)
+
+
+def predicted(*rows: Row) -> list[Replayed]:
+    return replay(map(asked, rows), calibration())
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = command.exit_code(planner, ["replay", *arguments], name="planner")
     told = capsys.readouterr()
@@ -84,32 +86,35 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
-    rows = read_rows(sorted(TRUTH.glob("*.jsonl")))[::97]
+    rows = [*read_rows([TRUTH / "own_cpu.jsonl"])[:4], one()]
     path = tmp_path / "again.jsonl"
     append_rows(path, rows[:3])
     append_rows(path, rows[3:])
 
     assert read_rows([path]) == [msgspec.structs.replace(row, file="again") for row in rows]
-    assert b"null" not in encode_row(rows[0])
+    assert b"null" not in encode_row(rows[-1])
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("{", ":2: is not a line of JSON"),
-        (json.dumps(changed(ROW, id="b", layout__tp="two")), ":2: layout.tp=two: expected `int | null`, got `str`"),
-        (json.dumps(changed(ROW, id="b", layout__tp=0)), ":2: layout.tp=0: expected `int` >= 1"),
         (
-            json.dumps(changed(ROW, id="b", layout__micro_batches=2)),
-            ":2: layout.micro_batches: is not a field of a row",
+            json.dumps(changed(ROW, id="b", measured__oom="yes")),
+            ":2: measured.oom=yes: expected `bool | null`, got `str`",
         ),
+        (json.dumps(changed(ROW, id="b", measured__peak=2)), ":2: measured.peak: is not a field of a row"),
+        (json.dumps(changed(ROW, id="b", schema="row/3")), ":2: schema=row/3: this version reads row/2"),
+        (json.dumps(changed(ROW, id="b", plan={})), ":2: plan: must be given, or options, and not both"),
+        (json.dumps(PLANNED | {"id": "b", "plan": EDITED}), ":2: plan: content_hash="),
+        (json.dumps(PLANNED | {"id": "b", "plan": EDITED | {"schema": "plan/9"}}), ":2: plan: schema=plan/9"),
         (
             json.dumps({key: value for key, value in ROW.items() if key != "measured"}),
             "missing required field `measured`",
         ),
         (json.dumps(ROW), ":2: id=mine-1: was given in"),
         ("[1]", ":2: expected `object`"),
-        (json.dumps(ROW | {"id": "b", "layuot": {}}), ":2: layuot: is not a field of a row. Did you mean layout?"),
+        (json.dumps(ROW | {"id": "b", "optons": {}}), ":2: optons: is not a field of a row. Did you mean options?"),
         (json.dumps(changed(ROW, id="b", measured__mfu=38)), ":2: measured.mfu=38: expected `float` <= 1.0"),
     ],
 )
@@ -129,15 +134,12 @@ def test_a_line_that_breaks_the_format_is_a_row_with_its_reason(tmp_path, capsys
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"id": "b", "layout": {"seq": "many"}, "measured": {"mfu": Infinity}}',
-        b'{"id": "b", "layout": {"seq": "many"}, "measured": {"mfu": 1e999}}',
-        b'{"id": "b", "layout": {"seq": "many"}, "notes": "\xff\xfe"}',
+        b'{"id": "b", "versions": "many", "measured": {"mfu": Infinity}}',
+        b'{"id": "b", "versions": "many", "measured": {"mfu": 1e999}}',
+        b'{"id": "b", "versions": "many", "notes": "\xff\xfe"}',
         b'{"id": "b\xe2"',
         b"\x00\xff",
         b"[" * 10**5,
-        json.dumps(changed(ROW, id="b", layout__seq=99999999999999999999)).encode(),
-        json.dumps(changed(ROW, id="b", model__layers=2**30)).encode(),
-        json.dumps(changed(ROW, id="b", layout__micro_batch=2**31)).encode(),
         json.dumps(changed(ROW, id="b", measured__step_time_s=float("inf"))).encode(),
     ],
 )
@@ -188,126 +190,84 @@ def test_a_file_that_is_not_there_is_one_line_of_error(tmp_path, capsys):
 
 
 def test_the_format_is_documented_field_by_field():
-    told = (TRUTH / "README.md").read_text()
-    parts = {"model": RowModel, "hardware": Hardware, "lora": RowLora, "layout": RowLayout, "measured": Measured}
-    for name, part in (parts | {"source": Source, "collective": Collective}).items():
+    told = PAGE.read_text()
+    for name, part in (("measured", Measured), ("source", Source), ("collective", Collective)):
         (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
         assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
     assert [field for field in Row.__struct_fields__ if f"`{field}" not in told and field != "file"] == []
 
 
 def test_the_rows_of_the_documentation_are_predicted_every_one(tmp_path, capsys):
-    page = (TRUTH.parents[1] / "docs" / "adding-a-measurement.md").read_text()
-    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (example,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     code, out, _ = run(capsys, written(tmp_path / "rows.jsonl", *example.splitlines()))
 
     assert code == 0
     assert out.startswith("3 of 3 rows predicted")
 
 
-# -- what a row means ----------------------------------------------------------------------------------------------
+# -- the question of a row -----------------------------------------------------------------------------------------
 
 
-def test_rows_of_one_device_are_predicted_as_one_device():
-    engines = {}
-    for row in read_rows(sorted(TRUTH.glob("*.jsonl"))):
-        if row.method == "collective" or row.hardware.gpus != 1 or row.layout.zero_or_fsdp != "ddp":
-            continue
-        try:
-            engines[row.id] = case_of(row).layout.engine
-        except CannotPredict:
-            continue
+def test_options_are_read_as_the_command_line_reads_them():
+    options = {name: str(value) for name, value in ROW["options"].items()}
+    asked_for = question(options)
+    case = asked(one()).case
 
-    assert set(engines.values()) == {"single"}
-    own = "own-cpu-mini-llama-ddp-x1-b6-s512-fp32-limited-5a18bb"
-    assert {"qwen_finetune_profile-019", "torchtune-013", own} <= set(engines)
+    assert (case.layout, case.job) == (exact_layout(asked_for), asked_for.job)
+    assert (case.layout.dp_shard, case.layout.recompute, case.cluster.gpus) == (8, "full", 8)
 
 
-def test_every_published_row_is_a_case_or_has_a_reason():
-    reasons = set()
-    cases = 0
-    for row in read_rows(sorted(TRUTH.glob("*.jsonl"))):
-        try:
-            row_case(row)
-            cases += 1
-        except CannotPredict as error:
-            assert str(error).strip()
-            reasons.add(str(error))
+def test_a_plan_is_predicted_as_the_options_it_was_made_of(tmp_path):
+    append_rows(tmp_path / "rows.jsonl", [planned(), one(id="options")])
+    plan, options = (found.predicted for found in predicted(*read_rows([tmp_path / "rows.jsonl"])))
 
-    assert cases > 1500
-    assert "micro-batch not stated" in reasons
+    assert plan == options
+    assert plan.allocated_gib > 5
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"runtime": "none"}, "runtime none is unknown here"),
-        ({"runtime": None}, "runtime not stated"),
-        ({"layout__seq": None}, "sequence length not stated"),
-        ({"layout__micro_batch": None}, "micro-batch not stated"),
-        ({"layout__tp": None, "layout__dp": 4}, "tensor or pipeline parallelism not stated"),
-        ({"layout__tp": None, "layout__dp": None}, "tensor or pipeline parallelism not stated"),
-        ({"runtime": "acelerate-fsdp2"}, "runtime acelerate-fsdp2 is unknown here: did you mean accelerate-fsdp2?"),
-        ({"hardware__cluster": "dgx-h10"}, "cluster dgx-h10 is unknown here: did you mean dgx-h100?"),
-        ({"hardware__gpus": 10**8, "layout__dp": 10**8}, "gpus=100000000: must be a whole number from 1 to 1000000"),
-        ({"layout__switches": {"dp_shard": -1}}, "layout.switches: dp_shard is below zero"),
-        ({"layout__dp": 4}, "dp x tp x pp x cp = 4 is not the 8 GPUs"),
-        ({"layout__zero_or_fsdp": None}, "sharding not stated"),
-        ({"layout__precision": "int3"}, "precision int3 is not modelled"),
-        ({"model__name": "blorp"}, "model blorp is unknown here"),
-        ({"hardware__gpus": None}, "number of GPUs not stated"),
-        ({"method": "adapter"}, "method adapter is not modelled"),
+        ({"options__model": None}, "options.model: is missing. A measurement says what was run"),
+        ({"options__runtime": None}, "options.runtime: is missing. A measurement says what was run"),
+        ({"options__seq_len": None}, "options.seq_len: is missing. A measurement says what was run"),
+        ({"options__micro_batch_size": None}, "options.micro_batch_size: is missing. A measurement says what was run"),
+        ({"options__cluster": None}, "options.cluster: is missing. A measurement says what was run"),
+        ({"options__strategy": "fsdp"}, "options.strategy=fsdp: chooses a layout. Give runtime and group sizes"),
+        ({"options__sequence_length": 2}, "options.sequence_length=2: is not an option of planner estimate"),
+        ({"options__precision": "int3"}, "options.precision=int3: must be one of fp32, bf16, fp16, pure-bf16, fp8"),
+        ({"options__offload_params": "yes"}, "options.offload_params=yes: must be true or false"),
+        ({"options__seq_len": "many"}, "seq_len=many"),
+        ({"options__seq_len": 10**20}, "seq_len=100000000000000000000: "),
+        ({"options__micro_batch_size": 2**31}, "micro_batch_size=2147483648: "),
+        ({"options__gpus": 10**8}, "gpus=100000000: must be a whole number from 1 to 1000000"),
+        ({"options__runtime": "acelerate-fsdp2"}, "runtime=acelerate-fsdp2: "),
+        ({"options__model": "blorp"}, "model=blorp: "),
+        ({"options__global_batch_size": 12}, "global_batch_size=12: "),
+        ({"options__dp_shard": 4, "options__dp_replicate": 1}, "refused by a rule: "),
         (
-            {"layout__optimizer": "adamw8bit"},
+            {"options__optimizer": "adamw-8bit"},
             "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors (torchao's does, and is not "
             "modelled)",
         ),
-        ({"layout__switches": {"no_such": 1}}, "layout.switches: Object contains unknown field `no_such`"),
     ],
 )
-def test_a_row_without_a_case_says_why(changes, reason):
-    with pytest.raises(CannotPredict) as error:
-        case_of(one(**changes))
+def test_options_that_leave_a_fact_open_or_break_a_rule_are_a_reason(changes, reason):
+    found = asked(one(**changes))
 
-    assert str(error.value) == reason
-
-
-@pytest.mark.parametrize(
-    ("field", "assumption"),
-    [
-        ("layout__recompute", "recompute not stated: none"),
-        ("layout__optimizer", "optimizer not stated: adamw"),
-        ("layout__precision", "precision not stated: bf16"),
-        ("layout__grad_accum", "accumulation not stated: 1"),
-    ],
-)
-def test_what_is_not_stated_is_an_assumption_of_the_row(field, assumption):
-    assert row_case(one()).assumptions == ()
-    assert row_case(one(**{field: None})).assumptions == (assumption,)
-
-
-def test_as_many_replicas_as_gpus_say_that_nothing_else_is_split():
-    assert row_case(one(layout__tp=None, layout__pp=None)) == row_case(one())
-
-
-@pytest.mark.parametrize(("word", "name"), [("sgd", "sgd"), ("Lion", "lion"), ("adam", "adamw")])
-def test_the_planners_own_optimizers_are_words_of_a_row(word, name):
-    row = one(layout__optimizer=word, runtime="accelerate-ddp", layout__zero_or_fsdp="ddp")
-
-    assert case_of(row).job.optimizer.name == name
+    assert found.case is None
+    assert found.refusal.startswith(reason)
 
 
 def test_a_word_for_memory_that_nobody_knows_is_counted():
-    assert row_case(one(measured__memory_kind="alocated")).assumptions == (
-        "memory kind alocated: held against reserved",
-    )
+    assert asked(one(measured__memory_kind="alocated")).assumptions == ("memory kind alocated: held against reserved",)
 
 
 def test_a_row_may_name_presets_of_ones_own(tmp_path, capsys):
     (tmp_path / "models").mkdir()
     text = (TRUTH.parents[1] / "presets" / "models" / "llama-2-7b.toml").read_text()
     (tmp_path / "models" / "my-7b.toml").write_text(text)
-    rows = written(tmp_path / "rows.jsonl", changed(ROW, model__name="my-7b"))
+    rows = written(tmp_path / "rows.jsonl", changed(ROW, options__model="my-7b"))
 
     assert run(capsys, rows)[1].startswith("0 of 1 rows predicted")
     assert run(capsys, rows, "--presets", str(tmp_path))[1].startswith("1 of 1 rows predicted")
@@ -318,53 +278,84 @@ def test_a_row_may_name_presets_of_ones_own(tmp_path, capsys):
 
 
 def test_a_row_with_a_mistake_leaves_the_others_predicted(tmp_path, capsys):
-    rows = [ROW, changed(ROW, id="b", hardware__cluster="nowhere"), changed(ROW, id="c", layout__offload="tape")]
+    rows = [ROW, changed(ROW, id="b", options__cluster="nowhere"), changed(ROW, id="c", options__tape=1)]
     code, out, _ = run(capsys, written(tmp_path / "rows.jsonl", *rows))
 
     assert code == 0
     assert out.startswith("1 of 3 rows predicted")
-    assert "cluster nowhere is unknown here" in out
+    assert "cluster=nowhere" in out
 
 
-def test_a_model_of_no_known_name_has_the_blocks_of_its_family():
-    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 1000, "tied": True}
-    model = case_of(one(model={"name": "mine", "family": "gpt2", **sizes})).model
+# -- rows of before ------------------------------------------------------------------------------------------------
 
-    assert (model.name, model.family, model.positions, model.layers, model.head_dim) == (
-        "mine",
-        "gpt2",
-        "learned",
-        2,
-        16,
-    )
-
-
-def test_switches_win_over_everything_else():
-    layout = case_of(one(layout__switches={"reshard_after_forward": False, "dp_shard": 4, "dp_replicate": 2})).layout
-
-    assert (layout.reshard_after_forward, layout.dp_shard, layout.dp_replicate) == (False, 4, 2)
+OLD = {
+    "id": "mine-1",
+    "source": {"repo_or_paper": "mine"},
+    "runtime": "accelerate-fsdp2",
+    "method": "full",
+    "model": {"name": "llama-2-7b"},
+    "hardware": {"gpu": "h100-sxm-80gb", "gpus": 8, "gpus_per_node": 8},
+    "layout": {
+        "dp": 8, "tp": 1, "pp": 1, "zero_or_fsdp": "zero3", "micro_batch": 1, "grad_accum": 1, "seq": 2048,
+        "recompute": "full", "precision": "bf16", "optimizer": "adamw", "optimizer_implementation": "fused",
+    },
+    "measured": {"peak_memory_gib": 20.0, "memory_kind": "allocated", "step_time_s": 1.0},
+}  # fmt: skip
 
 
-def test_an_unknown_card_has_a_memory_prediction_and_nothing_else():
-    (found,) = replay([one(hardware__gpu="some card")], calibration())
+def old(tmp_path: Path, **changes: object) -> Asked:
+    (found,) = each([written(tmp_path / "old.jsonl", changed(OLD, **changes))])
+    assert isinstance(found, Asked)
+    return found
 
-    assert found.predicted.allocated_gib
-    assert (found.predicted.step_time_s, found.predicted.fits) == (None, None)
+
+def test_a_row_of_before_is_predicted_as_its_options(tmp_path):
+    now = one(options__optimizer_implementation="fused")
+
+    assert replay([old(tmp_path)], calibration())[0].predicted == predicted(now)[0].predicted
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({"layout__switches": {"reshard_after_forward": False}}, {"reshard_after_forward": False, "dp_shard": 8}),
+        ({"layout__switches": {"dp_replicate": 2, "dp_shard": 4}}, {"dp_replicate": 2, "dp_shard": 4}),
+        ({"runtime": "accelerate-ddp", "layout__zero_or_fsdp": "ddp"}, {"engine": "ddp", "dp_replicate": 8}),
+        ({"runtime": "deepspeed-zero", "layout__zero_or_fsdp": "zero2"}, {"engine": "deepspeed", "zero_stage": 2}),
+    ],
+)
+def test_the_words_of_a_row_of_before_are_its_layout(tmp_path, changes, layout):
+    case = old(tmp_path, **changes).case
+
+    assert {name: getattr(case.layout, name) for name in layout} == layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"runtime": "nanotron-of-mine"}, "runtime=nanotron-of-mine: "),
+        ({"runtime": None}, "options.runtime: is missing"),
+        ({"method": "pretrain"}, "method=pretrain: must be full, lora or qlora. Measure it again"),
+        ({"layout__seq": None}, "options.seq_len: is missing"),
+        ({"layout__zero_or_fsdp": "zero1 (subgroup 4)"}, "layout.zero_or_fsdp=zero1 (subgroup 4): must be one of"),
+        ({"layout__compile": True}, "layout.compile=True: is a word of published tables. Measure it again"),
+        ({"layout__switches": {"no_such": 1}}, "options.no_such=1: is not an option of planner estimate"),
+        ({"layout__dp": 4}, "layout.dp=4: is not the 8 data-parallel ranks of 8 GPUs. Measure it again"),
+        ({"model": {"name": "llama-2-7b", "layers": 2}}, "model.layers=2: is not llama-2-7b's 32. Measure it again"),
+        ({"model": {"layers": 2}}, "model.name: is missing"),
+        ({"hardware__inter_link": "HDR IB"}, "hardware.inter_link=HDR IB: names a network in words. Measure it again"),
+    ],
+)
+def test_a_row_of_before_in_words_that_are_not_ours_says_how_to_make_it_again(tmp_path, changes, reason):
+    assert old(tmp_path, **changes).refusal.startswith(reason)
 
 
 # -- prediction ----------------------------------------------------------------------------------------------------
 
 
-def test_shared_walks_give_what_a_walk_of_its_own_gives():
-    rows = read_rows([TRUTH / "ultrascale_playbook.jsonl", TRUTH / "llm_foundry.jsonl"])[::40]
-    for found in replay(rows, calibration()):
-        if found.case is not None:
-            assert found.predicted.allocated_gib == pytest.approx(memory_breakdown(found.case).peak.total / GIB)
-
-
 def test_the_peak_is_held_against_the_kind_that_was_measured():
     kinds = ("allocated", "reserved", "nvidia-smi")
-    found = replay([one(id=kind, measured__memory_kind=kind) for kind in kinds], calibration())
+    found = predicted(*(one(id=kind, measured__memory_kind=kind) for kind in kinds))
 
     said = [(each.predicted.memory_kind, each.predicted.peak_memory_gib) for each in found]
     figures = found[0].predicted
@@ -377,7 +368,7 @@ def test_the_peak_is_held_against_the_kind_that_was_measured():
 
 
 def test_tokens_per_second_are_the_step_time_of_the_same_batch():
-    (found,) = replay([one(measured__step_time_s=None, measured__tokens_per_s_per_gpu=1024.0)], calibration())
+    (found,) = predicted(one(measured__step_time_s=None, measured__tokens_per_s_per_gpu=1024.0))
 
     assert found.measured_step_s == pytest.approx(8 * 2048 / (1024 * 8))
 
@@ -406,14 +397,14 @@ def test_no_row_is_dropped_and_failures_are_counted():
         one(),
         one(id="b", measured={"oom": True}),
         one(id="c", measured={}, status="crashed_or_oom"),
-        one(id="d", runtime="none"),
+        one(id="d", options__runtime="none"),
         one(id="e", measured={}),
     ]
-    found = summary(replay(rows, calibration()))
+    found = summary(predicted(*rows))
 
     assert found.rows == {"": (5, 3)}
     assert [(each.text, each.rows) for each in found.skipped] == [
-        ("runtime none is unknown here", 1),
+        (NO_RUNTIME, 1),
         ("nothing was measured", 1),
     ]
     outcomes = {each.outcome: (each.fits, each.does_not_fit, each.not_predicted) for each in found.fit}
@@ -425,17 +416,15 @@ def test_regret_is_what_the_first_choice_costs_and_a_failed_one_has_none():
         """Equal work in six ways; the first is the fastest by prediction."""
         micros = (8, 4, 2, 1)
         rows = [
-            one(id=f"{m}", layout__micro_batch=m, layout__grad_accum=8 // m, measured={"step_time_s": 2.0})
+            one(id=f"{m}", options__micro_batch_size=m, options__grad_accum=8 // m, measured={"step_time_s": 2.0})
             for m in micros
         ]
-        rows.append(one(id="again", layout__micro_batch=1, layout__grad_accum=8, measured={"step_time_s": 1.0}))
+        rows.append(one(id="again", options__grad_accum=8, measured={"step_time_s": 1.0}))
         return [msgspec.convert(msgspec.to_builtins(rows[0]) | of_first, Row), *rows[1:]]
 
-    fastest = min(replay(layouts(), calibration()), key=lambda found: found.predicted.step_time_s)
-    slow = summary(replay(layouts(), calibration())).ranks[0]
-    crashed = summary(
-        replay([*layouts(measured={"oom": True}), one(id="5", layout__grad_accum=8)], calibration())
-    ).ranks[0]
+    fastest = min(predicted(*layouts()), key=lambda found: found.predicted.step_time_s)
+    slow = summary(predicted(*layouts())).ranks[0]
+    crashed = summary(predicted(*layouts(measured={"oom": True}), one(id="5", options__grad_accum=8))).ranks[0]
 
     assert fastest.row.id == "8"
     assert (slow.layouts, slow.regret) == (5, pytest.approx(1.0))
@@ -446,7 +435,7 @@ def test_regret_is_what_the_first_choice_costs_and_a_failed_one_has_none():
 
 
 def test_json_is_the_contract_and_the_output_file_has_its_rows(tmp_path, capsys):
-    path = written(tmp_path / "rows.jsonl", ROW, changed(ROW, id="b", runtime="none"))
+    path = written(tmp_path / "rows.jsonl", ROW, changed(ROW, id="b", options__runtime="none"))
     code, out, _ = run(capsys, path, "--json", "-o", str(tmp_path / "out.jsonl"))
     answer = json.loads(out)
 
@@ -454,7 +443,7 @@ def test_json_is_the_contract_and_the_output_file_has_its_rows(tmp_path, capsys)
     assert answer["schema"] == "replay/1"
     assert [(row["id"], row["source"], row["skipped"]) for row in answer["rows"]] == [
         ("mine-1", "rows", None),
-        ("b", "rows", "runtime none is unknown here"),
+        ("b", "rows", NO_RUNTIME),
     ]
     assert {"peak_memory_gib", "reserved_gib", "tokens_per_s_per_gpu", "step_time_s", "fits"} <= set(
         answer["rows"][0]["predicted"]

@@ -17,8 +17,8 @@ from planner.inventory import fused
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.walk import _sampled, walk
 from planner.truth.predict import replay
-from planner.truth.rows import read_rows
 from planner.truth.score import summary
+from tests.truth.published.reader import each
 
 PROJECT = Path(__file__).resolve().parents[2]
 TRUTH = PROJECT / "tests" / "truth"
@@ -34,7 +34,7 @@ model_parallel.states = lambda case: msgspec.structs.replace(right(case), grad=2
 
 def medians(source: str) -> dict[str, float]:
     """Median error of a source's memory by kind, as the tables say it."""
-    found = summary(replay(read_rows([TRUTH / f"{source}.jsonl"]), calibration()))
+    found = summary(replay(each([TRUTH / f"{source}.jsonl"]), calibration()))
     return {one.kind: one.errors.median for one in found.memory if one.model is None}
 
 

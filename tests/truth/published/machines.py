@@ -14,13 +14,14 @@ import msgspec
 from planner import presets
 from planner.errors import PlannerError
 from planner.spec import Cluster, Gpu, Link, Nics
-from planner.truth import sources
-from planner.truth.notes import CannotPredict, Notes, unknown
-from planner.truth.rows import Row
+from planner.truth.asked import CannotPredict
 from planner.units import GB, GIB
+from tests.truth.published import sources
+from tests.truth.published.notes import Notes, unknown
+from tests.truth.published.rows import WordRow
 
 
-def cluster_of(row: Row, notes: Notes) -> Cluster:
+def cluster_of(row: WordRow, notes: Notes) -> Cluster:
     """The row's nodes with their links; of a GPU that is not known here only the number (CannotPredict without it)."""
     hardware = row.hardware
     if hardware.gpus is None:
@@ -100,7 +101,7 @@ def _gpu_preset(gpu: str | None) -> str | None:
     return plain if plain in presets.names("gpus") or plain in presets.aliases("gpus") else None
 
 
-def known_cluster(row: Row) -> Cluster:
+def known_cluster(row: WordRow) -> Cluster:
     """The machines of a row, whose rates must be known (CannotPredict with the reason)."""
     found = cluster_of(row, Notes())
     if not found.gpu.flops_per_s:

@@ -13,9 +13,10 @@ import msgspec
 
 from planner import presets
 from planner.spec import ModelSpec, Moe
-from planner.truth import sources
-from planner.truth.notes import CannotPredict, Notes, unknown
-from planner.truth.rows import Row
+from planner.truth.asked import CannotPredict
+from tests.truth.published import sources
+from tests.truth.published.notes import Notes, unknown
+from tests.truth.published.rows import WordRow
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")
 
@@ -46,7 +47,7 @@ def _base_model(name: str, family: str | None) -> tuple[ModelSpec, bool, bool]:
 _MODELS: dict[tuple[Any, ...], tuple[ModelSpec, tuple[str, ...]]] = {}
 
 
-def model_of(row: Row, notes: Notes) -> ModelSpec:
+def model_of(row: WordRow, notes: Notes) -> ModelSpec:
     """The row's model; equal rows share one value, which the walks are cached by."""
     stated = row.model
     key = (*msgspec.structs.astuple(stated), row.layout.seq)
@@ -59,14 +60,14 @@ def model_of(row: Row, notes: Notes) -> ModelSpec:
     return model
 
 
-def stated_seq_len(row: Row) -> int | None:
+def stated_seq_len(row: WordRow) -> int | None:
     """Tokens of a sequence as the row says, or its table elsewhere."""
     quirk = sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
     known = sources.looked_up(quirk.seq_len, row.model.name)
     return row.layout.seq or (None if known is None else int(known[1]))
 
 
-def _made_model(row: Row, notes: Notes) -> ModelSpec:
+def _made_model(row: WordRow, notes: Notes) -> ModelSpec:
     stated = row.model
     if stated.name is None:
         raise CannotPredict("model not stated")
@@ -101,7 +102,7 @@ def _made_model(row: Row, notes: Notes) -> ModelSpec:
     return spec
 
 
-def _experts(row: Row, moe: Moe) -> Moe:
+def _experts(row: WordRow, moe: Moe) -> Moe:
     stated = row.model
     return msgspec.structs.replace(
         moe,

@@ -21,13 +21,13 @@ from planner.rules import check
 from planner.spec import Implementation, Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
-from planner.truth import sources
-from planner.truth.machines import cluster_of
-from planner.truth.models import model_of, stated_seq_len
-from planner.truth.notes import CannotPredict as CannotPredict  # others ask for it here
-from planner.truth.notes import Notes, unknown
-from planner.truth.rows import Row
-from planner.truth.sources import RowRuntime
+from planner.truth.asked import CannotPredict
+from tests.truth.published import sources
+from tests.truth.published.machines import cluster_of
+from tests.truth.published.models import model_of, stated_seq_len
+from tests.truth.published.notes import Notes, unknown
+from tests.truth.published.rows import WordRow
+from tests.truth.published.sources import RowRuntime
 
 
 class RowCase(msgspec.Struct, frozen=True):
@@ -37,12 +37,12 @@ class RowCase(msgspec.Struct, frozen=True):
     assumptions: tuple[str, ...]
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: WordRow) -> Case:
     """The row's case (CannotPredict with the reason)."""
     return row_case(row).case
 
 
-def row_case(row: Row) -> RowCase:
+def row_case(row: WordRow) -> RowCase:
     """The row's case with its assumptions (CannotPredict with the reason, also where a preset or a size is refused)."""
     try:
         return _row_case(row)
@@ -51,7 +51,7 @@ def row_case(row: Row) -> RowCase:
         raise CannotPredict(error.sentence.removesuffix(".")) from None
 
 
-def _row_case(row: Row) -> RowCase:
+def _row_case(row: WordRow) -> RowCase:
     if row.method == "collective":
         raise CannotPredict("a collective's bandwidth, not a training step")
     if row.method not in ("full", "pretrain", "lora", "qlora"):
@@ -85,7 +85,7 @@ def _row_case(row: Row) -> RowCase:
     return RowCase(case, tuple(notes.made))
 
 
-def memory_kind(row: Row) -> str | None:
+def memory_kind(row: WordRow) -> str | None:
     """Which prediction the row's peak is held against: allocated, reserved or device; None if nothing was measured."""
     measured = row.measured
     if measured.peak_memory_gib is None:
@@ -96,7 +96,7 @@ def memory_kind(row: Row) -> str | None:
 # -- whose code ----------------------------------------------------------------------------------------------------
 
 
-def _row_runtime(row: Row) -> RowRuntime | None:
+def _row_runtime(row: WordRow) -> RowRuntime | None:
     """The table's entry; None for a runtime preset's own name."""
     if (own := _quirk(row).runtime) is not None:
         return own
@@ -109,11 +109,11 @@ def _row_runtime(row: Row) -> RowRuntime | None:
     raise unknown("runtime", row.runtime, (*sources.RUNTIMES, *presets.names("runtimes")))
 
 
-def _quirk(row: Row) -> sources.Quirk:
+def _quirk(row: WordRow) -> sources.Quirk:
     return sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
 
 
-def _said(row: Row) -> str:
+def _said(row: WordRow) -> str:
     """What a row says of itself in words: the title of its table, and its notes."""
     return f"{row.source.path_or_table or ''} {row.notes or ''}"
 
@@ -122,7 +122,7 @@ _RUNTIMES: dict[tuple[Any, ...], Runtime] = {}
 """Equal runtimes are one value: walks are cached by it."""
 
 
-def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
+def _runtime(row: WordRow, facts: RowRuntime | None, stage: str) -> Runtime:
     name = row.runtime or ""
     steps = _steps(row, facts)
     if facts is None:
@@ -141,7 +141,7 @@ def _runtime(row: Row, facts: RowRuntime | None, stage: str) -> Runtime:
     return _RUNTIMES[key]
 
 
-def _steps(row: Row, facts: RowRuntime | None) -> Implementation:
+def _steps(row: WordRow, facts: RowRuntime | None) -> Implementation:
     """How AdamW stepped: as the row says, else as its source does at that version, else in lists."""
     if row.layout.optimizer_implementation is not None:
         return row.layout.optimizer_implementation
@@ -172,7 +172,7 @@ def _made_runtime(
 # -- the job ------------------------------------------------------------------------------------------------------
 
 
-def _job(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
+def _job(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
     layout = row.layout
     seq_len = stated_seq_len(row)
     if seq_len is None:
@@ -196,7 +196,7 @@ def _job(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> 
     )
 
 
-def _lora(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> Lora:
+def _lora(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> Lora:
     stated = row.lora
     if stated is None or stated.rank is None:
         raise CannotPredict("rank of the adapters not stated")
@@ -220,7 +220,7 @@ def _lora(row: Row, model: ModelSpec, facts: RowRuntime | None, notes: Notes) ->
     return Lora(rank=stated.rank, alpha=stated.alpha or 2 * stated.rank, targets=names, upcast_adapters=upcast)
 
 
-def _precision(row: Row, facts: RowRuntime | None, notes: Notes) -> str:
+def _precision(row: WordRow, facts: RowRuntime | None, notes: Notes) -> str:
     stated = row.layout.precision
     if stated is None:
         notes.add("precision not stated: bf16")
@@ -232,7 +232,7 @@ def _precision(row: Row, facts: RowRuntime | None, notes: Notes) -> str:
     return known
 
 
-def _optimizer(row: Row, notes: Notes) -> Optimizer:
+def _optimizer(row: WordRow, notes: Notes) -> Optimizer:
     stated = row.layout.optimizer
     if stated is None:
         notes.add("optimizer not stated: adamw")
@@ -249,7 +249,7 @@ def _optimizer(row: Row, notes: Notes) -> Optimizer:
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "hsdp": 3}
 
 
-def _sharding(row: Row, notes: Notes) -> tuple[str, int | None]:
+def _sharding(row: WordRow, notes: Notes) -> tuple[str, int | None]:
     """(word of STAGES, ranks of one group of shards where the source says)."""
     stated = row.layout.zero_or_fsdp
     if stated is None:
@@ -271,7 +271,7 @@ def _sharding(row: Row, notes: Notes) -> tuple[str, int | None]:
     return words, None
 
 
-def _layout(row: Row, model: ModelSpec, runtime: Runtime, stage: str, shards: int | None, notes: Notes) -> Layout:
+def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards: int | None, notes: Notes) -> Layout:
     stated = row.layout
     filled: dict[str, Any] = {}
     for pattern, guesses in _quirk(row).layout:
@@ -312,7 +312,7 @@ def _layout(row: Row, model: ModelSpec, runtime: Runtime, stage: str, shards: in
         raise CannotPredict(f"layout.switches: {error}") from None
 
 
-def _batches(row: Row, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[int, int]:
+def _batches(row: WordRow, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[int, int]:
     stated = row.layout
     micro, accum, batch = stated.micro_batch, stated.grad_accum, stated.global_batch
     accum = accum or (filled.get("grad_accum") if batch is None or micro is None else None)
@@ -332,7 +332,7 @@ def _batches(row: Row, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[i
     return micro, accum
 
 
-def _data_parallel(row: Row, dp: int, engine: str, stage: str, shards: int | None, notes: Notes) -> dict[str, int]:
+def _data_parallel(row: WordRow, dp: int, engine: str, stage: str, shards: int | None, notes: Notes) -> dict[str, int]:
     """dp_replicate and dp_shard: who holds the same states."""
     if engine in ("single", "ddp"):
         return {"dp_replicate": dp, "dp_shard": 1}
@@ -358,7 +358,7 @@ def _pipeline(virtual: int | None, pp: int, model: ModelSpec, engine: str) -> di
     return values
 
 
-def _recompute(row: Row, filled: dict[str, Any], notes: Notes) -> str:
+def _recompute(row: WordRow, filled: dict[str, Any], notes: Notes) -> str:
     stated = row.layout.recompute
     if stated is None:
         guess = str(filled.get("recompute", "none"))

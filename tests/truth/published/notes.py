@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-
-class CannotPredict(Exception):
-    """Why a row has no prediction: one sentence, without the row's own numbers where they do not matter."""
+from planner.truth.asked import CannotPredict
 
 
 class Notes:

@@ -1,0 +1,97 @@
+"""Claims about the installed wheel: a user's rows are replayed and fitted without the clone.
+
+Built and installed for real, beside the packages of the environment that runs the tests. Not here: what is predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from planner.truth.rows import append_rows
+from tests.truth.published.reader import by_value, each
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGE = PROJECT / "docs" / "adding-a-measurement.md"
+OWN = PROJECT / "tests" / "truth" / "own_cpu.jsonl"
+OLD = PROJECT / "tests" / "executor" / "old"
+
+
+def done(*command: object, cwd: Path) -> str:
+    """What a command prints, which must end well; nothing of this environment is handed on."""
+    ran = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=PROJECT)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """A fresh environment's folder of commands; packages but ours are those of this environment."""
+    fresh = wheel.parent / "fresh"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    python = fresh / "bin" / "python"
+    done(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=fresh)
+    (packages,) = fresh.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    where = done(python, "-c", "import planner; print(planner.__file__)", cwd=fresh)
+    assert where.startswith(str(fresh)), where
+    return fresh / "bin"
+
+
+def documented(folder: Path) -> Path:
+    """The rows of the documentation as a file."""
+    (example,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = folder / "rows.jsonl"
+    path.write_text(example)
+    return path
+
+
+def test_the_wheel_holds_nothing_that_serves_published_rows_alone(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert {"planner/truth/rows.py", "planner/truth/predict.py", "planner/py.typed"} <= set(names)
+    assert [name for name in names if re.search(r"tests/|scripts/|published/|truth/sources|\.jsonl", name)] == []
+
+
+def test_rows_of_ones_own_are_replayed_by_the_installed_command(installed: Path, tmp_path: Path):
+    files = [documented(tmp_path), OWN]
+    answer = json.loads(done(installed / "planner", "replay", *files, "--json", cwd=tmp_path))
+
+    assert [row["skipped"] for row in answer["rows"]] == [None] * 14
+    assert sum(row["predicted"]["allocated_gib"] is not None for row in answer["rows"]) == 13
+
+
+def test_rows_of_before_are_replayed_by_the_installed_command(installed: Path, tmp_path: Path):
+    files = [OLD / "rows.jsonl", OLD / "rows-by-hand.jsonl"]
+    answer = json.loads(done(installed / "planner", "replay", *files, "--json", cwd=tmp_path))
+
+    assert [row["skipped"] for row in answer["rows"]] == [None] * 14
+
+
+def test_rows_of_ones_own_are_a_calibration_that_the_installed_command_estimates_with(installed: Path, tmp_path: Path):
+    published = tmp_path / "simumax.jsonl"  # one's own are too few for a fit: these have their plans by value too
+    append_rows(published, map(by_value, each([PROJECT / "tests" / "truth" / "simumax_b200.jsonl"])))
+    files = [documented(tmp_path), OWN, published]
+    told = done(installed / "planner", "calibrate", *files, "-o", "mine.toml", cwd=tmp_path)
+    asked = ["estimate", "--model", "tiny-llama", "--cluster", "localhost", "--gpus", "2", "--calibration", "mine.toml"]
+
+    assert "of 54 measurements of training steps, 1 of collectives" in told
+    assert "'mine'" in done(installed / "planner", *asked, cwd=tmp_path)

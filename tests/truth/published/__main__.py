@@ -1,0 +1,60 @@
+"""`planner replay` of rows in published words, and the calibration they give: `make accuracy`, `make calibration`.
+
+    python -m tests.truth.published replay ROWS...        the options of planner replay
+    python -m tests.truth.published calibrate ROWS... -o FILE --force
+    python -m tests.truth.published plans ROWS... -o FILE
+
+Not here: any of the work.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from planner import cli_truth, command
+from planner.calibrate import report
+from planner.calibration import UNCALIBRATED, calibration
+from planner.output import may_write, write_whole
+from planner.truth.asked import Asked
+from planner.truth.rows import append_rows
+from scripts.pages import fitted
+from tests.truth.published.reader import by_value, each
+
+
+@click.group()
+def published() -> None:
+    """Predictions beside what other people published."""
+
+
+published.add_command(click.Command("replay", params=cli_truth.replay.params, callback=partial(cli_truth.answer, each)))
+
+
+@published.command()
+@click.argument("rows", nargs=-1, required=True)
+@click.option("-o", "--output", required=True)
+@click.option("--force", is_flag=True)
+def calibrate(rows: tuple[str, ...], output: str, force: bool) -> int:
+    """Fit the rows alone, write the calibration, and print its page, docs/accuracy/fitted.md."""
+    may_write(output, force)
+    found = report.calibrate(rows, calibration(UNCALIBRATED), Path(output).stem, each)
+    write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
+    click.echo(fitted.page(found, "make calibration"), nl=False)
+    return 0
+
+
+@published.command()
+@click.argument("rows", nargs=-1, required=True)
+@click.option("-o", "--output", required=True)
+def plans(rows: tuple[str, ...], output: str) -> int:
+    """Write the rows that have a question with their plans by value: `planner replay` reads them alone."""
+    may_write(output, False)
+    asked = [one for one in each(rows) if isinstance(one, Asked)]
+    append_rows(output, [by_value(one) for one in asked if one.refusal is None])
+    return 0
+
+
+if __name__ == "__main__":
+    command.main(published, name="published")

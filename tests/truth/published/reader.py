@@ -1,0 +1,65 @@
+"""Files of rows, published ones and our own, as questions with what was assumed.
+
+Not here: what words mean (cases.py), or any prediction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from planner.plan import Plan
+from planner.truth.asked import Asked, CannotPredict, asked
+from planner.truth.collective import group
+from planner.truth.rows import Row, Unread, each_row
+from tests.truth.published.cases import memory_kind, row_case
+from tests.truth.published.machines import known_cluster
+from tests.truth.published.rows import WordRow, word_row
+
+
+def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Asked | Unread]:
+    """The rows of JSON Lines files with their questions, in order (PlannerError for a file that cannot be read)."""
+    return (row if isinstance(row, Unread) else question(row) for row in each_row(paths, word_row))
+
+
+def question(row: Row) -> Asked:
+    """A row with its question, or with the reason why there is none."""
+    if not isinstance(row, WordRow):
+        return asked(row)
+    found = Asked(row=row, label=label(row), memory_kind=memory_kind(row))
+    try:
+        if row.collective is not None:
+            return msgspec.structs.replace(found, cluster=known_cluster(row))
+        known = row_case(row)
+    except CannotPredict as error:
+        return msgspec.structs.replace(found, refusal=str(error))
+    return msgspec.structs.replace(found, case=known.case, assumptions=known.assumptions)
+
+
+def label(row: WordRow) -> str:
+    """A row's model and layout in a few of its own words."""
+    layout = row.layout
+    axes = [
+        f"{axis}{size}" for axis in ("dp", "tp", "pp", "cp", "ep", "vp") if (size := getattr(layout, axis) or 1) > 1
+    ]
+    batch = [f"mb{layout.micro_batch}"] if layout.micro_batch else []
+    rest = [word for word in (layout.zero_or_fsdp, layout.recompute) if word and word != "none"]
+    size = [f"{row.collective.bytes:.3g} B"] if row.collective and row.collective.bytes else []
+    what = row.model.name or (row.collective.op if row.collective else "")
+    seq = [f"seq {layout.seq}"] if layout.seq else []
+    return " ".join([what, f"{row.hardware.gpus or '?'} GPUs", *axes, *batch, *seq, *rest, *size])
+
+
+def by_value(one: Asked) -> Row:
+    """A row that has a question, with its plan in place of words: the planner reads it alone.
+
+    A collective's plan is one of the ranks alone, whose cluster counts.
+    """
+    assert one.case or one.cluster, one.refusal
+    case = one.case or group(one.cluster, one.cluster.gpus)
+    kept = {name: getattr(one.row, name) for name in Row.__struct_fields__ if name not in ("schema", "plan")}
+    kept["measured"] = msgspec.structs.replace(one.row.measured, memory_kind=one.memory_kind)
+    plan = Plan(model=case.model, cluster=case.cluster, job=case.job, layout=case.layout, runtime=case.runtime)
+    return Row(plan=plan, **kept)

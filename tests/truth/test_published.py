@@ -1,0 +1,236 @@
+"""Claims about rows in the words of published tables: what they mean, what is assumed, and why some are no question.
+
+Not here: rows of our own, or the replay of either (planner/test_replay.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from test_replay import changed
+
+from planner.calibration import calibration
+from planner.errors import PlannerError
+from planner.memory import memory_breakdown
+from planner.truth.asked import CannotPredict, each
+from planner.truth.predict import replay
+from planner.truth.rows import Collective, Measured, Source, append_rows, each_row
+from planner.units import GIB
+from tests.truth.published import reader
+from tests.truth.published.cases import case_of, row_case
+from tests.truth.published.reader import by_value
+from tests.truth.published.rows import Hardware, RowLayout, RowLora, RowModel, WordRow, word_row
+
+TRUTH = Path(__file__).resolve().parent
+
+ROW = {
+    "id": "mine-1",
+    "source": {"repo_or_paper": "mine"},
+    "runtime": "accelerate-fsdp2",
+    "method": "full",
+    "model": {"name": "llama-2-7b"},
+    "hardware": {"gpu": "h100-sxm-80gb", "gpus": 8, "gpus_per_node": 8},
+    "layout": {
+        "dp": 8, "tp": 1, "pp": 1, "zero_or_fsdp": "zero3", "micro_batch": 1, "grad_accum": 1, "seq": 2048,
+        "recompute": "full", "precision": "bf16", "optimizer": "adamw",
+    },
+    "measured": {"peak_memory_gib": 20.0, "memory_kind": "allocated", "step_time_s": 1.0},
+}  # fmt: skip
+
+
+def one(**changes: object) -> WordRow:
+    return msgspec.convert(changed(ROW, **changes), WordRow)
+
+
+def published_rows() -> list[WordRow]:
+    return [row for row in each_row(sorted(TRUTH.glob("*.jsonl")), word_row) if isinstance(row, WordRow)]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layout__tp": "two"}, "layout.tp=two: expected `int | null`, got `str`"),
+        ({"layout__tp": 0}, "layout.tp=0: expected `int` >= 1"),
+        ({"layout__micro_batches": 2}, "layout.micro_batches: is not a field of a row"),
+        ({"model__layers": 2**30}, "model.layers"),
+        ({"layout__seq": 99999999999999999999}, "layout.seq"),
+    ],
+)
+def test_a_word_that_breaks_the_format_is_refused_with_its_place(changes, said):
+    with pytest.raises(PlannerError, match=re.escape(said)):
+        word_row(json.dumps(changed(ROW, **changes)).encode(), "rows.jsonl:1")
+
+
+def test_the_format_is_documented_field_by_field():
+    told = (TRUTH / "README.md").read_text()
+    parts = {"model": RowModel, "hardware": Hardware, "lora": RowLora, "layout": RowLayout, "measured": Measured}
+    for name, part in (parts | {"source": Source, "collective": Collective}).items():
+        (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
+        assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
+    fields = set(WordRow.__struct_fields__) - {"file", "schema", "plan", "options"}
+    assert [field for field in fields if f"`{field}" not in told] == []
+
+
+# -- what a row means ----------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_device_are_predicted_as_one_device():
+    engines = {}
+    for row in published_rows():
+        if row.method == "collective" or row.hardware.gpus != 1 or row.layout.zero_or_fsdp != "ddp":
+            continue
+        try:
+            engines[row.id] = case_of(row).layout.engine
+        except CannotPredict:
+            continue
+
+    assert set(engines.values()) == {"single"}
+    assert {"qwen_finetune_profile-019", "torchtune-013"} <= set(engines)
+
+
+def test_every_published_row_is_a_case_or_has_a_reason():
+    reasons = set()
+    cases = 0
+    for row in published_rows():
+        try:
+            row_case(row)
+            cases += 1
+        except CannotPredict as error:
+            assert str(error).strip()
+            reasons.add(str(error))
+
+    assert cases > 1500
+    assert "micro-batch not stated" in reasons
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"runtime": "none"}, "runtime none is unknown here"),
+        ({"runtime": None}, "runtime not stated"),
+        ({"layout__seq": None}, "sequence length not stated"),
+        ({"layout__micro_batch": None}, "micro-batch not stated"),
+        ({"layout__tp": None, "layout__dp": 4}, "tensor or pipeline parallelism not stated"),
+        ({"layout__tp": None, "layout__dp": None}, "tensor or pipeline parallelism not stated"),
+        ({"runtime": "acelerate-fsdp2"}, "runtime acelerate-fsdp2 is unknown here: did you mean accelerate-fsdp2?"),
+        ({"hardware__cluster": "dgx-h10"}, "cluster dgx-h10 is unknown here: did you mean dgx-h100?"),
+        ({"hardware__gpus": 10**8, "layout__dp": 10**8}, "gpus=100000000: must be a whole number from 1 to 1000000"),
+        ({"layout__switches": {"dp_shard": -1}}, "layout.switches: dp_shard is below zero"),
+        ({"layout__dp": 4}, "dp x tp x pp x cp = 4 is not the 8 GPUs"),
+        ({"layout__zero_or_fsdp": None}, "sharding not stated"),
+        ({"layout__precision": "int3"}, "precision int3 is not modelled"),
+        ({"model__name": "blorp"}, "model blorp is unknown here"),
+        ({"hardware__gpus": None}, "number of GPUs not stated"),
+        ({"method": "adapter"}, "method adapter is not modelled"),
+        (
+            {"layout__optimizer": "adamw8bit"},
+            "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors (torchao's does, and is not "
+            "modelled)",
+        ),
+        ({"layout__switches": {"no_such": 1}}, "layout.switches: Object contains unknown field `no_such`"),
+    ],
+)
+def test_a_row_without_a_case_says_why(changes, reason):
+    with pytest.raises(CannotPredict) as error:
+        case_of(one(**changes))
+
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("field", "assumption"),
+    [
+        ("layout__recompute", "recompute not stated: none"),
+        ("layout__optimizer", "optimizer not stated: adamw"),
+        ("layout__precision", "precision not stated: bf16"),
+        ("layout__grad_accum", "accumulation not stated: 1"),
+    ],
+)
+def test_what_is_not_stated_is_an_assumption_of_the_row(field, assumption):
+    assert row_case(one()).assumptions == ()
+    assert row_case(one(**{field: None})).assumptions == (assumption,)
+
+
+def test_as_many_replicas_as_gpus_say_that_nothing_else_is_split():
+    assert row_case(one(layout__tp=None, layout__pp=None)) == row_case(one())
+
+
+@pytest.mark.parametrize(("word", "name"), [("sgd", "sgd"), ("Lion", "lion"), ("adam", "adamw")])
+def test_the_planners_own_optimizers_are_words_of_a_row(word, name):
+    row = one(layout__optimizer=word, runtime="accelerate-ddp", layout__zero_or_fsdp="ddp")
+
+    assert case_of(row).job.optimizer.name == name
+
+
+def test_a_word_for_memory_that_nobody_knows_is_counted():
+    assert row_case(one(measured__memory_kind="alocated")).assumptions == (
+        "memory kind alocated: held against reserved",
+    )
+
+
+def test_a_model_of_no_known_name_has_the_blocks_of_its_family():
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 1000, "tied": True}
+    model = case_of(one(model={"name": "mine", "family": "gpt2", **sizes})).model
+
+    assert (model.name, model.family, model.positions, model.layers, model.head_dim) == (
+        "mine",
+        "gpt2",
+        "learned",
+        2,
+        16,
+    )
+
+
+def test_switches_win_over_everything_else():
+    layout = case_of(one(layout__switches={"reshard_after_forward": False, "dp_shard": 4, "dp_replicate": 2})).layout
+
+    assert (layout.reshard_after_forward, layout.dp_shard, layout.dp_replicate) == (False, 4, 2)
+
+
+def test_an_unknown_card_has_a_memory_prediction_and_nothing_else():
+    (found,) = replay([reader.question(one(hardware__gpu="some card"))], calibration())
+
+    assert found.predicted.allocated_gib
+    assert (found.predicted.step_time_s, found.predicted.fits) == (None, None)
+
+
+# -- prediction ----------------------------------------------------------------------------------------------------
+
+
+def test_shared_walks_give_what_a_walk_of_its_own_gives():
+    rows = list(reader.each([TRUTH / "ultrascale_playbook.jsonl", TRUTH / "llm_foundry.jsonl"]))[::40]
+    for found in replay(rows, calibration()):
+        if found.case is not None:
+            assert found.predicted.allocated_gib == pytest.approx(memory_breakdown(found.case).peak.total / GIB)
+
+
+def test_a_published_row_with_its_plan_by_value_is_predicted_alike_by_the_planner_alone(tmp_path):
+    for name in ("simumax_b200", "qwen_finetune_profile", "torchtitan", "nccl_bandwidth"):
+        published = list(reader.each([TRUTH / f"{name}.jsonl"]))
+        path = tmp_path / f"{name}.jsonl"
+        append_rows(path, [by_value(one) for one in published if one.refusal is None])
+
+        alone = {one.row.id: one.predicted for one in replay(each([path]), calibration())}
+
+        assert len(alone) >= 5
+        for found in replay(published, calibration()):
+            if found.skipped is None:
+                assert alone[found.row.id] == found.predicted
+
+
+@pytest.mark.parametrize("folder", ["truth/own_cpu.jsonl", "executor/old/rows.jsonl"])
+def test_our_own_rows_are_predicted_as_they_were_read_from_words(folder):
+    """own_cpu.jsonl was converted once from the rows of before, which are kept in executor/old."""
+    words = replay(reader.each([TRUTH.parent / "executor" / "old" / "rows.jsonl"]), calibration())
+    today = replay(each([TRUTH.parent / folder]), calibration())
+
+    assert [one.row.id for one in today] == [one.row.id for one in words]
+    assert [one.predicted for one in today] == [one.predicted for one in words]
+    assert [one.skipped for one in today] == [None] * 11
