@@ -29,6 +29,7 @@ from planner.case import Case
 from planner.errors import PlannerError
 from planner.plan import Collective, PhaseMemory, Plan
 from planner.record import Measured
+from planner.rules import broken
 from planner.units import format_bytes, format_seconds, format_volume
 
 if TYPE_CHECKING:
@@ -164,10 +165,8 @@ def refusal(plan: Plan) -> str | None:
     if job.base_quantization is not None:
         return "method=qlora: bitsandbytes' 4-bit weights are a tensor class of their own, which no fake tensor can be"
     case = Case.of(plan)
-    broken = next((rule for rule in TRAINER if not rule.holds(case)), None)
-    if broken is not None:
-        return f"{broken.field}: {broken.sentence(case)}"
-    return None
+    rule = broken(case, TRAINER)
+    return None if rule is None else f"{rule.field}: {rule.sentence(case)}"
 
 
 def compared(plan: Plan, traced: Traced) -> TraceReport:

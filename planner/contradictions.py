@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from planner.blocks import Block, blocks_of
 from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.launchable import launchable_engines
 from planner.question import Pins, Question, case_of, check_batch
-from planner.rules import check, nearest, one_of
-from planner.space import Block, blocks_of
+from planner.rules import broken, check, nearest, one_of
 from planner.spec.engines import ENGINES
 from planner.spec.options import TABLE
 
@@ -80,7 +80,7 @@ def _fewest_ranks(question: Question, block: Block) -> int | None:
     rules = engine_of(block.template.engine).rules
     for row in ranks.argsort():
         case = case_of(question, block.layout(int(row)))
-        if all(rule.holds(case) for rule in rules):
+        if broken(case, rules) is None:
             return int(ranks[row])
     return None
 
@@ -93,25 +93,21 @@ def _refuse_axis(question: Question, name: str, value: int) -> None:
             continue
         widest = int((block.rows["dp_shard"] * block.rows["cp"] * block.rows["tp"]).argmax())  # experts span these
         case = case_of(question, msgspec.structs.replace(block.layout(widest), **{name: value}))
-        for rule in engine_of(facts.name).rules:
-            if rule.field == name and not rule.holds(case):
-                check(case, (rule,))
+        check(case, [rule for rule in engine_of(facts.name).rules if rule.field == name])
 
 
 def _refuse_rule(question: Question, engines: tuple[str, ...]) -> None:
     """The rule that turns most layouts away, in its own words about one of them."""
-    broken: dict[str, tuple[int, Any]] = {}
+    turned: dict[str, tuple[int, Any]] = {}
     for block in _some(question, engines):
-        engine = engine_of(block.template.engine)
+        rules = engine_of(block.template.engine).rules
         for row in (0, block.size // 2, block.size - 1):
             case = case_of(question, block.layout(row))
-            rule = next((rule for rule in engine.rules if not rule.holds(case)), None)
-            if rule is None:
-                continue
-            times, first = broken.get(rule.name, (0, (case, engine.rules)))
-            broken[rule.name] = (times + block.size, first)
-    if broken:
-        case, rules = max(broken.values(), key=lambda pair: pair[0])[1]
+            if (rule := broken(case, rules)) is not None:
+                times, first = turned.get(rule.name, (0, (case, rules)))
+                turned[rule.name] = (times + block.size, first)
+    if turned:
+        case, rules = max(turned.values(), key=lambda pair: pair[0])[1]
         check(case, rules)
 
 

@@ -6,6 +6,7 @@ Not here: the search for each strategy's best layout (search.py), or tables (ren
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -38,13 +39,13 @@ from planner.question import (
     warnings,
 )
 from planner.reasons import reasons_of
-from planner.rules import JOB, POSITIONS, check
+from planner.rules import JOB, POSITIONS, broken, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
-from planner.spec.layout import Strategy
+from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import OF_AXIS
 from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
-from planner.strategies import LORA_SHARDINGS, STRATEGIES, blocks_of, rank
+from planner.strategies import LORA_SHARDINGS, best_of, groups_of
 from planner.technique_rules import STRAY
 from planner.units import format_bytes
 
@@ -140,8 +141,8 @@ def _add_adapted(question: Question, method: Method, shown: list[Estimate], unav
     suited = [strategy for strategy in strategies_of(question) if strategy.name in LORA_SHARDINGS]
     found = _best(adapted, suited)
     if found is None:
-        broken = _broken_rule(adapted, suited)
-        unavailable[method] = broken or "no sharding that suits it is left by the options given"
+        refusal = _broken_rule(adapted, suited)
+        unavailable[method] = refusal or "no sharding that suits it is left by the options given"
         return
     sharding, layout, considered = found
     shown.append(estimate(adapted, method, layout, sharding=sharding, considered=considered))
@@ -178,10 +179,8 @@ def with_adapters(question: Question, method: Method) -> Question:
 
 def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, int] | None:
     """(strategy, layout, layouts considered): the fastest that fits, else the one with the least memory."""
-    blocks = [block for strategy in strategies for block in blocks_of(question, strategy)]
-    ranking = rank(question, blocks)
-    layout = ranking.best or ranking.smallest
-    return None if layout is None else (strategy_name(layout), layout, ranking.considered)
+    found = best_of(question, strategies)
+    return found and (strategy_name(found[0]), *found)
 
 
 def _recommended(shown: list[Estimate]) -> int | None:
@@ -217,8 +216,8 @@ def _why_none(question: Question, strategy: Strategy) -> str:
         return f"runtime {pins.runtime.name} does not do it"
     if pins.zero_stage not in (None, strategy.zero_stage):
         return f"it is zero_stage {strategy.zero_stage}, not {pins.zero_stage}"
-    if broken := _broken_rule(question, [strategy]):
-        return broken
+    if refusal := _broken_rule(question, [strategy]):
+        return refusal
     if strategy.shards == "one device" and gpus > 1:
         return f"it runs on 1 GPU, not {gpus}"
     if strategy.shards in ("nothing", "all ranks") and gpus == 1:
@@ -231,11 +230,10 @@ def _why_none(question: Question, strategy: Strategy) -> str:
 def _broken_rule(question: Question, strategies: list[Strategy]) -> str | None:
     """Why no layout of the strategies runs, as the first of them tells it."""
     for strategy in strategies:
-        for block in blocks_of(question, strategy)[:1]:
-            case = case_of(question, block.layout(block.rows[0]))
-            for rule in engine_of(strategy.engine).rules:
-                if not rule.holds(case):
-                    return rule.sentence(case)
+        for group in islice(groups_of(question, [strategy]), 1):
+            case = case_of(question, group.smallest)
+            if (rule := broken(case, engine_of(strategy.engine).rules)) is not None:
+                return rule.sentence(case)
     return None
 
 

@@ -15,7 +15,7 @@ from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
 from planner.question import Question
-from planner.rules import Rule, check, one_of
+from planner.rules import Rule, broken, check, one_of
 from planner.spec import Runtime
 from planner.spec.engines import ENGINES
 
@@ -39,8 +39,7 @@ def launch_refusal(case: Case) -> str | None:
 
 def launches(case: Case) -> bool:
     """Whether no rule of the case's engine, nor of the backend of its runtime, is broken."""
-    rules = (*engine_of(case.layout.engine).rules, *launch_rules(case.runtime))
-    return all(rule.holds(case) for rule in rules)
+    return broken(case, (*engine_of(case.layout.engine).rules, *launch_rules(case.runtime))) is None
 
 
 @lru_cache(maxsize=32)

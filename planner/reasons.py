@@ -13,12 +13,12 @@ from collections.abc import Callable
 import msgspec
 
 from planner.answers import Answer
+from planner.candidates import floor_bytes
 from planner.groups import spans_nodes
 from planner.memory import device_bytes
 from planner.rules import divisors
 from planner.spec import Cluster, Link
 from planner.steptime import StepTime
-from planner.strategies import floor_bytes
 from planner.units import BYTES, format_bytes, format_volume
 from planner.whatif import (
     Seen,

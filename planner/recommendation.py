@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from planner.candidates import Candidate
 from planner.contradictions import refuse_empty
 from planner.engines import engine_of
 from planner.errors import PlannerError
@@ -22,7 +23,7 @@ from planner.offloading import ways_out
 from planner.progress import Cancelled
 from planner.question import Question, case_of, check_switches, exact_layout
 from planner.rules import check
-from planner.search import Candidate, Ranking, rank, together
+from planner.search import Ranking, rank, together
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
 from planner.technique_rules import STRAY

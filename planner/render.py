@@ -18,7 +18,7 @@ from planner.offloading import ways_out
 from planner.plan import Plan
 from planner.question import case_of, warnings
 from planner.reasons import METHODS, reasons_of
-from planner.rules import one_of
+from planner.rules import broken, one_of
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import OFFLOADS
 from planner.steptime import coefficients, scalar
@@ -247,7 +247,7 @@ def offload_options(found: Answer) -> str:
     case = found.estimates[0].case
     for way in ways_out(found.question):
         layout = way.pins.applied(case.layout)
-        if all(rule.holds(case_of(way, layout)) for rule in engine_of(layout.engine).rules):
+        if broken(case_of(way, layout), engine_of(layout.engine).rules) is None:
             return " ".join(f"--{name.replace('_', '-')}" for name in OFFLOADS if getattr(layout, name))
     return ""
 

@@ -6,7 +6,7 @@ technique (technique_rules.py), of one engine (engines/) or of one backend (exec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +42,16 @@ def nearest(value: int, legal: list[int]) -> int:
     return min(legal, key=lambda candidate: (abs(candidate - value), candidate))
 
 
-def check(case: Case, rules: tuple[Rule, ...]) -> None:
+def broken(case: Case, rules: Iterable[Rule]) -> Rule | None:
+    """The first rule that a layout breaks; None where all hold."""
+    return next((rule for rule in rules if not rule.holds(case)), None)
+
+
+def check(case: Case, rules: Iterable[Rule]) -> None:
     """Refuse a layout by the first rule that it breaks (PlannerError)."""
-    for rule in rules:
-        if not rule.holds(case):
-            raise PlannerError(rule.field, _value(case, rule.field), rule.sentence(case), rule.fix(case))
+    rule = broken(case, rules)
+    if rule is not None:
+        raise PlannerError(rule.field, _value(case, rule.field), rule.sentence(case), rule.fix(case))
 
 
 def _value(case: Case, field: str) -> Any:

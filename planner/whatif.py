@@ -15,6 +15,7 @@ from planner.comm import CommVolume, comm_volume
 from planner.engines import engine_of
 from planner.memory import MemoryBreakdown, memory_breakdown
 from planner.question import Question, limit_bytes
+from planner.rules import broken
 from planner.spec import Cluster, Layout
 from planner.steptime import StepTime, Throughput, scalar, step_time, throughput
 from planner.units import format_bytes, format_seconds
@@ -54,7 +55,7 @@ def what_if(seen: Seen, cluster: Cluster | None = None, /, **changes: object) ->
     layout = msgspec.structs.replace(old.layout, **changes)
     runtime = old.runtime if layout.engine == old.layout.engine else seen.question.runtime(layout.engine)
     case = Case(old.model, old.job, layout, cluster or old.cluster, runtime)
-    if not all(rule.holds(case) for rule in engine_of(layout.engine).rules):
+    if broken(case, engine_of(layout.engine).rules) is not None:
         return None
     time = step_time(case, seen.question.calibration)
     return WhatIf(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time))

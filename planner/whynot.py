@@ -19,7 +19,7 @@ from planner.progress import Cancelled
 from planner.quantities import whole
 from planner.question import Question, case_of, checked_runtime
 from planner.recommendation import Constraints, Recommendation, engines_within, run_seconds
-from planner.rules import Rule, check
+from planner.rules import Rule, broken, check
 from planner.search import rank
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
@@ -53,11 +53,11 @@ def why_not(found: Recommendation, text: str) -> WhyNot:
         if pinned is not None and pinned != value:
             return WhyNot(_base(found), "fixed", f"{name}={pinned} was asked for, not {name}={value}.")
     layout = _layout(question, _base(found), named)
-    broken = _broken(question, layout)
-    if broken is not None and (broken.field not in named or "engine" not in named):
-        layout, broken = _searched(question, found.constraints, named) or (layout, broken)
-    if broken is not None:
-        return WhyNot(layout, "rule", _blamed(question, found.constraints, named, layout, broken))
+    rule = _broken(question, layout)
+    if rule is not None and (rule.field not in named or "engine" not in named):
+        layout, rule = _searched(question, found.constraints, named) or (layout, rule)
+    if rule is not None:
+        return WhyNot(layout, "rule", _blamed(question, found.constraints, named, layout, rule))
     kind, sentence = _judged(found, estimate(question, strategy_name(layout), layout))
     return WhyNot(layout, kind, sentence)
 
@@ -65,7 +65,7 @@ def why_not(found: Recommendation, text: str) -> WhyNot:
 def _broken(question: Question, layout: Layout) -> Rule | None:
     """The first rule of its engine that a layout breaks."""
     case = case_of(question, layout)
-    return next((rule for rule in engine_of(layout.engine).rules if not rule.holds(case)), None)
+    return broken(case, engine_of(layout.engine).rules)
 
 
 def _searched(question: Question, limits: Constraints, named: dict[str, Any]) -> tuple[Layout, None] | None:
@@ -100,9 +100,9 @@ def _pinned(question: Question, named: dict[str, Any]) -> Question | None:
     return msgspec.structs.replace(question, pins=pins)
 
 
-def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layout: Layout, broken: Rule) -> str:
+def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layout: Layout, rule: Rule) -> str:
     """Why no layout has what is named: the rule that it breaks in the engine named, or the value that leaves none."""
-    asked = None if "engine" in named and broken.field in named else _pinned(question, named)
+    asked = None if "engine" in named and rule.field in named else _pinned(question, named)
     if asked is not None:
         try:
             refuse_empty(asked, tuple(ENGINES) if limits.any_runtime else engines_within(question, limits))
@@ -110,7 +110,7 @@ def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layo
             if error.field in named or error.field == "runtime":
                 return error.sentence
     try:
-        check(case_of(question, layout), (broken,))
+        check(case_of(question, layout), (rule,))
     except PlannerError as error:
         return error.sentence
     raise AssertionError("the rule is broken")

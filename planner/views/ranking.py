@@ -5,6 +5,7 @@ Not here: any figure (planner.recommendation, planner.objectives, planner.whynot
 
 from __future__ import annotations
 
+from planner.candidates import Candidate
 from planner.estimation import Estimate
 from planner.objectives import Reached
 from planner.recommendation import Recommendation, differences
@@ -24,10 +25,10 @@ from planner.render import (
     why_text,
 )
 from planner.saving import advice, advice_text
-from planner.search import FRONT_SPAN, Candidate
 from planner.spec import Layout
 from planner.units import format_bytes, format_duration
 from planner.views.fit import NAMES, limit_text
+from planner.walker import FRONT_SPAN
 from planner.whynot import WhyNot
 
 OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")

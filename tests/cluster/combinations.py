@@ -21,7 +21,8 @@ from planner import presets
 from planner.case import Case
 from planner.engines import engine_of
 from planner.plan import Plan
-from planner.space import GROUPS
+from planner.rules import broken
+from planner.space import Groups
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.job import Method, Precision
@@ -103,8 +104,8 @@ def on_gpus(model: str, job: TrainingJob, layout: Layout) -> Case:
 def refusal(case: Case) -> str | None:
     """The first rule of the engine, then of its backend, that the case breaks, as a sentence; None: it is launched."""
     rules = (*engine_of(case.layout.engine).rules, *backend_of(case.layout).rules)
-    broken = next((rule for rule in rules if not rule.holds(case)), None)
-    return None if broken is None else f"{broken.field}: {broken.sentence(case)}"
+    rule = broken(case, rules)
+    return None if rule is None else f"{rule.field}: {rule.sentence(case)}"
 
 
 @cache
@@ -113,8 +114,8 @@ def split_of(engine: str, zero_stage: int) -> Layout:
     varies = ENGINES[engine]
     plain = Layout(engine=engine, zero_stage=zero_stage, cp_method=varies.cp_methods[0])  # type: ignore[arg-type]
     rules = engine_of(engine).rules
-    tried = (on_gpus(MODEL, job("full"), replace(plain, **{axis: 2})) for axis in GROUPS)
-    return next((case.layout for case in tried if all(rule.holds(case) for rule in rules)), plain)
+    tried = (on_gpus(MODEL, job("full"), replace(plain, **{axis: 2})) for axis in Groups._fields)
+    return next((case.layout for case in tried if broken(case, rules) is None), plain)
 
 
 def launched_engines() -> Iterator[tuple[str, int]]:

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import presets
+from planner.blocks import Block, as_column, blocks_of
+from planner.bounds import memory_bound
 from planner.calibration import LinkCurve, calibration
 from planner.comm import Traffic, crosses, ranks_inside
 from planner.formula import known_formulas
@@ -22,13 +24,9 @@ from planner.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
 from planner.memory import memory_lines, peak_at, peak_bytes
 from planner.parallelism.zero import StateBytes
 from planner.question import STRATEGIES, Question, Strategy, case_of
-from planner.search import as_column, memory_bound
-from planner.space import Block as SpaceBlock
-from planner.space import blocks_of
 from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.steptime import StepTime, step_time
-from planner.strategies import Block, Row
 from scripts.pages.formulas import page
 
 page()  # imports every module of the planner, so that every formula is known
@@ -115,18 +113,9 @@ def question(precision: str, optimizer: str = "adamw", method: str = "full", nod
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> Block:
-    """Rows of one strategy, with every category free."""
+def alike(draw: st.DrawFn) -> tuple[Layout, ...]:
+    """Layouts of one strategy that share their categories, which are free."""
     strategy: Strategy = draw(st.sampled_from(STRATEGIES))
-    rows = draw(
-        st.lists(
-            st.builds(
-                row_for, st.just(strategy), st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5)
-            ),
-            min_size=2,
-            max_size=6,
-        )
-    )
     template = Layout(
         engine=strategy.engine,
         zero_stage=strategy.zero_stage,
@@ -135,14 +124,27 @@ def blocks(draw: st.DrawFn) -> Block:
         sync_each_micro_batch=draw(st.booleans()) if strategy.engine == "fsdp2" else False,
         gradient_as_bucket_view=draw(st.booleans()),
     )
-    return Block(template, tuple(rows))
+    one = st.builds(
+        layout_for,
+        st.just(strategy),
+        st.just(template),
+        st.integers(1, 5),
+        st.integers(1, 4),
+        st.integers(1, 9),
+        st.integers(1, 5),
+    )
+    return tuple(draw(st.lists(one, min_size=2, max_size=6)))
 
 
-def row_for(strategy: Strategy, shard_power: int, replica_power: int, micro: int, accum: int) -> Row:
-    shard, replicas = 2**shard_power, 2**replica_power
+def layout_for(
+    strategy: Strategy, template: Layout, shard_power: int, replica_power: int, micro: int, accum: int
+) -> Layout:
+    shard, replicas = 2**shard_power, 2**replica_power if strategy.shards == "some ranks" else 1
     if strategy.shards == "nothing":
-        return Row(shard, 1, micro, accum)
-    return Row(replicas if strategy.shards == "some ranks" else 1, shard, micro, accum)
+        shard, replicas = 1, shard
+    return msgspec.structs.replace(
+        template, dp_replicate=replicas, dp_shard=shard, micro_batch_size=micro, grad_accum=accum
+    )
 
 
 JOBS = (
@@ -152,52 +154,54 @@ JOBS = (
 )
 
 
-def columns(block: Block) -> Layout:
-    """The block as one layout whose numbers are columns."""
-    numbers = {name: np.array([getattr(row, name) for row in block.rows], dtype=float) for name in Row._fields}
-    return msgspec.structs.replace(block.template, **numbers)
+def columns(layouts: tuple[Layout, ...]) -> Layout:
+    """The layouts as one whose numbers are columns."""
+    names = ("dp_replicate", "dp_shard", "micro_batch_size", "grad_accum")
+    numbers: Any = {name: np.array([getattr(layout, name) for layout in layouts], dtype=float) for name in names}
+    return msgspec.structs.replace(layouts[0], **numbers)
 
 
 @settings(max_examples=40, deadline=None)
-@given(blocks(), *JOBS)
-def test_peak_bytes_takes_columns_of_shards_and_batches(block: Block, precision: str, optimizer: str, method: str):
+@given(alike(), *JOBS)
+def test_peak_bytes_takes_columns_of_shards_and_batches(
+    layouts: tuple[Layout, ...], precision: str, optimizer: str, method: str
+):
     asked = question(precision, optimizer, method)
-    alike = Block(
-        block.template, tuple(row for row in block.rows if (row.grad_accum > 1) is (block.rows[0].grad_accum > 1))
-    )
-    layout = msgspec.structs.replace(columns(alike), grad_accum=alike.rows[0].grad_accum)
+    accum = layouts[0].grad_accum
+    some = tuple(layout for layout in layouts if (layout.grad_accum > 1) is (accum > 1))
+    together = msgspec.structs.replace(columns(some), grad_accum=accum)
 
-    column = np.broadcast_to(peak_bytes(case_of(asked, layout)), len(alike.rows))
+    column = np.broadcast_to(peak_bytes(case_of(asked, together)), len(some))
 
-    for place, row in enumerate(alike.rows):
-        assert column[place] == pytest.approx(peak_bytes(case_of(asked, alike.layout(row))), rel=1e-12)
+    for place, layout in enumerate(some):
+        assert column[place] == pytest.approx(peak_bytes(case_of(asked, layout)), rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
-@given(blocks(), *JOBS)
+@given(alike(), *JOBS)
 def test_time_answers_alike_for_a_layout_and_a_column_of_layouts(
-    block: Block, precision: str, optimizer: str, method: str
+    layouts: tuple[Layout, ...], precision: str, optimizer: str, method: str
 ):
     asked = question(precision, optimizer, method)
 
-    column = step_time(case_of(asked, columns(block)), asked.calibration)
+    column = step_time(case_of(asked, columns(layouts)), asked.calibration)
 
-    for place, row in enumerate(block.rows):
-        one = step_time(case_of(asked, block.layout(row)), asked.calibration)
+    for place, layout in enumerate(layouts):
+        one = step_time(case_of(asked, layout), asked.calibration)
         for name in known(one, column):
-            value = np.broadcast_to(getattr(column, name), len(block.rows))[place]
+            value = np.broadcast_to(getattr(column, name), len(layouts))[place]
             assert value == pytest.approx(getattr(one, name), rel=1e-12), name
 
 
 @settings(max_examples=30, deadline=None)
-@given(blocks())
-def test_memory_lines_are_the_peak_at_every_micro_batch(block: Block):
+@given(alike())
+def test_memory_lines_are_the_peak_at_every_micro_batch(layouts: tuple[Layout, ...]):
     asked = question("bf16")
-    for row in block.rows:
-        lines = memory_lines(case_of(asked, block.layout(row)))
+    for layout in layouts:
+        lines = memory_lines(case_of(asked, layout))
         for micro in (1, 3, 64):
-            layout = block.layout(row._replace(micro_batch_size=micro))
-            assert peak_at(lines, micro) == pytest.approx(peak_bytes(case_of(asked, layout)), rel=1e-12)
+            other = msgspec.structs.replace(layout, micro_batch_size=micro)
+            assert peak_at(lines, micro) == pytest.approx(peak_bytes(case_of(asked, other)), rel=1e-12)
 
 
 def known(one: StepTime, columns: StepTime) -> list[str]:
@@ -211,7 +215,7 @@ MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite")
 
 
 @cache
-def unpiped_blocks(engine: str, model: str) -> tuple[Question, list[SpaceBlock]]:
+def unpiped_blocks(engine: str, model: str) -> tuple[Question, list[Block]]:
     """The parts of an engine's space that have no pipeline, whose stages columns take for equal."""
     cluster = presets.cluster("dgx-h100", 1 if engine == "single" else 32)
     asked = Question(presets.model(model), cluster, TrainingJob(), calibration())

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from planner import command
+from planner.candidates import seconds_per_sequence
 from planner.case import Case
 from planner.cli import planner
 from planner.engines import engine_of
@@ -20,7 +21,7 @@ from planner.question import case_of, limit_bytes
 from planner.recommendation import Constraints, recommend
 from planner.render import answer_text
 from planner.rules import offloads
-from planner.search import all_layouts, exact_seconds
+from planner.space import layouts_of
 
 BOX = {"model": "llama-3-8b", "cluster": "pcie-4x4090", "seq_len": "4096", "method": "full"}
 """W5: the most asked question of those with four cards of 24 GB."""
@@ -80,7 +81,7 @@ def test_an_offloaded_answer_is_what_brute_force_over_both_ways_finds():
     fitting = [
         layout
         for way in (asked, *ways_out(asked))
-        for layout in all_layouts(way)
+        for layout in layouts_of(way)
         if launches(case := case_of(asked, layout))
         and device_bytes(case, peak_bytes(case)) <= limit_bytes(asked)
         and hosts_hold(case) is not False
@@ -88,8 +89,8 @@ def test_an_offloaded_answer_is_what_brute_force_over_both_ways_finds():
 
     assert found.recommended == 0 and fitting
     assert all(offloads(layout) for layout in fitting)
-    best = min(exact_seconds(asked, layout) for layout in fitting)
-    assert exact_seconds(asked, found.estimates[0].case.layout) == pytest.approx(best, rel=1e-12)
+    best = min(seconds_per_sequence(asked, layout) for layout in fitting)
+    assert seconds_per_sequence(asked, found.estimates[0].case.layout) == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_the_nearest_to_fit_is_the_one_that_needs_least(given: dict[str, str]):
     shown = answer(asked)
     least = min(
         float(device_bytes(case, peak_bytes(case)))
-        for layout in all_layouts(asked)
+        for layout in layouts_of(asked)
         if all_rules_hold(case := case_of(asked, layout))
     )
 

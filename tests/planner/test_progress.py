@@ -14,7 +14,8 @@ from planner.progress import Cancelled, watching
 from planner.question import Pins, Question
 from planner.recommendation import Constraints, as_json_object, recommend
 from planner.reply import ask
-from planner.search import Ranking, all_layouts, rank
+from planner.search import Ranking, rank
+from planner.space import layouts_of
 from planner.spec import TrainingJob
 from planner.spec.engines import ENGINES
 
@@ -71,7 +72,7 @@ def test_a_search_that_is_ended_has_the_best_so_far_and_accounts_for_every_layou
     question, watch = asked(), Counting()
     with watching(watch):
         whole = rank(question, EVERY, engines=ENGINES)
-    layouts = sum(1 for _ in all_layouts(question, ENGINES))
+    layouts = sum(1 for _ in layouts_of(question, ENGINES))
 
     part = ended_after(round(share * len(watch.calls)), question)
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from planner import command, options
+from planner.candidates import Candidate
 from planner.capabilities import capabilities
 from planner.cli import planner
 from planner.errors import PlannerError
@@ -18,7 +19,6 @@ from planner.objectives import OBJECTIVES, QUANTITIES, Reached, reach
 from planner.question import Question
 from planner.reasons import reasons_of
 from planner.recommendation import FREE, Constraints, differences, recommend, thinned
-from planner.search import Candidate
 from planner.spec import Layout
 from planner.views.ranking import trouble
 from planner.whynot import why_not

@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import presets, search
+from planner import presets, search, walker
+from planner.blocks import Block, as_column, blocks_of
+from planner.bounds import memory_bound
 from planner.calibration import calibration
+from planner.candidates import Candidate, seconds_per_sequence
 from planner.case import Case
 from planner.engines import engine_of
 from planner.memory import memory_breakdown
 from planner.question import Pins, Question, case_of, limit_bytes
 from planner.rules import Rule, check
-from planner.search import all_layouts, memory_bound, rank, time_bound
-from planner.space import Block, blocks_of
+from planner.search import rank
+from planner.space import layouts_of
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.steptime import step_time
@@ -38,7 +41,7 @@ def legal(case: Case) -> bool:
 def brute_force(question: Question, engines: tuple[str, ...]) -> list[tuple[float, float]]:
     """(seconds a sequence, device bytes) of every layout that keeps the rules and fits, each costed alone."""
     found = []
-    for layout in all_layouts(question, engines):
+    for layout in layouts_of(question, engines):
         case = case_of(question, layout)
         if not legal(case):
             continue
@@ -49,7 +52,7 @@ def brute_force(question: Question, engines: tuple[str, ...]) -> list[tuple[floa
     return sorted(found)
 
 
-def figures(candidates: tuple[search.Candidate, ...]) -> list[tuple[float, float]]:
+def figures(candidates: tuple[Candidate, ...]) -> list[tuple[float, float]]:
     return [(one.seconds_per_sequence, one.device_bytes) for one in candidates]
 
 
@@ -57,7 +60,7 @@ def unbeaten(truth: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """The Pareto front of points that ascend in time."""
     front: list[tuple[float, float]] = []
     for seconds, size in truth:
-        if seconds > search.FRONT_SPAN * truth[0][0]:
+        if seconds > walker.FRONT_SPAN * truth[0][0]:
             break
         if not front or size < front[-1][1]:
             front.append((seconds, size))
@@ -107,7 +110,7 @@ def test_a_deadline_leaves_what_keeps_it():
     found = rank(question, 1000, engines=LAUNCHED, slowest=between)
 
     assert figures(found.best) == [pytest.approx(one) for one in truth if one[0] <= between]
-    assert found.rejected[search.TOO_SLOW] > 0
+    assert found.rejected[walker.TOO_SLOW] > 0
     assert rank(question, 3, engines=LAUNCHED, slowest=truth[0][0] * 0.99).best == ()
 
 
@@ -124,7 +127,7 @@ def test_what_a_backend_refuses_is_not_ranked():
 @pytest.mark.parametrize("name", SMALL)
 def test_every_layout_is_accounted_for(name: str):
     question, engines = SMALL[name]
-    layouts = list(all_layouts(question, engines))
+    layouts = list(layouts_of(question, engines))
 
     found = rank(question, 1, engines=engines)
     all_looked_at = rank(question, 10**6, engines=engines)
@@ -138,7 +141,7 @@ def test_every_layout_is_accounted_for(name: str):
 
 
 def test_the_space_has_no_layout_twice():
-    layouts = list(all_layouts(asked("llama-3.2-1b", gpus=4, batch=8)))
+    layouts = list(layouts_of(asked("llama-3.2-1b", gpus=4, batch=8)))
     assert len(layouts) == len(set(layouts))
 
 
@@ -146,7 +149,7 @@ def test_what_the_person_fixed_stays_fixed():
     question = asked(
         gpus=8, batch=8, micro_batch_size=2, recompute="full", reshard_after_forward=True, tp=2, sequence_parallel=False
     )
-    layouts = list(all_layouts(question))
+    layouts = list(layouts_of(question))
 
     assert layouts
     for layout in layouts:
@@ -161,7 +164,7 @@ def test_a_strategy_asked_for_alone_limits_the_space(strategy: str):
 
     question = msgspec.structs.replace(asked(gpus=8), strategy=strategy)
 
-    assert {strategy_name(layout) for layout in all_layouts(question)} == {strategy}
+    assert {strategy_name(layout) for layout in layouts_of(question)} == {strategy}
 
 
 def test_every_layout_that_is_offered_keeps_every_rule_of_its_engine():
@@ -217,14 +220,14 @@ def test_no_layout_goes_below_its_bounds(engine: str, data: st.DataObject):
     block = data.draw(st.sampled_from(some))
     rows = data.draw(st.lists(st.integers(0, block.size - 1), min_size=1, max_size=3, unique=True))
     columns = block.columns()
-    memory = search.as_column(memory_bound(case_of(question, columns)), block.size)
-    seconds = search.as_column(time_bound(question, columns), block.size)
+    memory = as_column(memory_bound(case_of(question, columns)), block.size)
+    seconds = as_column(seconds_per_sequence(question, columns), block.size)
 
     for row in rows:
         layout: Layout = block.layout(row)
         exact = memory_breakdown(case_of(question, layout)).device_bytes
         assert memory[row] <= exact * (1 + 1e-12), layout
-        assert seconds[row] <= search.exact_seconds(question, layout) * (1 + 1e-9), layout
+        assert seconds[row] <= seconds_per_sequence(question, layout) * (1 + 1e-9), layout
 
 
 def test_memorys_bound_of_a_stage_with_every_micro_batch_in_flight_counts_no_gradients_beside_them() -> None:
@@ -234,7 +237,7 @@ def test_memorys_bound_of_a_stage_with_every_micro_batch_in_flight_counts_no_gra
     for block in some:
         if block.template.recompute != "none" or block.template.reshard_after_forward:
             continue
-        bound = search.as_column(memory_bound(case_of(question, block.columns())), block.size)
+        bound = as_column(memory_bound(case_of(question, block.columns())), block.size)
         for row, layout in enumerate(map(block.layout, range(block.size))):
             if all(getattr(layout, axis) == size for axis, size in place.items()):
                 met += 1
