@@ -1,5 +1,6 @@
-"""Rewrite what is generated in the documentation: whole pages, the output under a console block's commands, and the
-README's tables of layouts that were run and of how often "fits" was false; and the JSON Schemas in planner/schemas.
+"""Rewrite what is generated in the documentation: whole pages; the output of a console block's commands and of
+the library page's Python blocks; the README's tables of layouts that were run and of how often "fits" was false; and
+the JSON Schemas in planner/schemas.
 
     python scripts/docs.py [--check] [FILE...]
 
@@ -10,12 +11,14 @@ say (scripts/pages), or any command that starts a run.
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 from scripts.pages import schemas
@@ -25,6 +28,10 @@ PART = re.compile(r"^<!-- (layouts|fits) -->\n.*?^<!-- end -->", re.MULTILINE | 
 ACCURACY = PROJECT / "docs" / "accuracy.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FORMULAS = PROJECT / "docs" / "formulas.md"
+REFERENCE = PROJECT / "docs" / "commands.md"
+WHOLE = (ACCURACY, FORMULAS, REFERENCE)
+EXECUTED = (PROJECT / "docs" / "library.md",)
+PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n.*?^```\n)?", re.MULTILINE | re.DOTALL)
 COLUMNS = "110"
 TIMEOUT_S = 60
 
@@ -63,24 +70,43 @@ def pages() -> list[Path]:
     """Every Markdown page of the project that people read on its own, and every JSON Schema that is written or should
     be."""
     written = [page for pattern in ("*.md", "docs/**/*.md", "presets/**/*.md") for page in PROJECT.glob(pattern)]
-    return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {ACCURACY, FORMULAS})
+    return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {*WHOLE})
 
 
 def rewritten(page: Path, text: str) -> str:
     """A page's text with everything generated in it as it is now."""
     if page.parent == schemas.FOLDER:
         return schemas.texts().get(page, "")
-    if page in (ACCURACY, FORMULAS):
+    if page in WHOLE:
         return whole(page)
+    if page in EXECUTED:
+        return executed(text)
     text = PART.sub(lambda found: f"<!-- {found[1]} -->\n{table(found[1])}\n<!-- end -->", text)
     return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1])}```", text)
 
 
 def whole(page: Path) -> str:
     """A page that is generated from its first line to its last."""
-    from scripts.pages import accuracy, formulas
+    from scripts.pages import accuracy, commands, formulas
 
+    if page == REFERENCE:
+        return commands.page()
     return formulas.page() if page == FORMULAS else accuracy.of_rows(PROJECT)
+
+
+def executed(text: str) -> str:
+    """A page's Python blocks, run one after the other in one session, each with the block of what it prints."""
+    session: dict[str, object] = {}
+
+    def run(block: re.Match[str]) -> str:
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(block[1], session)
+        shown = f"\n```text\n{printed.getvalue()}```\n" if printed.getvalue() else ""
+        return f"```python\n{block[1]}```\n{shown}"
+
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        return PYTHON.sub(run, text)
 
 
 def table(name: str) -> str:

@@ -17,6 +17,8 @@ from pathlib import Path
 import click
 import pytest
 
+from scripts import docs
+
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")])
 README = PROJECT / "README.md"
@@ -136,7 +138,7 @@ def test_the_planner_commands_of_the_readme_run_one_after_the_other(tmp_path):
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-WHOLE = ("formulas.md", "accuracy.md")
+WHOLE = ("formulas.md", "accuracy.md", "commands.md", "library.md")
 SCHEMAS = sorted(PROJECT.glob("planner/schemas/*.json"))
 GENERATED = [*SCHEMAS, *(page for page in PAGES if "```console\n" in page.read_text() or page.name in WHOLE)]
 
@@ -152,6 +154,12 @@ def test_what_is_generated_is_what_the_commands_print_now(page):
     )
 
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\nmake docs writes it anew"
+
+
+def test_python_blocks_run_in_one_session_and_what_they_print_replaces_what_they_printed():
+    page = "```python\nlayers = 2\n```\nText.\n\n```python\nprint(layers)\n```\n\n```text\n3\n```\nMore.\n"
+
+    assert docs.executed(page) == page.replace("3", "2")
 
 
 def test_output_that_is_out_of_date_is_found(tmp_path):
