@@ -13,6 +13,7 @@
 #   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
 #   make fuzz      5,000 wrong inputs to the planner by chance; SEED=1 for the same ones again (3 minutes)
 #   make same      3,000 questions to the planner, answered byte for byte as when the hashes were stored (2 minutes)
+#   make mutants   60 single changes of formulas by chance, and those that no quick test notices; SEED=1 for others (10 minutes)
 #   make install   only the installation
 
 # The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
@@ -28,7 +29,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz same
+.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz same mutants
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -129,6 +130,10 @@ fuzz: install
 ARGUMENTS ?=
 same: install
 	@$(BIN)/python scripts/same.py $(ARGUMENTS)
+
+# Single changes of formulas, bounds, rules and verdicts, each of which a quick test should notice; not in CI.
+mutants: install
+	@$(BIN)/python scripts/mutants.py $(if $(SEED),--seed $(SEED))
 
 # The planner's memory and collectives beside traces of the real modules on fake tensors, 125M to 70B, without a GPU.
 trace: install

@@ -1,0 +1,117 @@
+"""make mutants on a project of one module: a change that its tests notice, and one that they do not.
+
+Not here: the changes of this project.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import mutations
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+BOUND = '''"""A bound."""
+from functools import cache
+
+MOST = 3
+
+@cache
+def fits(size: int) -> bool:
+    """Whether it does."""
+    return size <= MOST
+'''
+WATCHED = """from planner.bound import fits
+
+def test_three_fit_and_four_do_not():
+    assert fits(3) and not fits(4)
+"""
+BLIND = """from planner.bound import fits
+
+def test_one_fits():
+    assert fits(1)
+"""
+
+
+def mutants(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
+    """The answer of scripts/mutants.py in a project of its own."""
+    for name, text in {
+        "planner/__init__.py": "",
+        "planner/bound.py": BOUND,
+        "tests/planner/test_bound.py": test,
+        "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\n',
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    shutil.copytree(
+        SCRIPTS, folder / "scripts", ignore=lambda _, names: [n for n in names if "mutat" not in n and "mutan" not in n]
+    )
+    script = [sys.executable, str(folder / "scripts" / "mutants.py")]
+    return subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_a_change_lives_where_no_test_looks_and_is_named(tmp_path: Path) -> None:
+    watched = mutants(tmp_path / "watched", WATCHED)
+    blind = mutants(tmp_path / "blind", BLIND)
+
+    assert watched.stdout.startswith("3 of 3 changes noticed; 1 quick tests take"), watched
+    assert watched.returncode == 0
+    assert "lives after 1 tests: planner/bound.py:9 fits: size <= MOST  ->  size < MOST" in blind.stdout, blind
+    assert "lives after 1 tests: planner/bound.py:4 (module): 3  ->  4" in blind.stdout
+    assert "\n1 of 3 changes noticed" in blind.stdout
+    assert blind.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a < b", ["a <= b"]),
+        ("a == b", ["a != b"]),
+        ("a + b * c", ["a - b * c", "a + b / c"]),
+        ("a and not b", ["a or not b", "a and b"]),
+        ("max(a, 2)", ["min(a, 2)", "max(a, 3)"]),
+        ("share(a, b)", ["share(b, a)"]),
+        ("where(a, b, c)", ["where(a, c, b)"]),
+        ("0.5", ["1.0"]),
+        ("'text' + f'{a + 1}'", []),
+        ("max(a, a)", ["min(a, a)"]),
+        ("share(a, a)", []),
+        ("True", []),
+    ],
+)
+def test_an_expression_has_these_changes_and_no_others(before: str, after: list[str], tmp_path: Path) -> None:
+    (tmp_path / "planner").mkdir()
+    (tmp_path / "planner" / "one.py").write_text(f"def one(a: Literal[1] | None) -> Number:\n    value = {before}\n")
+    (change,) = [path.name for path in mutations.modules(tmp_path)]
+    changes = list(mutations.changes_of(Path("planner") / change, tmp_path))
+
+    made = [changed(tmp_path, one) for one in changes]
+
+    assert sorted(made) == sorted(f"value = {text}" for text in after)
+
+
+def changed(root: Path, change: mutations.Change) -> str:
+    return ast.unparse(mutations.changed_tree(change, root)).splitlines()[1].strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import click\nimport torch\nA = 1\n",
+        "from subprocess import run\nA = 1\n",
+        "def said(a: int) -> str:\n    return str(a + 1)\n",
+        "def check(a: int) -> None:\n    raise ValueError(f'{a + 1}', a + 1)\n",
+        '"""A 1."""\nA: Literal[1] | None\n',
+    ],
+)
+def test_texts_frameworks_processes_and_messages_do_not_count(text: str, tmp_path: Path) -> None:
+    (tmp_path / "planner").mkdir()
+    (tmp_path / "planner" / "one.py").write_text(text)
+
+    assert mutations.every_change(tmp_path) == []
