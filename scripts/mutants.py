@@ -36,9 +36,9 @@ import msgspec
 import pytest
 
 if __package__:
-    from scripts.mutations import FRAMEWORKS, PACKAGES, ROOT, Change, codes_of, every_change, imported_by
+    from scripts.mutations import PACKAGES, ROOT, Change, codes_of, every_change, needs_framework
 else:
-    from mutations import FRAMEWORKS, PACKAGES, ROOT, Change, codes_of, every_change, imported_by  # type: ignore[import-not-found, no-redef]
+    from mutations import PACKAGES, ROOT, Change, codes_of, every_change, needs_framework  # type: ignore[import-not-found, no-redef]
 
 TESTS = ("tests/planner", "tests/truth", "tests/executor", "tests/tui", "tests/test_presets.py")
 MARKS = "not slow and not cluster and not gpu and not long"
@@ -93,7 +93,7 @@ class Collected:
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Pass over files of tests that import a framework."""
-        return True if collection_path.suffix == ".py" and imported_by(collection_path) & FRAMEWORKS else None
+        return True if collection_path.suffix == ".py" and needs_framework(collection_path) else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

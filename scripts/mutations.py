@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -187,13 +188,39 @@ def _is_face(path: Path) -> bool:
 
 def imported_by(path: Path) -> set[str]:
     """First names of what a module imports at its top."""
+    return {name.partition(".")[0] for name in _names(path)}
+
+
+def needs_framework(path: Path, root: Path = ROOT) -> bool:
+    """Whether importing a module imports a framework, itself or through modules of ours or helpers of the tests."""
+    seen, waiting = set[Path](), [path]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            if imported_by(module) & FRAMEWORKS:
+                return True
+            waiting += [found for name in _names(module) if (found := _file_of(name, path.parent, root))]
+    return False
+
+
+@cache
+def _names(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").partition(".")[0])
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
+
+
+@cache
+def _file_of(name: str, beside: Path, root: Path) -> Path | None:
+    place = Path(*name.split("."))
+    places = [parent / place for parent in (root, beside, root / "tests" / "cluster")]
+    files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
 
 
 def every_change(root: Path = ROOT) -> list[Change]:

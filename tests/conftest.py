@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--layouts docs/accuracy/layouts.json`: tests/cluster keeps the figures of its cases there (make layouts), and
     `--combinations docs/accuracy/combinations.json` those of combinations (make combinations)."""
     parser.addoption("--layouts", type=Path, metavar="FILE", help="keep the figures of the cases that are run in FILE")
+    parser.addoption(
+        "--keep-measured", action="store_true", help="keep what real modules hold (tests/planner/measured.py)"
+    )
     parser.addoption("--combinations", type=Path, metavar="FILE", help="keep the peaks of combinations in FILE")
 
 

@@ -1,4 +1,7 @@
-"""Optimizers: states and temporaries against the real ones on a CPU, and figures a reader checks by hand."""
+"""Optimizers: states and temporaries beside what the real ones held on a CPU, and figures a reader checks by hand.
+
+Not here: the real ones (test_real_optimizers.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
+from measured import MEASURED
 
 from planner import optimizers, presets
 from planner.calibration import calibration
@@ -19,7 +22,7 @@ from planner.parallelism.zero import moment_bytes
 from planner.plan import PhaseMemory
 from planner.question import Question, case_of
 from planner.rules import check
-from planner.spec import Implementation, Layout, ModelSpec, Optimizer, TrainingJob
+from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
 from planner.steptime import step_time
 
 NAMES = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
@@ -161,33 +164,7 @@ def test_what_an_engine_cannot_update_is_refused_with_a_way_out(layout: Layout, 
         assert part in refusal.value.sentence
 
 
-# -- against the real ones -----------------------------------------------------------------------------------------
-
-
-def real_model(dtype: torch.dtype) -> tuple[torch.nn.Module, list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """A Llama with one gradient; its hidden matrices, and the rest."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from planner.huggingface import config_dict
-
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**config_dict(SMALL))).to(dtype)
-    tokens = torch.randint(0, SMALL.vocab, (1, 8))
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    hidden = [p for name, p in model.named_parameters() if "layers." in name and p.dim() == 2]
-    return model, hidden, [p for p in model.parameters() if all(p is not one for one in hidden)]
-
-
-def real_optimizers(name: str, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
-    from transformers.optimization import Adafactor
-
-    model, hidden, rest = real_model(dtype)
-    weights = list(model.parameters())
-    if name == "muon":
-        return [torch.optim.Muon(hidden), torch.optim.AdamW(rest)]
-    if name == "sgd":
-        return [torch.optim.SGD(weights, momentum=0.9)]
-    return [Adafactor(weights) if name == "adafactor" else torch.optim.AdamW(weights)]
+# -- against what the real ones held (measured.json) ----------------------------------------------------------------
 
 
 def trained_tensors() -> optimizers.Units:
@@ -201,71 +178,35 @@ def trained_tensors() -> optimizers.Units:
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
-def test_states_are_those_of_the_real_optimizer_to_the_byte(name: str, dtype: torch.dtype):
-    settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0)
-    real = 0
-    for one in real_optimizers(name, dtype):
-        one.step()
-        states = (value for state in one.state.values() for value in state.values())
-        # Counters and Adafactor's RMS of a weight are single numbers, kept for every tensor.
-        real += sum(v.numel() * v.element_size() for v in states if isinstance(v, torch.Tensor) and v.dim() > 0)
+@pytest.mark.parametrize("name", [name for name in MEASURED if name.startswith("states/")])
+def test_states_are_those_of_the_real_optimizer_to_the_byte(name: str):
+    _, optimizer, dtype = name.split("/")
+    settings = Optimizer(name=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0)
+    size = {"float32": 4, "bfloat16": 2}[dtype]
+    each = [times * state_bytes(settings, one, size) for tensors, times in trained_tensors() for one in tensors]
 
-    assert real == sum(
-        times * state_bytes(settings, tensor, dtype.itemsize)
-        for tensors, times in trained_tensors()
-        for tensor in tensors
-    )
+    assert sum(each) == MEASURED[name]["states"]
 
 
-STEPS = [*((name, "for-loop") for name in ("adamw", "sgd", "adafactor", "muon"))]
-STEPS += [(name, step) for name in ("adamw", "sgd") for step in ("foreach", "fused")]
-
-
-@pytest.mark.parametrize(("name", "step"), STEPS)
-def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str, step: Implementation):
+@pytest.mark.parametrize("name", [name for name in MEASURED if name.startswith("step/")])
+def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str):
     """Of lists and of the one kernel too: on a CPU both are the same operations as on a GPU, one weight at a time."""
-    from executor.worker.memory import LiveTensors
-
-    settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0, weight_decay=0.0 if name == "sgd" else 0.1)
-    peaks = []
-    for one in real_optimizers(name, torch.float32):
-        for group in one.param_groups:
-            group |= {"foreach": step == "foreach", "fused": step == "fused"} if name in ("adamw", "sgd") else {}
-        one.step()  # states exist from here on
-        tracker = LiveTensors("cpu", SMALL.vocab)
-        with tracker, tracker.recording("optimizer"):
-            one.step()
-        held = {id(p): p for group in one.param_groups for p in group["params"]}.values()
-        inert = sum(p.numel() * p.element_size() * 2 for p in held)
-        states = (v for state in one.state.values() for v in state.values() if isinstance(v, torch.Tensor))
-        inert += sum(v.numel() * v.element_size() for v in states)
-        peaks.append(sum(tracker.fullest["optimizer"].values()) - inert)
+    _, optimizer, step = name.split("/")
+    sgd = optimizer == "sgd"
+    settings = Optimizer(name=optimizer, momentum=0.9 if sgd else 0.0, weight_decay=0.0 if sgd else 0.1)
 
     predicted = optimizers.temporaries(settings, trained_tensors(), 4.0, step)
-    assert predicted == pytest.approx(max(peaks), rel=0.02, abs=2048)
+
+    assert predicted == pytest.approx(MEASURED[name]["peak"], rel=0.02, abs=2048)
 
 
-def test_newton_schulzs_workspace_is_that_of_torchs_muon():
-    from executor.worker.memory import LiveTensors
+@pytest.mark.parametrize("shape", [(96, 256), (256, 96), (128, 128)])
+def test_newton_schulzs_workspace_is_that_of_torchs_muon(shape: tuple[int, int]):
+    one = [([Tensor(shape, shape[0] * shape[1])], 1)]
 
-    for shape in ((96, 256), (256, 96), (128, 128)):
-        weight = torch.nn.Parameter(torch.randn(shape))
-        weight.grad = torch.randn(shape)
-        one = torch.optim.Muon([weight])
-        one.step()
-        tracker = LiveTensors("cpu", SMALL.vocab)
-        with tracker:
-            weight.detach().sum()  # the tracker knows what it has seen, and Muon reads the weight last
-            with tracker.recording("optimizer"):
-                one.step()
-        measured = sum(tracker.fullest["optimizer"].values()) - 3 * weight.numel() * 4
+    predicted = optimizers.temporaries(Optimizer(name="muon"), one, 4.0, "for-loop")
 
-        predicted = optimizers.temporaries(
-            Optimizer(name="muon"), [([Tensor(shape, weight.numel())], 1)], 4.0, "for-loop"
-        )
-        assert predicted == pytest.approx(measured, rel=0.02), shape
+    assert predicted == pytest.approx(MEASURED[f"muon/{shape[0]}x{shape[1]}"]["peak"], rel=0.02)
 
 
 def test_a_column_of_shards_answers_as_each_number_does():
