@@ -51,8 +51,8 @@ MOST_SECONDS = 90.0
 
 T = TypeVar("T")
 PLACES = tuple(f"{ROOT / package}/" for package in PACKAGES)
-Key = tuple[str, str, int]
-"""(file, qualified name, first line) of a function."""
+Key = tuple[str, str]
+"""(file, qualified name) of a function."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ def recorded(kept: Path | None) -> Record:
 
 def key_of(code: CodeType) -> Key:
     """By which a function is known in every process."""
-    return code.co_filename, code.co_qualname, code.co_firstlineno
+    return code.co_filename, code.co_qualname
 
 
 class Suite:

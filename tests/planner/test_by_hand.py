@@ -5,6 +5,9 @@ Not here: what is made of them (test_engines.py, test_comm.py).
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -12,10 +15,12 @@ from hypothesis import strategies as st
 from planned import TINY
 
 from planner import presets
+from planner.calibrate import bands
 from planner.case import Case
 from planner.comm import ranks_inside
 from planner.engines import fsdp2
 from planner.groups import axis_groups, axis_stride
+from planner.huggingface import config_dict, read_config
 from planner.inventory.tape import Storage, Tape
 from planner.inventory.tensors import Size
 from planner.spec import Layout, TrainingJob
@@ -102,3 +107,32 @@ def test_a_second_gradient_of_a_tensor_is_added_out_of_place() -> None:
     assert max(alive) == 3 * 8
     assert tape.grads[x].size == Size(fixed=8.0)
     assert tape.grads.keys() == {x}
+
+
+# -- files of others -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "theta"),
+    [("llama-3-8b", 1e4), ("mixtral-8x7b", 1e6), ("gemma-3-1b", 1e6), ("gpt-oss-20b", 1.5e5), ("pythia-6.9b", 1e4)],
+)
+def test_a_config_without_a_rotary_base_has_the_one_that_transformers_takes(
+    name: str, theta: float, tmp_path: Path
+) -> None:
+    config = config_dict(presets.model(name))
+    for key in ("rope_theta", "rope_parameters", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"):
+        config.pop(key, None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    model = read_config(tmp_path / "config.json")
+
+    assert model.rope_theta == theta
+    assert model.rope_theta_local == (1e4 if name == "gemma-3-1b" else None)
+
+
+# -- calibration ---------------------------------------------------------------------------------------------------
+def test_a_band_holds_nine_of_ten_and_is_never_narrower_than_it_may_be() -> None:
+    """Errors from -50 % to +100 % in even steps of measured/predicted: 0.5 to 2."""
+    measured = [0.5 + 0.015 * step for step in range(101)]
+    errors = [1 / ratio - 1 for ratio in measured]
+
+    assert bands.band(errors, 0.05) == (0.575, 1.93)  # 5 and 95 of the 101 steps
+    assert bands.band([0.0] * 10, 0.05) == (0.95, 1.05)
