@@ -79,6 +79,7 @@ def without_hash(text: str, made: Plan) -> str:
     return text.replace(made.content_hash, "sha256:...")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_files_are_as_agreed(name: str) -> None:
     made = plan(LAYOUTS[name])
@@ -97,6 +98,7 @@ def written(name: str, folder: Path) -> Plan:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_frameworks_own_parser_reads_what_the_plan_says(name: str, tmp_path: Path) -> None:
     made = written(name, tmp_path)
@@ -104,6 +106,7 @@ def test_the_frameworks_own_parser_reads_what_the_plan_says(name: str, tmp_path:
     assert backend(name).drift(made, str(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_the_environment_is_the_launchers_and_carries_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")  # a stray export of the shell must not leak into the run
 
@@ -116,6 +119,7 @@ def test_the_environment_is_the_launchers_and_carries_the_mesh(tmp_path: Path, m
     assert all(key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")) for key in environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "edits", "said"),
     [
@@ -309,6 +313,7 @@ def test_a_tensor_parallel_plan_that_cannot_be_launched_is_told_the_rule_and_the
     assert said in refusal(TransformersBackend(), made)
 
 
+@pytest.mark.slow
 def test_families_are_those_that_transformers_has_a_tensor_plan_for() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -331,6 +336,7 @@ def test_selective_recomputation_runs_where_layers_are_whole_and_is_refused_else
     assert refusal(backend(name), whole) == ""
 
 
+@pytest.mark.slow
 def test_families_with_an_attention_of_their_own_are_those_whose_modules_do_not_ask_for_the_interface() -> None:
     import inspect
 
@@ -356,6 +362,7 @@ def test_attention_is_not_recomputed_where_the_trainer_cannot_reach_it(family: s
     assert [asked(one) for one in ("none", "sac:matmul", "full")] == [""] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_trainable_elements_are_those_of_the_real_model(method: str, tied: bool) -> None:
@@ -379,6 +386,7 @@ def test_buckets_never_exceed_the_model_and_follow_the_layout_when_it_says_so() 
     assert reduce_bucket_elements(replace(automatic, reduce_bucket_elements=123), 7_000_000_000) == 123
 
 
+@pytest.mark.slow
 def test_a_name_that_a_release_lost_is_found_by_a_real_import(tmp_path: Path) -> None:
     from executor.worker.readback import missing_names
 

@@ -125,6 +125,7 @@ def test_a_rollback_of_a_run_without_checkpoints_is_refused_before_it_starts(tmp
     decided(plan, replace(options, checkpoints=Saved(every="20")), print)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_travels_with_the_run_by_every_launcher(tmp_path):
     plan, options = asked_for(tmp_path)
     assert worker_arguments(options)[-8:] == SKIP.arguments()

@@ -108,6 +108,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run, damage):
     assert reason in skipped[0][1]
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_complete_is_noticed_or_changes_nothing(run):
     """White space between the fields may change; what is read may not."""
     path = written(run, 20) / "COMPLETE"

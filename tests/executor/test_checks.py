@@ -201,6 +201,7 @@ def on_this_machine(plan: Plan, folder: Path) -> Checked:
     return checked(ThisMachine(), ("here",), plan, Options(folder, 1), ranks=2, all_reduce=False)
 
 
+@pytest.mark.slow
 def test_this_machine_is_asked_everything_and_every_fault_is_shown_at_once(tmp_path: Path):
     plan = make_plan(Layout(engine="ddp", dp_replicate=2))
     assert on_this_machine(plan, tmp_path / "run").failed == []
@@ -221,6 +222,7 @@ def test_a_request_that_is_none_and_a_plan_that_cannot_be_read_are_refused():
     assert refusal(answer, whole).exit_code == 2
 
 
+@pytest.mark.slow
 def test_the_command_exits_3_where_a_check_fails_and_starts_nothing(tmp_path: Path):
     plan = make_plan(Layout(engine="ddp", dp_replicate=2))
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
@@ -251,6 +253,7 @@ def test_what_libraries_say_is_read_for_its_cause_whatever_stands_around_it(line
     assert cause("all is well") is None
 
 
+@pytest.mark.slow
 def test_a_machine_with_the_gpus_of_one_node_is_asked_as_that_node(tmp_path: Path):
     """The GPUs are a stand-in: a program nvidia-smi that lists two."""
     tool = tmp_path / "nvidia-smi"
@@ -267,6 +270,7 @@ def test_a_machine_with_the_gpus_of_one_node_is_asked_as_that_node(tmp_path: Pat
     assert (rows["devices"]["status"], rows["devices"]["measured"]) == ("pass", "2 CUDA devices")
 
 
+@pytest.mark.slow
 def test_where_hosts_meet_is_said_of_hosts_alone(tmp_path: Path):
     (tmp_path / "plan.json").write_bytes(encode_plan(make_plan(Layout(engine="ddp", dp_replicate=2))))
     words = [EXECUTOR, "check", tmp_path / "plan.json", "--master", "10.0.0.1"]

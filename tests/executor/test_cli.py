@@ -60,6 +60,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], code: int, words: str
     assert len(lines) == 1 and words in lines[0], done.stderr
 
 
+@pytest.mark.slow
 def test_help_opens_with_three_examples_and_imports_nothing_heavy(tmp_path):
     code = "import sys; from executor import cli; from planner import command\n"
     code += "command.exit_code(cli.executor, ['--help'])\n"
@@ -81,6 +82,7 @@ def test_the_examples_are_commands_that_exist():
         assert {word for word in words if word.startswith("--")} <= known
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_files_commands_and_environment_and_leaves_no_trace(plan_file, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     done = run("run", plan_file, "--dry-run", "--nodes", 2, "--hosts", "loopback", "--json", cwd=tmp_path)
@@ -108,6 +110,7 @@ def far_plan(plan_file: Path, tmp_path: Path) -> Path:
     return write(tmp_path / "far.json", far)
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_secrets(far_plan, tmp_path):
     given = ["--env", "HF_TOKEN", "--env", "FOO=a $(touch canary) 'b'", "--env", "WANDB_API_KEY=w-hidden"]
     given += ["--steps", "7", "--data", "absent.txt"]
@@ -138,6 +141,7 @@ def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_
     assert plan.job.recipe.steps == 7 and plan.content_hash in done.stdout
 
 
+@pytest.mark.slow
 def test_the_scripts_of_a_dry_run_join_their_folder_wherever_it_lies_and_pass_words_on_as_they_are(far_plan, tmp_path):
     done = run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0 and "executor join" in done.stdout, done.stderr
@@ -152,12 +156,14 @@ def test_the_scripts_of_a_dry_run_join_their_folder_wherever_it_lies_and_pass_wo
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.slow
 def test_where_a_dry_run_writes_must_be_new_and_a_run_writes_to_its_own_folder(far_plan, tmp_path):
     (tmp_path / "out").mkdir()
     assert_refused(run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path), 2, "--output=out: exists")
     assert_refused(run("run", far_plan, "-o", "other", cwd=tmp_path), 2, "--output is where --dry-run writes")
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(far_plan, tmp_path):
     (tmp_path / "site").mkdir()  # a laptop: its interpreter finds the planner, and no framework
     hide = "import importlib.util as util\nfind, gone = util.find_spec, ('torch', 'accelerate', 'transformers')\n"
@@ -175,6 +181,7 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_refused_by_name_and_taken_as_it_is_when_it_is_named(plan_file, tmp_path, monkeypatch):
     plan = inputs.resolved(read_plan(plan_file))
     options = launch.Options(run_dir=tmp_path / "run", nodes=1)
@@ -190,6 +197,7 @@ def test_a_changed_file_is_refused_by_name_and_taken_as_it_is_when_it_is_named(p
     assert taken.inputs[0].digest != plan.inputs[0].digest and taken.inputs[0].path == str(tmp_path / "data.txt")
 
 
+@pytest.mark.slow
 def test_refusals_are_one_line_with_the_codes_of_the_contract_and_make_nothing(plan_file, tmp_path):
     plan = msgspec.json.decode(plan_file.read_bytes())
     (tmp_path / "cut.json").write_bytes(plan_file.read_bytes()[:100])
@@ -213,6 +221,7 @@ def test_refusals_are_one_line_with_the_codes_of_the_contract_and_make_nothing(p
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_plan_for_other_hardware_or_more_memory_or_no_backend_is_code_3(plan_file, tmp_path):
     plan = msgspec.json.decode(plan_file.read_bytes(), type=type(make_plan(Layout(engine="ddp"))))
     cuda = msgspec.structs.replace(
@@ -254,6 +263,7 @@ torch.optim.SGD(model.parameters()).step()
 """
 
 
+@pytest.mark.slow
 def test_a_persons_own_script_runs_under_the_plans_launch_with_its_own_arguments(plan_file, tmp_path):
     (tmp_path / "own").mkdir()
     script = tmp_path / "own" / "mine.py"
@@ -290,6 +300,7 @@ def test_a_script_that_trains_as_lone_processes_is_a_failed_run(plan_file, tmp_p
     assert "trains alone, the plan has 2 ranks" in record["message"]
 
 
+@pytest.mark.slow
 def test_a_run_of_the_real_trainer_reports_itself_and_its_folder_reports_again(plan_file, tmp_path):
     done = run("run", plan_file, "--run-dir", "r", "--steps", 3, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

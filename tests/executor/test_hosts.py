@@ -143,6 +143,7 @@ def test_hosts_that_cannot_meet_are_refused(first, words):
         address.meeting([first, DOCKER])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -157,6 +158,7 @@ def test_hosts_that_do_not_hold_a_plan_are_refused(tmp_path, plan_of_two_nodes, 
     assert words in refused.value.sentence
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_how_each_host_is_reached_and_starts_nothing(tmp_path, plan_of_two_nodes):
     (plan := tmp_path / "plan.json").write_bytes(encode_plan(plan_of_two_nodes))
     (file := tmp_path / "hosts").write_text("nowhere.invalid\nme@n2 port=2222\n")

@@ -78,6 +78,7 @@ def refusal(folder: Path, node: int = 0, **asked: object) -> PlannerError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -97,6 +98,7 @@ def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_pat
     assert "holds no join.json" in refusal(folder).sentence
 
 
+@pytest.mark.slow
 def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     assert standing(folder) == Standing("not started", "no node has joined")
     joining.claim(folder, Joined(node=0, host="red", process="1:1", refusal="no data"))
@@ -107,6 +109,7 @@ def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     assert standing(folder) == Standing("joined", "node 1 on blue (completed)")
 
 
+@pytest.mark.slow
 def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
     found = joining.read(folder)
     kept = joining.without_secrets({"HF_TOKEN": "hidden", "PROXY": "http://me:hidden@host", "FOO": "bar"})
@@ -143,6 +146,7 @@ def test_other_packages_and_other_contents_on_another_node_are_refused_by_name()
         check_equal(replace(blue, contents={"data": "b"}), red)
 
 
+@pytest.mark.slow
 def test_a_port_that_another_program_has_is_refused_where_node_0_is(folder, plan, tmp_path):
     found = joining.read(folder)
     with socket.socket() as thief:

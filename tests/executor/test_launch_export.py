@@ -125,6 +125,7 @@ def check_means(folder: Path, plan: Plan, nodes_words: list[list[str]], master: 
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "place"), CASES)
 def test_a_jobset_means_the_plan(tmp_path: Path, nodes: int, place: int) -> None:
     plan = plan_of(nodes, layouts(nodes)[place])
@@ -194,6 +195,7 @@ def test_a_task_of_skypilot_means_the_plan(tmp_path: Path, nodes: int, place: in
     assert task["secrets"] == {"HF_TOKEN": None}
 
 
+@pytest.mark.slow
 def test_the_code_that_skypilot_copies_is_the_code_that_made_the_folder(tmp_path: Path, data: Path) -> None:
     export(tmp_path, plan_of(2, layouts(2)[0], data), "skypilot", Asked())
     code = tmp_path / "out/code"
@@ -252,6 +254,7 @@ def pods(tmp_path: Path, nodes: int, job: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_pods_that_are_started_again_find_the_folder_of_the_first(tmp_path: Path) -> None:
     export(tmp_path, plan_of(2, layouts(2)[1]), "kubernetes", Asked(image="a", claims=(f"kept={RUNS}",)), **AGAIN)
     (tmp_path / "runs").mkdir()
@@ -364,6 +367,7 @@ def test_claims_hold_the_runs_and_the_data(tmp_path: Path, data: Path) -> None:
     assert mounted == {MOUNTED, "/dev/shm", str(data.parent), RUNS}
 
 
+@pytest.mark.slow
 def test_the_command_prints_how_to_start_it(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(encode_plan(plan_of(2, layouts(2)[1])))
     words = ("export-launch", "plan.json", "--to", "kubernetes", "--image", "a/b:c", "-o", "out")

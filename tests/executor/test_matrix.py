@@ -50,6 +50,7 @@ def refusal(folder: Path, text: str) -> PlannerError:
     return refused.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "world"), [("small", None), ("full", None), ("small", 8), ("full", 8)])
 @pytest.mark.parametrize("machine", ["cpu", "1 gpu", "8 gpus"])
 def test_every_built_in_cell_can_be_planned_and_has_an_id_of_its_own(name: str, world: int | None, machine: str):
@@ -62,12 +63,14 @@ def test_every_built_in_cell_can_be_planned_and_has_an_id_of_its_own(name: str, 
         assert cell.plan.layout.world_size <= (world or max(MACHINES[machine].devices, 4))
 
 
+@pytest.mark.slow
 def test_the_full_matrix_holds_the_small_one_under_the_same_ids():
     for machine in MACHINES:
         small, full = ({cell.id for cell in built_in(name, machine, None)} for name in ("small", "full"))
         assert small < full
 
 
+@pytest.mark.slow
 def test_one_gpu_gets_models_up_to_8b_and_cells_on_both_sides_of_the_boundary():
     found = built_in("full", "1 gpu", None)
 
@@ -78,6 +81,7 @@ def test_one_gpu_gets_models_up_to_8b_and_cells_on_both_sides_of_the_boundary():
     assert sum(0.9 < share(cell) <= 1 for cell in found) > 10
 
 
+@pytest.mark.slow
 def test_a_smaller_card_gets_other_cells_none_of_them_hopeless():
     small = cells("small", card(preset="t4-16gb", name="Tesla T4"))
     assert {cell.plan.model.name for cell in small} < {

@@ -43,6 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("wrong", ["nothing", "", "-", "/dev/full"])
 def test_what_cannot_be_written_to_is_refused_before_anything_starts(name, wrong, folder, capsys):

@@ -98,6 +98,7 @@ def test_this_machine_has_some_memory_free():
     assert 2**20 < preflight.available_memory() < 2**50
 
 
+@pytest.mark.slow
 def test_software_that_is_installed_passes():
     preflight.check_software("ddp")
     preflight.check_software("deepspeed")

@@ -14,6 +14,7 @@ def quiet(_: str) -> None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words", "code"),
     [
@@ -32,6 +33,7 @@ def test_what_cannot_be_probed_is_refused_before_anything_is_made(tmp_path: Path
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", ["probe.json", "calibrations/here.toml"])
 def test_an_earlier_probe_is_overwritten_only_when_asked(tmp_path: Path, taken: str):
     (tmp_path / taken).parent.mkdir(exist_ok=True)
@@ -42,6 +44,7 @@ def test_an_earlier_probe_is_overwritten_only_when_asked(tmp_path: Path, taken: 
     assert probe.prepare(probe.Options(folder=tmp_path, name="here", kind="cpu", force=True), quiet).ranks == 2
 
 
+@pytest.mark.slow
 def test_emulated_nodes_start_as_those_of_a_run_do(tmp_path: Path):
     options = probe.Options(folder=tmp_path, name="here", kind="cpu", nodes=2, ranks=3, hosts="loopback")
     spec = probe.launch_spec(probe.prepare(options, quiet), tmp_path, 20000)

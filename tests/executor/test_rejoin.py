@@ -119,6 +119,7 @@ def test_what_has_completed_is_refused_by_every_node_and_what_writes_no_checkpoi
     assert not (folder / "attempts").exists()
 
 
+@pytest.mark.slow
 def test_resume_makes_the_folder_ready_once_and_says_what_to_type(folder, tmp_path):
     begun(folder, 10)
     rundir.write_record(folder, record("training failed", 5))

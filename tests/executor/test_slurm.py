@@ -127,6 +127,7 @@ def test_a_process_that_is_no_nodes_task_is_refused(changed: dict[str, str], wor
         slurm.part(TASK | changed)
 
 
+@pytest.mark.slow
 def test_without_slurm_each_command_says_so_in_a_line(plan_file: Path, tmp_path: Path) -> None:  # noqa: F811
     empty = tmp_path / "none"
     empty.mkdir()

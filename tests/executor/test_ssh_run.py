@@ -56,6 +56,7 @@ def sent(mirror: Mirror, out: io.BytesIO, run: ssh_run._Run, endings: tuple[str,
     return names
 
 
+@pytest.mark.slow
 def test_what_a_node_writes_is_what_the_launcher_keeps(tmp_path, run):
     there, out = tmp_path / "there", io.BytesIO()
     (there / "weights").mkdir(parents=True)
@@ -91,6 +92,7 @@ def test_what_a_node_writes_is_what_the_launcher_keeps(tmp_path, run):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["../x", "/etc/x", "a/../../x", "plan.json", "run.json", "./plan.json", ".hidden", "a\nb", "", "a/" * 20 + "b"],
@@ -103,6 +105,7 @@ def test_a_host_writes_nothing_beside_the_files_of_its_ranks(tmp_path, run, name
     assert run.said[-1].startswith("note: red sent a file of another name than a run's: ")
 
 
+@pytest.mark.slow
 def test_a_file_that_did_not_come_whole_is_not_there_under_its_name(run):
     run._store(0, {"kind": "file", "name": "weights/a", "at": 0, "grows": False, "last": False}, b"half")
 
@@ -135,6 +138,7 @@ def test_what_is_no_message_is_refused(said):
         frames.read(io.BytesIO(said))
 
 
+@pytest.mark.slow
 def test_a_scheduler_s_first_signal_gives_nodes_the_time_for_a_checkpoint_where_they_write_any(run):
     def patience_s(*signals: int) -> float:
         return run._patience_s(signals)

@@ -89,6 +89,7 @@ def test_a_few_wild_measurements_do_not_move_them():
     assert found.fragmentation == pytest.approx(TRUE.fragmentation, abs=0.011)
 
 
+@pytest.mark.slow
 def test_speeds_come_back_from_the_steps_they_make():
     found = fit_compute([*timed("gpt2"), *timed("gpt2-xl")], Timer(BASE))
 
@@ -158,6 +159,7 @@ def group_ids(samples: list[Sample], group: str, value) -> set[str]:  # type: ig
     return {one.id for one in samples if value(one) == group}
 
 
+@pytest.mark.slow
 def test_a_fit_that_does_not_carry_over_to_another_model_is_dropped():
     """Two models whose steps take half and twice what compute says: a fit to one is wrong about the other."""
     samples = [*timed("gpt2", factor=0.5), *timed("gpt2-xl", factor=2.0)]
@@ -179,6 +181,7 @@ def test_bands_hold_nine_of_ten_left_out_measurements():
     assert band([0.0] * 20, 0.02) == (0.98, 1.02)
 
 
+@pytest.mark.slow
 def test_a_doubled_term_shows_in_the_reported_errors():
     gathered = of_rows(list(each([ROWS])), BASE)
     right = report.of_samples(gathered.samples, BASE, "right")
@@ -196,6 +199,7 @@ def _with_twice_the_gradients(one: Sample) -> Sample:
     return msgspec.structs.replace(one, live_bytes=one.live_bytes + 4.0 * one.case.total())
 
 
+@pytest.mark.slow
 def test_published_megatron_rows_are_predicted_within_5_percent_where_their_model_was_left_out():
     found = report.calibrate([ROWS], BASE, "mine", each)
     (line,) = [line for line in found.lines if line.what == "memory"]
@@ -211,6 +215,7 @@ def test_published_megatron_rows_are_predicted_within_5_percent_where_their_mode
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_file_reads_back_as_it_was_fitted(tmp_path: Path):
     found = report.calibrate([ROWS], BASE, "mine", each)
     path = tmp_path / "mine.toml"
@@ -268,6 +273,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, told.out, told.err
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_calibration_that_estimate_uses(
     tmp_path: Path, own_rows: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -335,6 +341,7 @@ def sweep() -> tuple[Sample, ...]:
     return tuple(msgspec.structs.replace(one, step_s=None) for one in samples if one.memory_bytes is not None)
 
 
+@pytest.mark.slow
 def test_the_published_calibration_holds_what_the_fit_of_its_rows_gives():
     """One runtime of it, for time's sake: rows or formulas that change want `make calibration`."""
     found = fit_allocator(sweep(), BASE.of("nanotron", sweep()[0].gpu, "cuda").allocator)
@@ -344,6 +351,7 @@ def test_the_published_calibration_holds_what_the_fit_of_its_rows_gives():
     assert kept.workspace_bytes == pytest.approx(found.workspace_bytes, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_nanotrons_memory_is_predicted_within_10_percent_where_the_model_was_left_out():
     found = report.of_samples(sweep(), BASE, "mine")
     (line,) = found.lines

@@ -34,6 +34,7 @@ def entry(group: str, **facts: object) -> str:
     return f"[[{group}]]\n{shown}\n"
 
 
+@pytest.mark.slow
 def test_every_number_of_every_runtime_on_every_device_has_a_value():
     for runtime in (*presets.names("runtimes"), "another"):
         for gpu in map(presets.gpu, presets.names("gpus")):

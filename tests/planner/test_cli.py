@@ -46,6 +46,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 # -- what it prints ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_first_example_of_the_help_runs_as_a_process():
     done = process(*EXAMPLES.strip().splitlines()[0].partition("#")[0].split()[1:])
 
@@ -187,6 +188,7 @@ def test_a_plan_that_cannot_be_written_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_is_exit_code_3_and_writes_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plan = tmp_path / "plan.json"
 
@@ -362,6 +364,7 @@ def test_groups_refuses_a_damaged_plan(damage: str, tmp_path: Path, capsys: pyte
     assert "plan" in refused(capsys, "groups", str(plan))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_refused_prints_no_traceback():
     done = process("estimate", "--model", "7b", "--gpus", "-3", MESHWRIGHT_DEBUG="0")
 
@@ -386,6 +389,7 @@ def heavy_modules(statement: str) -> list[str]:
     return done.stderr.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

@@ -11,6 +11,7 @@ from planner import command
 from planner.cli import LATER, planner
 
 
+@pytest.mark.slow
 def test_an_estimate_does_not_load_the_other_commands():
     done = subprocess.run(
         [

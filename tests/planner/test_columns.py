@@ -161,6 +161,7 @@ def columns(layouts: tuple[Layout, ...]) -> Layout:
     return msgspec.structs.replace(layouts[0], **numbers)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(alike(), *JOBS)
 def test_peak_bytes_takes_columns_of_shards_and_batches(
@@ -177,6 +178,7 @@ def test_peak_bytes_takes_columns_of_shards_and_batches(
         assert column[place] == pytest.approx(peak_bytes(case_of(asked, layout)), rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(alike(), *JOBS)
 def test_time_answers_alike_for_a_layout_and_a_column_of_layouts(
@@ -193,6 +195,7 @@ def test_time_answers_alike_for_a_layout_and_a_column_of_layouts(
             assert value == pytest.approx(getattr(one, name), rel=1e-12), name
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(alike())
 def test_memory_lines_are_the_peak_at_every_micro_batch(layouts: tuple[Layout, ...]):
@@ -250,6 +253,7 @@ def test_the_closed_form_of_leaving_a_domain_equals_the_rank_map(replicas: int, 
         assert found == spans_nodes(layout, axis, domain), axis
 
 
+@pytest.mark.slow
 @given(*[st.sampled_from([1, 2, 4, 8]) for _ in range(5)], st.sampled_from([2, 4, 8, 16, 32, 64]))
 @settings(max_examples=200, deadline=None)
 def test_ranks_inside_a_domain_are_counted_on_the_rank_map(

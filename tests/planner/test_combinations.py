@@ -38,6 +38,7 @@ def row(predicted: float, precision: str = "bf16", by: str = "run") -> Combinati
     )
 
 
+@pytest.mark.slow
 def test_a_peak_beyond_half_a_percent_is_a_known_deviation_and_one_within_is_not() -> None:
     shown = section(CombinationRecord(rows=(row(95.0), row(100.4, "fp32"), row(100.6, "pure-bf16", by="trace"))))
 

@@ -296,6 +296,7 @@ def test_every_shape_breaks_no_rule():
 COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "micro_batch_size", "grad_accum")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), engine=st.sampled_from(list(RUNTIMES)), moe=st.booleans())
 def test_resident_and_collectives_of_columns_are_those_of_each_layout(data: st.DataObject, engine: str, moe: bool):

@@ -77,6 +77,7 @@ def test_a_large_range_is_not_walked():
 # -- quantities ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     gpus=st.sampled_from([2, 4, 8, 16]),
@@ -100,6 +101,7 @@ def test_one_more_sequence_than_the_largest_micro_batch_does_not_fit(
     assert not answer(with_pins(question, micro_batch_size=found.value + 1)).estimates[0].fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_longest_sequence_fits_and_the_next_does_not(recompute: str):
     question, found = fitted("seq-len", model="llama-3.1-405b", gpus="512", micro_batch_size="1", recompute=recompute)
@@ -110,6 +112,7 @@ def test_the_longest_sequence_fits_and_the_next_does_not(recompute: str):
     assert not recommended(with_job(question, seq_len=found.beyond))
 
 
+@pytest.mark.slow
 def test_the_models_own_length_is_the_end():
     question, found = fitted("seq-len", model="8b", gpus="32")
 
@@ -117,6 +120,7 @@ def test_the_models_own_length_is_the_end():
     assert "made for at most 8192" in found.limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["8b", "70b"])
 def test_the_fewest_gpus_are_the_first_of_all_sizes_that_fit(model: str):
     _, resize = asked(model=model)
@@ -129,6 +133,7 @@ def test_the_fewest_gpus_are_the_first_of_all_sizes_that_fit(model: str):
     assert found.beyond == sizes[sizes.index(first) - 1]
 
 
+@pytest.mark.slow
 def test_sizes_that_a_global_batch_forbids_are_passed_over():
     _, found = fitted("gpus", model="70b", global_batch_size="96")
 
@@ -142,6 +147,7 @@ def test_parts_of_a_node_come_before_whole_nodes():
     assert gpu_sizes(1, 3) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_with_a_global_batch_the_micro_batch_divides_it():
     question, found = fitted("micro-batch", model="8b", gpus="16", global_batch_size="480")
 
@@ -151,6 +157,7 @@ def test_with_a_global_batch_the_micro_batch_divides_it():
     assert not any(recommended(with_pins(question, micro_batch_size=size)) for size in larger)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_in_one_pass_does_not_accumulate():
     question, found = fitted("global-batch", model="8b", gpus="16")
 
@@ -161,6 +168,7 @@ def test_the_largest_batch_in_one_pass_does_not_accumulate():
     assert not recommended(more)
 
 
+@pytest.mark.slow
 def test_when_nothing_fits_the_reason_is_told():
     _, found = fitted("seq-len", model="70b", gpus="2", offload_optimizer=False)
 
@@ -189,6 +197,7 @@ def test_a_device_of_unknown_memory_has_no_edge():
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_answers_all_four(capsys: pytest.CaptureFixture[str]):
     assert run("fit", "--model", "8b", "--gpus", "8", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -198,6 +207,7 @@ def test_the_command_answers_all_four(capsys: pytest.CaptureFixture[str]):
     assert all(one["limit"] for one in found["answers"])
 
 
+@pytest.mark.slow
 def test_text_says_what_stops_each(capsys: pytest.CaptureFixture[str]):
     assert run("fit", "--model", "8b", "--gpus", "8", "--what", "gpus,micro-batch") == 0
     out = capsys.readouterr().out
@@ -206,6 +216,7 @@ def test_text_says_what_stops_each(capsys: pytest.CaptureFixture[str]):
     assert "longest" not in out
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_too_small_is_told_the_size_that_is_not(capsys: pytest.CaptureFixture[str]):
     assert run("fit", "--model", "70b", "--gpus", "8", "--what", "gpus,seq-len", "--no-offload-optimizer") == 3
     out = capsys.readouterr().out
@@ -213,6 +224,7 @@ def test_a_cluster_that_is_too_small_is_told_the_size_that_is_not(capsys: pytest
     assert run("fit", "--model", "70b", "--gpus", size, "--what", "seq-len") == 0
 
 
+@pytest.mark.slow
 def test_exit_code_3_when_something_asked_does_not_fit(capsys: pytest.CaptureFixture[str]):
     on_devices = ("--model", "70b", "--no-offload-optimizer")
     assert run("fit", *on_devices, "--gpus", "2", "--what", "seq-len") == 3
@@ -241,6 +253,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: li
 # -- what is not memory's fault, and the way out through the hosts ----------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "gpus", "at_least"),
     [("pythia-1b", "8", 400), ("opt-125m", "2", 100), ("bloom-560m", "3", 30), ("phi-2", "4", 150)],
@@ -261,6 +274,7 @@ def test_a_given_micro_batch_leaves_one_largest_batch():
     assert (found.value, found.limit) == (8, "the micro-batch is given: 1")
 
 
+@pytest.mark.slow
 def test_a_model_that_nothing_launches_is_no_question_of_memory(capsys: pytest.CaptureFixture[str]):
     assert run("fit", "--model", "deepseek-v2-lite", "--gpus", "8", "--what", "gpus,seq-len") == 3
     out, err = capsys.readouterr()
@@ -269,6 +283,7 @@ def test_a_model_that_nothing_launches_is_no_question_of_memory(capsys: pytest.C
     assert err == "error: there is no layout to look at for gpus, seq-len.\n"
 
 
+@pytest.mark.slow
 def test_states_wait_in_host_memory_for_what_has_no_value_without():
     """W5: 8b on four cards of 24 GB."""
     question, resize = asked(model="llama-3-8b", cluster="pcie-4x4090", seq_len="4096", method="full")

@@ -120,6 +120,7 @@ TABLES = st.dictionaries(st.just("a"), st.just(1))  # made anew each time: the t
 VALUES = st.one_of(st.none(), st.booleans(), NUMBERS, WORDS, st.lists(WORDS, max_size=2), TABLES)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_mutilated_file_is_accounted_for_whole_or_refused_in_one_line(data: st.DataObject):
@@ -253,6 +254,7 @@ def test_ddp_on_one_device_is_that_device_alone_and_its_buckets_are_accounted_fo
     assert layout_of(path, model="1b", seq_len="512").engine == "single"
 
 
+@pytest.mark.slow
 def test_auto_is_filled_in_as_trainer_fills_it_in():
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
@@ -280,6 +282,7 @@ def test_auto_is_filled_in_as_trainer_fills_it_in():
 ACCELERATE = [path for path in FILES if path.stem.startswith("accelerate")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ACCELERATE, ids=[path.stem for path in ACCELERATE])
 def test_accelerate_reads_our_examples_of_its_files(path: Path):
     from accelerate.commands.config.config_args import load_config_from_file

@@ -9,6 +9,7 @@ from scripts import fuzz
 SEED, CALLS = 20261122, 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_no_wrong_input_ends_wrongly(part: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -58,6 +58,7 @@ def of_torch() -> dict[str, dict[str, list[list[int]]]]:
     return dict(zip(LAYOUTS, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_groups_of_every_axis_are_those_of_torch_s_device_mesh(name, of_torch):
     ours = {axis: axis_groups(LAYOUTS[name], axis) for axis in AXES}

@@ -22,6 +22,7 @@ def run(name: str, *words: str, **given: str) -> int:
     return command.exit_code(planner, [name, *options, *words], name="planner")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "seq_len", "way"),
     [("llama-2-7b", "16k", "rotary positions go on"), ("bloom-560m", "4k", "ALiBi goes on")],

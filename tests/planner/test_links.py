@@ -34,6 +34,7 @@ def made(ranks: tuple[int, ...], sizes: tuple[float, ...], op: str = "all_gather
 ALL = made((2, 4, 8, 16, 64, 256), (1e5, 1e6, 1e7, 1e9))
 
 
+@pytest.mark.slow
 def test_the_fit_finds_the_curves_that_made_the_samples():
     found = fit(ALL)
 
@@ -44,6 +45,7 @@ def test_the_fit_finds_the_curves_that_made_the_samples():
         assert found[key].half_bytes == pytest.approx(curve.half_bytes, rel=0.1)
 
 
+@pytest.mark.slow
 def test_sizes_and_groups_that_were_left_out_are_predicted_as_well():
     for by in (lambda one: one.payload_bytes, lambda one: one.ranks):
         assert median(error for found in left_out(ALL, by).values() for error in found) < 0.02
@@ -63,6 +65,7 @@ def test_an_all_reduce_has_a_curve_of_its_own_and_the_others_share_one():
     assert set(fit(samples)) == {("NVLink 4", "all_reduce"), ("NVLink 4", None)}
 
 
+@pytest.mark.slow
 def test_entries_say_how_many_samples_they_rest_on_and_how_far_they_stray():
     twice = [msgspec.structs.replace(one, seconds=one.seconds * factor) for one in ALL for factor in (0.9, 1.1)]
 
@@ -71,6 +74,7 @@ def test_entries_say_how_many_samples_they_rest_on_and_how_far_they_stray():
         assert entry.spread == pytest.approx(0.1, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_sample_twice_as_slow_everywhere_halves_every_rate_it_is_fitted_from():
     slow = [msgspec.structs.replace(one, seconds=2 * one.seconds) for one in ALL]
 

@@ -89,6 +89,7 @@ def test_the_makespan_is_the_longest_path_through_the_schedule(shape, data):
     assert played == pytest.approx(by_relaxation(schedule, forward, backward, m, v, p2p, share))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(shapes(), st.data())
 def test_the_lower_bound_is_never_above_the_makespan(shape, data):

@@ -326,6 +326,7 @@ def test_columns_answer_as_numbers_do(engine: str, zero_stage: int, sequence_par
             assert sent(calls, index) == pytest.approx(sent(engine_of(engine).collectives(alone), 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["megatron", "nanotron"])
 @pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["llama", "mixtral"])
 def test_rules_are_masks_on_columns(engine: str, model: ModelSpec) -> None:

@@ -61,6 +61,7 @@ def test_the_hosts_memory_that_is_given_decides_what_fits(memory: str, engine: s
     assert one.memory.host_node_bytes <= one.case.cluster.host_memory_bytes
 
 
+@pytest.mark.slow
 def test_hosts_that_are_too_small_are_named_with_what_they_would_need(capsys: pytest.CaptureFixture[str]):
     for name in ("estimate", "recommend"):
         assert run(name, **BOX, host_memory="64GiB") == 3
@@ -72,6 +73,7 @@ def test_hosts_that_are_too_small_are_named_with_what_they_would_need(capsys: py
     assert "Host memory limits: " in out
 
 
+@pytest.mark.slow
 def test_an_offloaded_answer_is_what_brute_force_over_both_ways_finds():
     asked = question({"model": "llama-3.2-1b", "gpu": "v100-16gb", "gpus": "2", "gpus_per_node": "2", "method": "full"})
     asked = msgspec.structs.replace(asked, job=msgspec.structs.replace(asked.job, precision="fp32"))
@@ -130,6 +132,7 @@ def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFix
     assert "othing fits" not in out and err == "error: no strategy is left to look at.\n"
 
 
+@pytest.mark.slow
 def test_the_way_out_names_no_method_that_was_asked_already(capsys: pytest.CaptureFixture[str]):
     """D15: "or LoRA" below answers of LoRA and QLoRA."""
     tight = {"model": "405b", "cluster": "pcie-4x4090", "seq_len": "16384"}

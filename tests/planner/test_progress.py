@@ -46,6 +46,7 @@ def ended_after(calls: int, question: Question, k: int = EVERY) -> Ranking:
         return rank(question, k, engines=ENGINES)
 
 
+@pytest.mark.slow
 def test_a_watched_search_says_how_far_it_is_and_answers_the_same():
     question, watch = asked(), Counting()
     with watching(watch):
@@ -67,6 +68,7 @@ def test_outside_of_watching_nobody_is_told():
     assert watch.calls == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", (0.02, 0.3, 0.6, 0.9))
 def test_a_search_that_is_ended_has_the_best_so_far_and_accounts_for_every_layout(share: float):
     question, watch = asked(), Counting()
@@ -82,6 +84,7 @@ def test_a_search_that_is_ended_has_the_best_so_far_and_accounts_for_every_layou
     assert set(part.best) <= set(whole.best)  # what is shown fits, with the figures of the whole search
 
 
+@pytest.mark.slow
 def test_a_recommendation_that_is_ended_is_the_best_so_far_and_says_so():
     question, watch = asked(), Counting()
     free = Constraints(any_runtime=True)

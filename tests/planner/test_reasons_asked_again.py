@@ -106,6 +106,7 @@ def asked_again(seed: int, questions: int) -> tuple[list[str], Counter[str]]:
     raise AssertionError("the draw does not end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_every_figure_of_every_reason_is_what_its_question_answers(seed: int):
     """300 questions in three parts; in each every rule tells something twice at least, so six times in all."""

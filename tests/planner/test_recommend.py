@@ -67,6 +67,7 @@ def test_counts_say_what_was_looked_at_and_why_not(capsys: pytest.CaptureFixture
     assert f"{found['considered']:,} layouts considered, {found['evaluated']:,} evaluated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_front_trades_time_for_memory(capsys: pytest.CaptureFixture[str]):
     points = answered(capsys, *SIXTY_FOUR, "--pareto", "5")["pareto"]
 
@@ -206,6 +207,7 @@ def reached(objective: str, constraints: Constraints = FREE, **given: str) -> An
     return reach(objective, question, options.resizable(whole), constraints=constraints, max_gpus=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", QUANTITIES)
 def test_an_objective_recommends_for_the_extreme_it_found(objective: str):
     one = reached(objective)
@@ -220,6 +222,7 @@ def test_an_objective_recommends_for_the_extreme_it_found(objective: str):
     assert one.fitted.limit
 
 
+@pytest.mark.slow
 def test_the_fewest_gpus_that_keep_a_deadline_are_more():
     hurried = Constraints(deadline_s=100 * 86400.0, tokens=10**12)
     free, kept = reached("fewest-gpus"), reached("fewest-gpus", hurried)
@@ -228,6 +231,7 @@ def test_the_fewest_gpus_that_keep_a_deadline_are_more():
     assert not kept.found.missed
 
 
+@pytest.mark.slow
 def test_every_objective_is_an_option(capsys: pytest.CaptureFixture[str]):
     assert OBJECTIVES[0] == "fastest"
     found = answered(capsys, "recommend", "--model", "7b", "--gpus", "8", "--objective", "fewest-gpus")
@@ -241,6 +245,7 @@ def test_every_objective_is_an_option(capsys: pytest.CaptureFixture[str]):
 ONE_A_NODE = {"gpus_per_node": "1", "offload_optimizer": False, "method": "full"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

@@ -91,6 +91,7 @@ def test_the_search_returns_what_brute_force_returns(name: str):
         assert figures(found.best) == [pytest.approx(one, rel=1e-12) for one in truth[:k]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SMALL)[:4])
 def test_the_front_is_what_no_layout_beats(name: str):
     question, engines = SMALL[name]
@@ -167,6 +168,7 @@ def test_a_strategy_asked_for_alone_limits_the_space(strategy: str):
     assert {strategy_name(layout) for layout in layouts_of(question)} == {strategy}
 
 
+@pytest.mark.slow
 def test_every_layout_that_is_offered_keeps_every_rule_of_its_engine():
     question = asked(gpus=8, batch=16)
     found = rank(question, 30, engines=ENGINES)

@@ -83,6 +83,7 @@ def test_weak_scaling_keeps_the_sequences_of_a_gpu():
     assert shares == {found.sequences_per_gpu}
 
 
+@pytest.mark.slow
 def test_weak_scaling_starts_at_the_smallest_size_that_fits():
     found = sweep(resizing(model="70b"), [8, 32, 64])
 

@@ -99,6 +99,7 @@ def test_the_second_ctrl_c_ends_the_command(monkeypatch: pytest.MonkeyPatch, cap
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_a_long_search_shows_on_a_terminal_that_it_moves_and_ctrl_c_ends_it():
     def moving(shown: str) -> set[str]:
         return {

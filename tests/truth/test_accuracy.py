@@ -64,6 +64,7 @@ def test_activations_of_one_kernel_counted_twice_change_the_table(monkeypatch: p
     assert right["allocated"] < 0.02 < wrong["allocated"]
 
 
+@pytest.mark.slow
 def test_gradients_counted_twice_fail_the_check_of_the_page(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(TWICE_THE_GRADIENTS)
     paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
