@@ -131,7 +131,8 @@ def strategies_of(question: Question) -> list[Strategy]:
 def check_question(question: Question) -> None:
     """Refuse what no layout can answer (PlannerError)."""
     check_batch(question, question.cluster.gpus)
-    check_switches(question, [strategy.engine for strategy in strategies_of(question)])
+    runtime, strategies = question.pins.runtime, strategies_of(question)
+    check_switches(question, [runtime.engine] if runtime else [strategy.engine for strategy in strategies])
     check_job(question)
     _check_kind(question)
 

@@ -7,7 +7,7 @@ what a layout has to obey (planner/rules.py).
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -32,37 +32,26 @@ SPLIT = ("strategy", "runtime")
 """Whoever says one of these says how the model is split, whatever a file says."""
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class Option(msgspec.Struct, frozen=True):
     """One option, whose name on a command line has hyphens."""
 
     name: str
-    kind: Kind = "whole"
-    about: str = ""
-    """Its help, without the default."""
-    default: str = ""
-    """What leaving it out means, as people read it."""
+    kind: Kind
+    about: str = ""  # its help, without the default
+    part: str = ""  # the value it is a field of: recipe, job, layout, ...; empty where options.py reads it by name
     low: float = 1
     high: float = LARGEST_COUNT
     choices: tuple[str, ...] = ()
-    also: str = ""
-    """Another name of it on a command line."""
-    part: str = ""
-    """The value it is a field of: recipe, optimizer, job, layout, ...; empty where options.py reads it by name."""
-    field: str = ""
-    """The field's name there, where it is another than the option's."""
-    fixes: bool = False
-    """Whether it leaves one layout to look at."""
-    axis: str = ""
-    """The group sizes without which it means nothing."""
-    engine: str = ""
-    """The engine, and those whose names begin with its, that alone read it."""
+    default: str = ""  # leaving it out, as people read it
+    field: str = ""  # the field's name, where it is another than the option's
+    also: str = ""  # another name on a command line
+    fixes: bool = False  # whether it leaves one layout to look at
+    axis: str = ""  # the group size without which it means nothing
+    engine: str = ""  # the engine that alone reads it, with those whose names begin with its
+    # When no layout is left, values are trusted in this order, and the first that leaves none is blamed; 0: never.
     trust: int = 0
-    """When no layout is left, values are taken on trust in this order, and the first that leaves none is blamed; 0 is
-    never blamed."""
-    replaced_by: tuple[str, ...] = ()
-    """Options of a command line, beside itself, that replace a file's value of it."""
-    presets: tuple[str, ...] = ()
-    """Kinds of presets it may name."""
+    replaced_by: tuple[str, ...] = ()  # options of a command line, beside itself, that replace a file's value of it
+    presets: tuple[str, ...] = ()  # kinds of presets it may name
 
     @property
     def flag(self) -> str:
@@ -76,32 +65,22 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _size(name: str, high: int) -> Option:
-    return Option(name=name, about=f"Model size: {name.replace('_', ' ')}.", part="model", high=high)
+    return Option(name, "whole", f"Model size: {name.replace('_', ' ')}.", "model", 1, high)
 
 
 def _group(name: str, about: str = "", trust: int = 3, replaced_by: tuple[str, ...] = ()) -> Option:
     about = f"{about or f'Size of the {name} group'}; fixes the layout."
-    return Option(name=name, about=about, part="layout", fixes=True, trust=trust, replaced_by=replaced_by)
+    return Option(name, "whole", about, "layout", fixes=True, trust=trust, replaced_by=replaced_by)
 
 
-def _choice(name: str, choices: tuple[str, ...], about: str = "", part: str = "layout", **more: Any) -> Option:
-    return Option(name=name, kind="choice", about=about, choices=choices, part=part, **more)
-
-
-def _switch(name: str, about: str, part: str = "layout", **more: Any) -> Option:
-    return Option(name=name, kind="switch", about=about, part=part, **more)
-
-
-def _bucket(name: str, engine: str, about: str, default: str = "", low: int = 1) -> Option:
-    return Option(
-        name=name, about=about, default=default, part="layout", engine=engine, low=low, high=LARGEST_BUCKET,
-        replaced_by=SPLIT,
-    )  # fmt: skip
+def _bucket(name: str, engine: str, about: str, low: int = 1, default: str = "") -> Option:
+    numbers = (low, LARGEST_BUCKET)
+    return Option(name, "whole", about, "layout", *numbers, default=default, engine=engine, replaced_by=SPLIT)
 
 
 TABLE = (
     # The model.
-    Option(name="model", kind="name", about="Preset or alias, a Hugging Face config.json, or its folder.",
+    Option("model", "name", "Preset or alias, a Hugging Face config.json, or its folder.",
            replaced_by=("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied"), presets=("models",)),
     _size("layers", 10_000),
     _size("hidden", 2**20),
@@ -109,103 +88,97 @@ TABLE = (
     _size("kv_heads", 2**16),
     _size("ffn", 2**24),
     _size("vocab", 2**24),
-    Option(name="tied", kind="flag", about="The head is the embedding."),
+    Option("tied", "flag", "The head is the embedding."),
     # The cluster.
-    Option(name="cluster", kind="name", about="Cluster preset or its file, or a GPU's name.", default="dgx-h100",
+    Option("cluster", "name", "Cluster preset or its file, or a GPU's name.", default="dgx-h100",
            presets=("clusters", "gpus")),
-    Option(name="gpu", kind="name", about="GPU preset, in nodes as its preset has them.", presets=("gpus",)),
-    Option(name="gpus", about="GPUs in all.", part="cluster", replaced_by=SIZES),
-    Option(name="nodes", about="Nodes.", part="cluster", replaced_by=SIZES),
-    Option(name="gpus_per_node", about="GPUs a node.", part="cluster", replaced_by=SIZES),
-    Option(name="host_memory", kind="memory", about="Memory of a node's host, such as 256GiB: for offload.",
-           low=0, high=2.0**60),
+    Option("gpu", "name", "GPU preset, in nodes as its preset has them.", presets=("gpus",)),
+    Option("gpus", "whole", "GPUs in all.", "cluster", replaced_by=SIZES),
+    Option("nodes", "whole", "Nodes.", "cluster", replaced_by=SIZES),
+    Option("gpus_per_node", "whole", "GPUs a node.", "cluster", replaced_by=SIZES),
+    Option("host_memory", "memory", "Memory of a node's host, such as 256GiB: for offload.", low=0, high=2.0**60),
     # The job.
-    _choice("method", get_args(Method), "Weights that are trained.", "job", default="all three"),
-    Option(name="lora_rank", about="Rank of the adapters.", part="lora", field="rank", high=65_536,
+    Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three"),
+    Option("lora_rank", "whole", "Rank of the adapters.", "lora", 1, 65_536, field="rank", replaced_by=("method",)),
+    Option("lora_alpha", "whole", "Scale of the adapters.", "lora", 1, 2**20, default="twice the rank", field="alpha",
            replaced_by=("method",)),
-    Option(name="lora_alpha", about="Scale of the adapters.", default="twice the rank", part="lora", field="alpha",
-           high=2**20, replaced_by=("method",)),
-    Option(name="lora_targets", kind="names", about="Adapted modules, separated by commas.", default="q_proj,v_proj",
+    Option("lora_targets", "names", "Adapted modules, separated by commas.", default="q_proj,v_proj",
            replaced_by=("method",)),
-    _switch("lora_upcast", "Adapters in fp32 (peft's default).", "lora", field="upcast_adapters",
-            replaced_by=("method",)),
-    _switch("double_quant", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
-    _choice("quant_storage", get_args(Storage), "QLoRA: what codes are packed in.", "quantization", field="storage"),
-    _choice("precision", get_args(Precision), "Number format.", "job", default="bf16 (mixed)"),
-    _choice("optimizer", get_args(OptimizerName), part="optimizer", field="name", default="adamw"),
-    _choice("optimizer_implementation", get_args(Implementation), "How torch's AdamW or SGD steps.", "optimizer",
-            default="the runtime's own", field="implementation",
-            replaced_by=("runtime", "optimizer", "offload_optimizer")),
-    Option(name="lr", kind="real", about="Peak learning rate.", part="optimizer", low=0, high=1e3),
-    Option(name="weight_decay", kind="real", about="Weight decay.", part="optimizer", low=0, high=1e3),
-    Option(name="momentum", kind="real", about="Momentum of sgd.", part="optimizer", low=0, high=1),
-    Option(name="seq_len", kind="length", about="Tokens a sequence; 16k is 16384.", default="2048", high=LARGEST_SEQ),
-    _choice("packing", get_args(Packing), "A document a sequence, or end to end.", "job"),
-    Option(name="mean_seq_len", kind="length", about="Mean tokens of a document.", default="they fill the sequence",
-           high=LARGEST_SEQ),
-    Option(name="global_batch_size", about="Sequences an optimizer step.", part="job", high=LARGEST_BATCH, trust=6,
+    Option("lora_upcast", "switch", "Adapters in fp32 (peft's default).", "lora", field="upcast_adapters",
+           replaced_by=("method",)),
+    Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
+    Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(Storage),
+           field="storage"),
+    Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)"),
+    Option("optimizer", "choice", "", "optimizer", choices=get_args(OptimizerName), default="adamw", field="name"),
+    Option("optimizer_implementation", "choice", "How torch's AdamW or SGD steps.", "optimizer",
+           choices=get_args(Implementation), default="the runtime's own", field="implementation",
+           replaced_by=("runtime", "optimizer", "offload_optimizer")),
+    Option("lr", "real", "Peak learning rate.", "optimizer", 0, 1e3),
+    Option("weight_decay", "real", "Weight decay.", "optimizer", 0, 1e3),
+    Option("momentum", "real", "Momentum of sgd.", "optimizer", 0, 1),
+    Option("seq_len", "length", "Tokens a sequence; 16k is 16384.", high=LARGEST_SEQ, default="2048"),
+    Option("packing", "choice", "A document a sequence, or end to end.", "job", choices=get_args(Packing)),
+    Option("mean_seq_len", "length", "Mean tokens of a document.", high=LARGEST_SEQ, default="they fill the sequence"),
+    Option("global_batch_size", "whole", "Sequences an optimizer step.", "job", 1, LARGEST_BATCH, trust=6,
            replaced_by=("micro_batch_size", "grad_accum")),
     # The layout.
-    Option(name="micro_batch_size", about="Sequences a rank takes at once.", part="layout", high=LARGEST_BATCH,
-           trust=6),
-    Option(name="grad_accum", about="Micro-batches a step.", also="--gradient-accumulation", part="layout",
-           high=LARGEST_BATCH, trust=6, replaced_by=("global_batch_size",)),
-    _group("dp_replicate", "Copies of the sharded model", trust=4, replaced_by=SPLIT),
-    _group("dp_shard", "Ranks that states are sharded over", trust=4, replaced_by=SPLIT),
+    Option("micro_batch_size", "whole", "Sequences a rank takes at once.", "layout", 1, LARGEST_BATCH, trust=6),
+    Option("grad_accum", "whole", "Micro-batches a step.", "layout", 1, LARGEST_BATCH, also="--gradient-accumulation",
+           trust=6, replaced_by=("global_batch_size",)),
+    _group("dp_replicate", "Copies of the sharded model", 4, SPLIT),
+    _group("dp_shard", "Ranks that states are sharded over", 4, SPLIT),
     _group("tp"),
     _group("pp"),
     _group("cp"),
     _group("ep"),
-    Option(name="zero_stage", about="0 nothing sharded, 1 optimizer, 2 gradients too, 3 weights too.", part="layout",
-           low=0, high=3, trust=2, replaced_by=SPLIT),
-    _switch("sequence_parallel", "Tensor ranks split the tokens.", axis="tp", trust=5),
-    _choice("cp_method", get_args(CpMethod), "How context ranks attend.", axis="cp", trust=5),
-    _choice("pp_schedule", get_args(PpSchedule), "Order of the pipeline's passes.", default="1f1b", axis="pp", trust=5),
-    Option(name="virtual_stages", about="Chunks of layers on each pipeline rank.", part="layout", high=1024, axis="pp",
+    Option("zero_stage", "whole", "0 nothing sharded, 1 optimizer, 2 gradients too, 3 weights too.", "layout", 0, 3,
+           trust=2, replaced_by=SPLIT),
+    Option("sequence_parallel", "switch", "Tensor ranks split the tokens.", "layout", axis="tp", trust=5),
+    Option("cp_method", "choice", "How context ranks attend.", "layout", choices=get_args(CpMethod), axis="cp",
            trust=5),
-    Option(name="stage_layers", kind="wholes", about="Layers of each pipeline stage: 8,8,9,7.", part="layout",
-           axis="pp"),
-    _switch("offload_optimizer", "Optimizer states in host memory."),
-    _switch("offload_params", "Weights' shards in host memory."),
-    _switch("offload_activations", "Activations in host memory."),
-    Option(name="zero_secondary_shard", part="layout",
-           about="ZeRO++: ranks of the group that keeps a second copy of the weights."),
-    _choice("recompute", RECOMPUTE, "What is run again in backward.", default="none", trust=2),
-    _switch("reshard_after_forward", "Free after forward.", trust=2, replaced_by=SPLIT),
-    _switch("sync_each_micro_batch", "Reduce each micro-batch.", trust=2),
+    Option("pp_schedule", "choice", "Order of the pipeline's passes.", "layout", choices=get_args(PpSchedule),
+           default="1f1b", axis="pp", trust=5),
+    Option("virtual_stages", "whole", "Chunks of layers on each pipeline rank.", "layout", 1, 1024, axis="pp", trust=5),
+    Option("stage_layers", "wholes", "Layers of each pipeline stage: 8,8,9,7.", "layout", axis="pp"),
+    Option("offload_optimizer", "switch", "Optimizer states in host memory.", "layout"),
+    Option("offload_params", "switch", "Weights' shards in host memory.", "layout"),
+    Option("offload_activations", "switch", "Activations in host memory.", "layout"),
+    Option("zero_secondary_shard", "whole", "ZeRO++: ranks of the group that keeps a second copy of the weights.",
+           "layout"),
+    Option("recompute", "choice", "What is run again in backward.", "layout", choices=RECOMPUTE, default="none",
+           trust=2),
+    Option("reshard_after_forward", "switch", "Free after forward.", "layout", trust=2, replaced_by=SPLIT),
+    Option("sync_each_micro_batch", "switch", "Reduce each micro-batch.", "layout", trust=2),
     _bucket("ddp_bucket_bytes", "ddp", "DDP: bytes of a gradient bucket."),
-    _bucket("reduce_bucket_elements", "deepspeed", "DeepSpeed: elements of a gradient bucket.", "by the model"),
+    _bucket("reduce_bucket_elements", "deepspeed", "DeepSpeed: elements of a gradient bucket.", 1, "by the model"),
     _bucket("allgather_bucket_elements", "deepspeed", "DeepSpeed: elements gathered at once after a step."),
-    _bucket("zero3_prefetch_elements", "deepspeed", "DeepSpeed stage 3: elements fetched ahead.", low=0),
+    _bucket("zero3_prefetch_elements", "deepspeed", "DeepSpeed stage 3: elements fetched ahead.", 0),
     _bucket("zero3_persistence_elements", "deepspeed",
-            "DeepSpeed stage 3: weights up to this size are never sharded.", low=0),
-    _bucket("zero3_max_live_elements", "deepspeed", "DeepSpeed stage 3: elements gathered at a time, at most.", low=0),
-    _bucket("zero3_max_reuse_elements", "deepspeed",
-            "DeepSpeed stage 3: weights used again within this are kept.", low=0),
-    _switch("overlap_comm", "DeepSpeed: reduce beside backward.", engine="deepspeed", replaced_by=SPLIT),
-    Option(name="runtime", kind="name", about="Runtime preset, or an engine: whose code runs.", trust=1,
-           presets=("runtimes",)),
-    _choice("strategy", tuple(strategy.name for strategy in STRATEGIES), "This strategy alone.", "question", trust=1,
-            replaced_by=(*GROUPS, "runtime", "zero_stage")),
+            "DeepSpeed stage 3: weights up to this size are never sharded.", 0),
+    _bucket("zero3_max_live_elements", "deepspeed", "DeepSpeed stage 3: elements gathered at a time, at most.", 0),
+    _bucket("zero3_max_reuse_elements", "deepspeed", "DeepSpeed stage 3: weights used again within this are kept.", 0),
+    Option("overlap_comm", "switch", "DeepSpeed: reduce beside backward.", "layout", engine="deepspeed",
+           replaced_by=SPLIT),
+    Option("runtime", "name", "Runtime preset, or an engine: whose code runs.", trust=1, presets=("runtimes",)),
+    Option("strategy", "choice", "This strategy alone.", "question", trust=1,
+           choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),
     # The answer.
-    Option(name="headroom", kind="share", about="Share of device memory to keep free, such as 5%.", default="10%",
-           part="question", low=0, high=0.9),
-    Option(name="calibration", kind="name", about="Calibration preset, or its file.", presets=("calibrations",)),
-    Option(name="presets", kind="folders", about="Folder of your own presets. Repeatable."),
+    Option("headroom", "share", "Share of device memory to keep free, such as 5%.", "question", 0, 0.9, default="10%"),
+    Option("calibration", "name", "Calibration preset, or its file.", presets=("calibrations",)),
+    Option("presets", "folders", "Folder of your own presets. Repeatable."),
     # The run.
-    Option(name="steps", about="Optimizer steps of the run.", part="recipe", high=10**9),
-    Option(name="warmup_steps", about="Steps until the peak learning rate.", part="recipe", low=0, high=10**9),
-    Option(name="min_lr_ratio", kind="share", about="Floor of the cosine over its peak.", part="recipe", low=0, high=1),
-    Option(name="max_grad_norm", kind="real", about="Gradient clipping; 0 turns it off.", part="recipe", low=0,
-           high=1e6),
-    Option(name="seed", about="Seed of weights and data order.", part="recipe", low=0, high=2**32 - 1),
-    Option(name="data", kind="file", about="Text, .jsonl or .bin file to train on (docs/finetuning.md).",
-           part="recipe"),
-    Option(name="validation_data", kind="file", about="File to evaluate on.", part="recipe"),
-    Option(name="eval_every", about="Steps between evaluations; 0 never.", part="recipe", low=0, high=10**9),
-    _switch("group_by_length", "Batches of similar lengths (default).", "recipe"),
-    Option(name="tokenizer", kind="folder", about="Tokenizer folder.", part="recipe"),
-    Option(name="checkpoint", kind="folder", about="Local model folder to start from.", part="recipe"),
+    Option("steps", "whole", "Optimizer steps of the run.", "recipe", 1, 10**9),
+    Option("warmup_steps", "whole", "Steps until the peak learning rate.", "recipe", 0, 10**9),
+    Option("min_lr_ratio", "share", "Floor of the cosine over its peak.", "recipe", 0, 1),
+    Option("max_grad_norm", "real", "Gradient clipping; 0 turns it off.", "recipe", 0, 1e6),
+    Option("seed", "whole", "Seed of weights and data order.", "recipe", 0, 2**32 - 1),
+    Option("data", "file", "Text, .jsonl or .bin file to train on (docs/finetuning.md).", "recipe"),
+    Option("validation_data", "file", "File to evaluate on.", "recipe"),
+    Option("eval_every", "whole", "Steps between evaluations; 0 never.", "recipe", 0, 10**9),
+    Option("group_by_length", "switch", "Batches of similar lengths (default).", "recipe"),
+    Option("tokenizer", "folder", "Tokenizer folder.", "recipe"),
+    Option("checkpoint", "folder", "Local model folder to start from.", "recipe"),
 )  # fmt: skip
 
 OPTIONS = {option.name: option for option in TABLE}

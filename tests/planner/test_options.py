@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import PlannerError
+from planner.estimation import answer
 from planner.options import question, value
 from planner.question import DEFAULT_HEADROOM, GROUP_AXES, Pins, Question
 from planner.recommendation import recommend
@@ -84,6 +85,13 @@ def test_what_was_fixed_goes_into_a_layout_of_its_engine_and_into_no_other():
 def test_a_switch_that_was_given_is_said_to_be_fixed_when_another_value_is_asked_about():
     asked = question({"model": "1b", "gpus": "2", "runtime": "deepspeed", "overlap_comm": True})
 
-    answer = why_not(recommend(asked, 1), "overlap_comm=false")
+    refused = why_not(recommend(asked, 1), "overlap_comm=false")
 
-    assert (answer.kind, answer.sentence) == ("fixed", "overlap_comm=True was asked for, not overlap_comm=False.")
+    assert (refused.kind, refused.sentence) == ("fixed", "overlap_comm=True was asked for, not overlap_comm=False.")
+
+
+def test_a_switch_of_another_engine_than_the_runtime_s_is_refused_and_not_left_unread():
+    asked = question({"model": "1b", "gpus": "2", "runtime": "accelerate-ddp", "zero3_prefetch_elements": "5"})
+
+    with pytest.raises(PlannerError, match=r"zero3_prefetch_elements=5: is a switch of deepspeed alone"):
+        answer(asked)
