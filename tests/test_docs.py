@@ -201,3 +201,16 @@ def test_a_wrong_file_tree_is_found(tmp_path):
         "code/three.py is listed and does not exist",
         "code/two.py exists and is not listed",
     ]
+
+
+KINDS = ["Breaking", "Added", "Changed", "Fixed"]
+
+
+def test_every_version_of_the_changelog_tells_its_changes_by_kind_and_first_what_breaks():
+    versions = re.split(r"^## ", (PROJECT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+
+    for version in versions:
+        before, *sections = re.split(r"^### ", version, flags=re.MULTILINE)
+        names = [section.partition("\n")[0] for section in sections]
+        assert names == [kind for kind in KINDS if kind in names] != []
+        assert "\n- " not in before

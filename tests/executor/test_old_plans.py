@@ -1,4 +1,4 @@
-"""Plans of earlier commits (old/*.json, as they were written): they are read, and run or refused with the way out.
+"""Plans and a run of earlier commits (old/, as they were written): they are read, and run or refused with the way out.
 
 Not here: plans of another major version (tests/planner/test_plan.py).
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from executor import report
 from executor.prepare import check_launchable, load_backend
 from planner.case import Case
 from planner.engines.common import implementation
@@ -45,3 +46,12 @@ def test_a_plan_that_says_no_implementation_steps_in_lists_as_it_was_predicted()
     assert (plan.cluster.gpu.kind, plan.runtime.name, implementation(case)) == ("cuda", "accelerate-fsdp2", "foreach")
     assert today["temporaries"] == recorded["temporaries"] > 0
     assert sum(today.values()) == sum(recorded.values())
+
+
+def test_a_run_folder_is_read_and_reported_as_it_was() -> None:
+    found = report.build(OLD / "run")  # by 505abeb
+
+    assert (found.status, found.exit_code, found.steps, found.versions["torch"]) == ("completed", 0, 8, "2.13.0+cpu")
+    assert found.memory is not None
+    assert (found.memory.peak.predicted, found.memory.peak.measured) == (16_560_132.0, 16_564_308.0)
+    assert (found.first_loss, found.last_loss) == (6.31514310836792, 5.5874457359313965)

@@ -24,6 +24,7 @@ from planner.truth.rows import Row
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCHEMAS = PROJECT / "planner" / "schemas"
+OLD = PROJECT / "tests" / "executor" / "old"
 TINY = {"model": "tiny-llama", "cluster": "localhost", "seq_len": "128"}
 ASKED: tuple[dict[str, Any], ...] = (
     {"model": "7b", "gpus": "8", "dp_shard": "8"},
@@ -54,16 +55,17 @@ def plans() -> Iterator[Any]:
     """Plans as files hold them: made now, and by former versions."""
     for asked in ASKED:
         yield json.loads(encode_plan(plan_of(answer(options.question(asked)).estimates[0])))
-    for path in sorted((PROJECT / "tests" / "executor" / "old").glob("*.json")):
-        if "layout" in (old := json.loads(path.read_text())):
-            yield old
+    for path in (*sorted(OLD.glob("*.json")), OLD / "run" / "plan.json"):
+        yield json.loads(path.read_text())
 
 
 def runs() -> Iterator[Any]:
-    """Records as run folders hold them: with every part a record may have, and of a run that never began."""
+    """Records as run folders hold them: with every part a record may have, without any that it may lack, and by
+    a former version."""
     yield json.loads(msgspec.json.encode(RUN))
     bare = {name: value for name, value in json.loads(msgspec.json.encode(RUN)).items() if name not in OPTIONAL}
     yield bare
+    yield json.loads((OLD / "run" / "run.json").read_text())
 
 
 OPTIONAL = [field.name for field in msgspec.structs.fields(RunRecord) if not field.required and field.name != "schema"]
