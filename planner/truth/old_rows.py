@@ -6,13 +6,14 @@ refused with the way to make it again. Not here: rows of published tables (tests
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from planner import presets
 from planner.case import Case
 from planner.errors import PlannerError
+from planner.spec import Implementation
 from planner.truth.rows import OldRow
 from planner.units import GIB
 
@@ -26,6 +27,8 @@ LAYOUT = {
 STAGES = {"ddp": 0, "single": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
 ELSEWHERE = ("dp", "zero_or_fsdp", "switches", "optimizer_implementation")
 """Words of a layout that functions below read."""
+MOST_GIB = 2.0**20
+"""Memory of a device."""
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "tied")
 
 
@@ -37,7 +40,9 @@ def options(row: OldRow) -> dict[str, Any]:
             raise PlannerError(f"layout.{word}", value, "is a word of published tables", AGAIN)
     if row.method not in ("full", "lora", "qlora"):
         raise PlannerError("method", row.method, "must be full, lora or qlora", AGAIN)
-    kind = stated.get("zero_or_fsdp")
+    kind, switches = str(stated.get("zero_or_fsdp")), stated.get("switches") or {}
+    if not isinstance(switches, dict):
+        raise PlannerError("layout.switches", switches, "must be an object", AGAIN)
     if kind not in STAGES:
         raise PlannerError("layout.zero_or_fsdp", kind, f"must be one of {', '.join(STAGES)}", AGAIN)
     alone = row.hardware.get("gpus") == 1 and kind == "ddp" and row.runtime == "accelerate-ddp"
@@ -53,7 +58,7 @@ def options(row: OldRow) -> dict[str, Any]:
         **machines(row),
         **adapters,
         **{option: stated.get(word) for word, option in LAYOUT.items()},
-        **stated.get("switches", {}),
+        **switches,
     }
 
 
@@ -74,11 +79,14 @@ def as_run(row: OldRow, case: Case) -> Case:
     if stated is not None and stated != ranks:
         rule = f"is not the {ranks} data-parallel ranks of {case.cluster.gpus} GPUs"
         raise PlannerError("layout.dp", stated, rule, AGAIN)
-    runtime = msgspec.structs.replace(
-        case.runtime, adamw_implementation=row.layout.get("optimizer_implementation") or "foreach"
-    )
+    how, known = row.layout.get("optimizer_implementation") or "foreach", get_args(Implementation)
+    if how not in known:
+        raise PlannerError("layout.optimizer_implementation", how, f"must be one of {', '.join(known)}", AGAIN)
+    runtime = msgspec.structs.replace(case.runtime, adamw_implementation=how)
     limit, cluster = row.hardware.get("memory_gib"), case.cluster
     if limit is not None:
+        if not isinstance(limit, int | float) or not 0 < limit < MOST_GIB:
+            raise PlannerError("hardware.memory_gib", limit, f"must be a number above 0, below {MOST_GIB:g}", AGAIN)
         cluster = msgspec.structs.replace(cluster, gpu=msgspec.structs.replace(cluster.gpu, memory_bytes=limit * GIB))
     return msgspec.structs.replace(case, runtime=runtime, cluster=cluster)
 
@@ -86,8 +94,8 @@ def as_run(row: OldRow, case: Case) -> Case:
 def _model(row: OldRow) -> str:
     """The preset's name, whose sizes must be those of the row."""
     name = row.model.get("name")
-    if name is None:
-        raise PlannerError("model.name", None, "is missing", AGAIN)
+    if not isinstance(name, str):
+        raise PlannerError("model.name", name, "must be the name of a preset", AGAIN)
     preset = presets.model(name)
     for size in SIZES:
         stated, known = row.model.get(size), getattr(preset, size)

@@ -342,7 +342,11 @@ def test_the_words_of_a_row_of_before_are_its_layout(tmp_path, changes, layout):
         ({"layout__switches": {"no_such": 1}}, "options.no_such=1: is not an option of planner estimate"),
         ({"layout__dp": 4}, "layout.dp=4: is not the 8 data-parallel ranks of 8 GPUs. Measure it again"),
         ({"model": {"name": "llama-2-7b", "layers": 2}}, "model.layers=2: is not llama-2-7b's 32. Measure it again"),
-        ({"model": {"layers": 2}}, "model.name: is missing"),
+        ({"model": {"layers": 2}}, "model.name: must be the name of a preset"),
+        ({"layout__switches": [1]}, "layout.switches=[1]: must be an object"),
+        ({"layout__zero_or_fsdp": [1]}, "layout.zero_or_fsdp=[1]: must be one of"),
+        ({"layout__optimizer_implementation": "slow"}, "layout.optimizer_implementation=slow: must be one of fused"),
+        ({"hardware__memory_gib": "lots"}, "hardware.memory_gib=lots: must be a number above 0"),
         ({"hardware__inter_link": "HDR IB"}, "hardware.inter_link=HDR IB: names a network in words. Measure it again"),
     ],
 )

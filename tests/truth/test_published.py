@@ -13,16 +13,17 @@ import msgspec
 import pytest
 from test_replay import changed
 
+from planner import command
 from planner.calibration import calibration
 from planner.errors import PlannerError
 from planner.memory import memory_breakdown
 from planner.truth.asked import CannotPredict, each
 from planner.truth.predict import replay
-from planner.truth.rows import Collective, Measured, Source, append_rows, each_row
+from planner.truth.rows import Collective, Measured, Source, each_row
 from planner.units import GIB
 from tests.truth.published import reader
+from tests.truth.published.__main__ import published as commands
 from tests.truth.published.cases import case_of, row_case
-from tests.truth.published.reader import by_value
 from tests.truth.published.rows import Hardware, RowLayout, RowLora, RowModel, WordRow, word_row
 
 TRUTH = Path(__file__).resolve().parent
@@ -215,7 +216,7 @@ def test_a_published_row_with_its_plan_by_value_is_predicted_alike_by_the_planne
     for name in ("simumax_b200", "qwen_finetune_profile", "torchtitan", "nccl_bandwidth"):
         published = list(reader.each([TRUTH / f"{name}.jsonl"]))
         path = tmp_path / f"{name}.jsonl"
-        append_rows(path, [by_value(one) for one in published if one.refusal is None])
+        assert command.exit_code(commands, ["plans", str(TRUTH / path.name), "-o", str(path)]) == 0
 
         alone = {one.row.id: one.predicted for one in replay(each([path]), calibration())}
 
