@@ -10,24 +10,9 @@ from typing import Any
 
 import msgspec
 
+from executor.backends.launched import LAUNCHED
 from planner.errors import PlannerError
 from planner.spec import Layout
-
-NAMES = {
-    "single": "one device",
-    "ddp": "DistributedDataParallel",
-    "fsdp2": "FSDP2 (fully_shard)",
-    "transformers-tp": "tensor parallelism (DTensor weights)",
-    "deepspeed-pipeline": "DeepSpeed's PipelineEngine",
-}
-"""How a layout's engine shows in a script; the others are a DeepSpeedEngine of the plan's stage."""
-WAYS_OUT = {
-    "single": "Start no process group, or one of a single rank",
-    "ddp": "Let Accelerator() or torchrun's variables set the process group up, and wrap the model",
-    "fsdp2": "Let Accelerator() take its configuration from the environment, or call fully_shard",
-    "transformers-tp": "Give from_pretrained the distributed_config of config/distributed.json",
-}
-DEEPSPEED_WAY_OUT = "Hand the file that $MESHWRIGHT_DEEPSPEED_CONFIG names to deepspeed.initialize"
 
 
 class AnotherWorld(PlannerError):
@@ -67,9 +52,11 @@ def differences(layout: Layout, found: Live) -> list[str]:
         stage = "" if found.zero_stage is None else f" with ZeRO stage {found.zero_stage}"
         return [f"trains in {found.wrapper}{stage}, the plan has {planned}"]
     replicas = layout.dp_replicate * layout.dp_shard
-    if layout.engine in ("ddp", "fsdp2", "deepspeed") and found.ranks not in (None, replicas):
+    if layout.facts.splits:
+        return []  # its wrapper may work over ranks of other axes too
+    if found.ranks not in (None, replicas):
         return [f"has {found.wrapper} over {found.ranks} ranks, the plan has {planned} over {replicas}"]
-    if layout.engine == "fsdp2" and found.shards not in (None, layout.dp_shard):
+    if found.shards not in (None, layout.dp_shard):
         return [f"divides its weights by {found.shards}, the plan by dp_shard={layout.dp_shard}"]
     return []
 
@@ -79,8 +66,7 @@ def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
     wrong = differences(layout, found)
     if not wrong:
         return None
-    fix = WAYS_OUT.get(layout.engine, DEEPSPEED_WAY_OUT)
-    return AnotherWorld("--script", script, "; ".join(wrong), fix, exit_code=4)
+    return AnotherWorld("--script", script, "; ".join(wrong), LAUNCHED[layout.engine].way_out, exit_code=4)
 
 
 def script_differences(
@@ -100,12 +86,10 @@ def script_differences(
 
 
 def _same_engine(layout: Layout, found: Live) -> bool:
-    if layout.engine == "transformers-tp":
-        return found.engine in ("fsdp2", "dtensor")
-    if layout.engine == "deepspeed-pipeline" or not layout.engine.startswith("deepspeed"):
-        return found.engine == layout.engine
-    return found.engine == "deepspeed" and found.zero_stage == layout.zero_stage
+    launched = LAUNCHED[layout.engine]
+    return found.engine in launched.shows_as and (not launched.stage_shows or found.zero_stage == layout.zero_stage)
 
 
 def _planned(layout: Layout) -> str:
-    return NAMES.get(layout.engine, f"DeepSpeed with ZeRO stage {layout.zero_stage}")
+    launched = LAUNCHED[layout.engine]
+    return launched.wrapper + (f" with ZeRO stage {layout.zero_stage}" if launched.stage_shows else "")

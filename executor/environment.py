@@ -30,14 +30,6 @@ DECIDED = frozenset(
 )
 """What the plan and the launcher decide; another value would be another run."""
 
-ON_CPU = {
-    "single": {"ACCELERATE_USE_CPU": "true"},
-    "ddp": {"ACCELERATE_USE_CPU": "true"},
-    "fsdp2": {"ACCELERATE_TORCH_DEVICE": "cpu"},
-    "transformers-tp": {"CUDA_VISIBLE_DEVICES": ""},  # it takes any accelerator that torch shows, and asks nobody
-}
-"""What an engine needs on a CPU: without it each framework looks for a device, finds none and trains alone on every
-rank."""
 NETWORK_DEBUG = {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """What makes NCCL and torch say why ranks do not reach each other; gloo says it unasked."""
 
@@ -79,11 +71,6 @@ def added(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str
             raise PlannerError(FIELD, name, "is not set here", f"Set it, or give --env {name}=VALUE")
         found[name] = value if has_value else environment[name]
     return found
-
-
-def on_cpu(engine: str) -> dict[str, str]:
-    """Variables by which an engine's framework trains on CPUs over gloo."""
-    return ON_CPU.get(engine, {"DS_ACCELERATOR": "cpu"})
 
 
 def debugging(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from executor import attempts, badloss, cgroups, environment, hangs, rundir, verdict
 from executor.backends.common import read_by
+from executor.backends.launched import LAUNCHED
 from executor.checks import causes
 from executor.contract import script_differences
 from executor.failures import failures, last_error_line
@@ -375,10 +376,9 @@ def script_environment(engine: str, device: str, deepspeed: str | None) -> dict[
     env = {}
     if deepspeed is not None:
         env["MESHWRIGHT_DEEPSPEED_CONFIG"] = deepspeed
-        if engine == "deepspeed":  # what Accelerator() and Trainer read; for the others they have no switch
-            env |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": deepspeed}
+        env |= {name: value.format(file=deepspeed) for name, value in LAUNCHED[engine].variables.items()}
     if device == "cpu":
-        env |= environment.on_cpu(engine)
+        env |= LAUNCHED[engine].on_cpu
     return env
 
 

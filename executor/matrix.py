@@ -19,13 +19,14 @@ from planner.answers import Estimate
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
-from planner.estimation import estimate, plan_of, strategy_name
+from planner.estimation import estimate, plan_of
 from planner.memory import device_bytes, memory_lines, peak_at, reserved_bytes
 from planner.options import question, typed
 from planner.plan import Plan
 from planner.question import Question, case_of, exact_layout
 from planner.rules import check, divisors
 from planner.spec import Cluster
+from planner.spec.layout import STRATEGIES, strategy_name
 from planner.spec.options import OPTIONS
 from planner.units import GIB
 
@@ -175,11 +176,12 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
     """A named layout over so many ranks, as options. LeftOut when there is none of that name."""
-    if layout == "single":
+    over = next((strategy.shards for strategy in STRATEGIES if strategy.name == layout), "")
+    if over == "one device":
         if ranks > 1:
             raise LeftOut("single is one rank alone")
         return {"dp_replicate": 1, "zero_stage": 0, "runtime": "accelerate-single"}
-    if layout == "ddp":
+    if over == "nothing":
         if ranks < 2:
             raise LeftOut("ddp copies to 2 ranks or more")
         return {"dp_replicate": ranks, "zero_stage": 0, "runtime": "accelerate-ddp"}

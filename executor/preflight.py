@@ -22,6 +22,7 @@ from planner.case import Case
 from planner.errors import PlannerError
 from planner.host import loading_bytes
 from planner.plan import Plan
+from planner.spec.engines import ENGINES
 from planner.units import format_bytes
 
 PREFLIGHT = 3
@@ -80,9 +81,8 @@ def check_shape(plan: Plan, nodes: int) -> int:
 def check_software(engine: str, method: str = "full") -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
     adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
-    frameworks = {name: ["accelerate"] for name in ("single", "ddp", "fsdp2")}
-    framework = ["deepspeed"] if engine.startswith("deepspeed") else frameworks.get(engine, [])
-    check_packages(["torch", "transformers", *framework, *adapted.get(method, [])])
+    needed = dict.fromkeys(("torch", "transformers", ENGINES[engine].framework or "torch"))
+    check_packages([*needed, *adapted.get(method, [])])
 
 
 def check_packages(needed: list[str]) -> None:

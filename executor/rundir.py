@@ -22,6 +22,7 @@ from planner.errors import PlannerError
 from planner.output import check_folder
 from planner.plan import Plan, encode_plan, read_plan, write_whole
 from planner.record import Measured, RunRecord
+from planner.spec.layout import strategy_name
 
 PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
 LAUNCHER, ROOM = "launcher.json", ".room-for-the-record"
@@ -78,10 +79,9 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
 def default_folder(plan: Plan, now: datetime | None = None) -> Path:
     """runs/<model>-<strategy>-<UTC time>: sorts by model, then strategy, then age."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    layout = plan.layout
-    strategy = f"zero{layout.zero_stage}" if layout.engine == "deepspeed" else layout.engine
-    if layout.engine == "fsdp2" and layout.dp_replicate > 1:
-        strategy = "hsdp"
+    strategy = strategy_name(plan.layout)
+    if plan.layout.engine.startswith(strategy):  # a short word for it, as fsdp is
+        strategy = plan.layout.engine
     if plan.job.method != "full":
         strategy = f"{plan.job.method}-{strategy}"
     # The model's name comes from a file somebody wrote: only what is safe in a path survives.

@@ -21,6 +21,7 @@ import msgspec
 from executor import lines, preflight
 from executor import report as reports
 from executor.backends.common import TRAINER
+from executor.backends.launched import LAUNCHED
 from executor.lines import Line, Tolerances
 from executor.report import MemoryReport, TrafficReport
 from executor.report_text import peak_name, table
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "trace/1"
-ENGINES = ("single", "ddp", "fsdp2", "transformers-tp")
+ENGINES = tuple(name for name, launched in LAUNCHED.items() if launched.traced)
 """Engines whose modules can be built in one process."""
 TIMEOUT_S = 3600
 
@@ -156,7 +157,7 @@ def refusal(plan: Plan) -> str | None:
     layout, job = plan.layout, plan.job
     if layout.engine not in ENGINES:
         return f"engine {layout.engine} is not one that a trace starts; it has {', '.join(ENGINES)}"
-    for axis in ("pp", "cp", "ep", *(() if layout.engine == "transformers-tp" else ("tp",))):
+    for axis in ("pp", "cp", "ep", *(() if "tp" in layout.facts.splits else ("tp",))):
         if getattr(layout, axis) != 1:
             return f"{axis}={getattr(layout, axis)} is planned, but no trace splits it"
     for field in ("offload_optimizer", "offload_params", "offload_activations"):

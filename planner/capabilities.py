@@ -31,6 +31,8 @@ MODELS = {
     "qwen2": "qwen2.5-7b",
     "qwen3": "qwen3-8b",
     "gemma2": "gemma-2-2b",
+    "gemma3_text": "gemma-3-1b",
+    "phi": "phi-2",
     "phi3": "phi-3-mini",
     "gpt2": "gpt2-xl",
     "gpt_neox": "pythia-1.4b",
@@ -41,6 +43,7 @@ MODELS = {
     "qwen3_moe": "qwen3-30b-a3b",
     "gpt_oss": "gpt-oss-20b",
     "deepseek_v2": "deepseek-v2-lite",
+    "deepseek_v3": "deepseek-v3",
 }
 """A model of every family."""
 TIED = "llama-3.2-1b"

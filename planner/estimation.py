@@ -42,7 +42,7 @@ from planner.reasons import reasons_of
 from planner.rules import JOB, POSITIONS, broken, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
-from planner.spec.layout import STRATEGIES, Strategy
+from planner.spec.layout import STRATEGIES, Strategy, strategy_name
 from planner.spec.options import OF_AXIS
 from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
 from planner.strategies import LORA_SHARDINGS, best_of, groups_of
@@ -222,7 +222,7 @@ def _why_none(question: Question, strategy: Strategy) -> str:
     if strategy.shards == "one device" and gpus > 1:
         return f"it runs on 1 GPU, not {gpus}"
     if strategy.shards in ("nothing", "all ranks") and gpus == 1:
-        return f"it needs 2 GPUs or more, not 1{': use strategy single' if strategy.name == 'ddp' else ''}"
+        return f"it needs 2 GPUs or more, not 1{': use strategy single' if strategy.shards == 'nothing' else ''}"
     if strategy.shards == "some ranks":
         return f"it needs a GPU count with two factors above 1, not {gpus}"
     return "the options given leave no layout"
@@ -243,15 +243,6 @@ def check_strategy(question: Question, layout: Layout) -> None:
     if question.strategy not in (None, strategy_name(layout)):
         rule = f"the sizes given make {strategy_name(layout)}"
         raise PlannerError("strategy", question.strategy, rule, "Give the strategy or the sizes")
-
-
-def strategy_name(layout: Layout) -> str:
-    """What people call a layout."""
-    if layout.engine == "deepspeed":
-        return f"zero{layout.zero_stage}"
-    if layout.engine == "fsdp2":
-        return "hsdp" if layout.dp_replicate > 1 else "fsdp"
-    return layout.engine
 
 
 def estimate(

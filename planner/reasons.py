@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from planner.answers import Answer
+from planner.answers import Answer, Estimate
 from planner.candidates import floor_bytes
 from planner.groups import spans_nodes
 from planner.memory import device_bytes
 from planner.rules import divisors
 from planner.spec import Cluster, Link
+from planner.spec.layout import strategy_name
 from planner.steptime import StepTime
 from planner.units import BYTES, format_bytes, format_volume
 from planner.whatif import (
@@ -153,7 +154,7 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
     one = seen.one
     if seen.layout.data_parallel == 1:
         return None
-    if seen.layout.engine == "ddp" and one.fits and not one.case.lora:
+    if _replicated(one) and one.fits and not one.case.lora:
         sharded = next((other for other in seen.others if other.case.layout.dp_shard > 1 and not other.case.lora), None)
         beside = f"; {name_of(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
         return (
@@ -161,7 +162,8 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
             f"{format_volume(one.comm.all_reduce_bytes)}, and sends twice that less a rank's share, "
             f"{format_volume(one.comm.wire_bytes_per_rank)}{beside}."
         )
-    ddp = next((other for other in seen.others if other.strategy == "ddp" and other.fits), None)
+    plain = (other for other in seen.others if other.strategy == strategy_name(other.case.layout))
+    ddp = next((other for other in plain if _replicated(other) and other.fits), None)
     if ddp is None or seen.layout.dp_shard == 1 or ddp.case.job.method != one.case.job.method:
         return None
     gain = speed_ratio(one.throughput, ddp.throughput)
@@ -172,10 +174,15 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
     return f"DDP fits too, {of_memory(ddp)}, and is the simplest: memory asks for no sharding. {name_of(one)} {speed}."
 
 
+def _replicated(one: Estimate) -> bool:
+    """Whether every rank holds the model whole (DDP)."""
+    return one.case.layout.facts.copies == "replicas"
+
+
 def lora_before_sharding(seen: Seen) -> str | None:
     """Where the frozen base fits whole, adapters under DDP send next to nothing."""
     one = seen.one
-    if one.case.lora and seen.layout.engine == "ddp" and seen.layout.data_parallel > 1 and one.fits:
+    if one.case.lora and _replicated(one) and seen.layout.data_parallel > 1 and one.fits:
         ranks = seen.layout.data_parallel
         sharded = what_if(seen, engine="fsdp2", zero_stage=3, dp_replicate=1, dp_shard=ranks)
         if sharded is None:
@@ -188,7 +195,7 @@ def lora_before_sharding(seen: Seen) -> str | None:
         )
     if one.case.lora or seen.layout.dp_shard == 1:
         return None
-    able = (other for other in seen.others if other.case.lora and other.case.layout.engine == "ddp" and other.fits)
+    able = (other for other in seen.others if other.case.lora and _replicated(other) and other.fits)
     lora = next(able, None)
     if lora is None:
         return None

@@ -16,7 +16,7 @@ from planner.candidates import Candidate
 from planner.contradictions import refuse_empty
 from planner.engines import engine_of
 from planner.errors import PlannerError
-from planner.estimation import Answer, Estimate, answer_dict, check_job, check_strategy, estimate, strategy_name
+from planner.estimation import Answer, Estimate, answer_dict, check_job, check_strategy, estimate
 from planner.launchable import launch_refusal, launch_rules, launchable_engines
 from planner.offloading import ENGINES as OFFLOADING
 from planner.offloading import ways_out
@@ -26,6 +26,7 @@ from planner.rules import check
 from planner.search import Ranking, rank, together
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
+from planner.spec.layout import strategy_name
 from planner.technique_rules import STRAY
 
 SCHEMA = "recommend/1"

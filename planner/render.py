@@ -47,7 +47,7 @@ def layout_text(layout: Layout) -> str:
     switches = [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
     offloaded = [what for what in ("optimizer", "params", "activations") if getattr(layout, f"offload_{what}")]
     switches += [f"{what} offloaded" for what in offloaded]
-    if layout.zero_stage == 3 and layout.engine != "deepspeed" and not layout.reshard_after_forward:
+    if layout.zero_stage == 3 and not layout.reshard_after_forward:
         switches.append("no reshard")
     if layout.sync_each_micro_batch:
         switches.append("sync each micro-batch")

@@ -82,9 +82,9 @@ ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_a
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Layout)}
 
 
-def splits_only(*axes: str) -> tuple[Rule, ...]:
+def splits_only(engine: str) -> tuple[Rule, ...]:
     """An engine's rules against the axes it does not split."""
-    return tuple(_axis_unused(axis) for axis in AXES if axis not in axes)
+    return tuple(_axis_unused(axis) for axis in AXES if axis not in ENGINES[engine].splits)
 
 
 def _axis_unused(axis: str) -> Rule:
@@ -106,7 +106,7 @@ def _offered(field: str) -> Rule:
     return Rule(
         name=f"{field} not offered by the engine",
         field=field,
-        holds=lambda case: not getattr(case.layout, field) or field in ENGINES[case.layout.engine].offloads,
+        holds=lambda case: not getattr(case.layout, field) or field in case.layout.facts.offloads,
         sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
         fix=lambda case: f"Use {field}=false, or engine {' or '.join(offloading(field))}",
     )
@@ -136,8 +136,7 @@ OFFLOAD: tuple[Rule, ...] = (
         name="secondary shards not offered by the engine",
         field="zero_secondary_shard",
         holds=lambda case: (
-            not case.layout.zero_secondary_shard
-            or (ENGINES[case.layout.engine].secondary_shards and case.layout.zero_stage == 3)
+            not case.layout.zero_secondary_shard or (case.layout.facts.secondary_shards and case.layout.zero_stage == 3)
         ),
         sentence=lambda case: "a second copy of the weights (ZeRO++'s hpZ) is DeepSpeed's, at stage 3",
         fix=lambda case: "Use zero_secondary_shard=0, or engine deepspeed with zero_stage=3",

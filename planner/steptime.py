@@ -203,7 +203,7 @@ def _optimizer_seconds(case: Case, device: _Device) -> Number:
 
 def _trained_tensors(case: Case) -> Number:
     """Tensors that the optimizer steps through: every weight, or DeepSpeed's one flat buffer."""
-    if case.layout.engine.startswith("deepspeed"):
+    if case.layout.facts.flat_states:
         return 1
     return sum(case.repeats(unit) * sum(one.trainable for one in case.units()[unit]) for unit in UNITS)
 

@@ -13,7 +13,7 @@ import msgspec
 from planner.contradictions import refuse_empty
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
-from planner.estimation import Estimate, estimate, strategy_name
+from planner.estimation import Estimate, estimate
 from planner.launchable import launch_rules
 from planner.progress import Cancelled
 from planner.quantities import whole
@@ -23,6 +23,7 @@ from planner.rules import Rule, broken, check
 from planner.search import rank
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
+from planner.spec.layout import strategy_name
 from planner.spec.options import ENGINE_SWITCHES, OPTIONS
 from planner.units import format_bytes, format_duration
 
@@ -181,7 +182,7 @@ def _filled(layout: Layout, gpus: int, named: dict[str, Any]) -> Layout:
     copies = layout.dp_replicate if "dp_replicate" in named else 1
     shards = layout.dp_shard if "dp_shard" in named else 1
     rest = gpus // (layout.world_size // layout.data_parallel * copies * shards)
-    facts = ENGINES[layout.engine]
+    facts = layout.facts
     if "dp_shard" not in named and not facts.whole_copies:
         # Copies stay as they are if they can.
         if "dp_replicate" not in named and rest % layout.dp_replicate == 0 and facts.copies != "shards":

@@ -7,6 +7,7 @@ drift apart unseen. Not here: training (worker/engines/accelerate.py).
 from __future__ import annotations
 
 from executor.backends.common import HEADER, TRAINER, read_back, readable
+from executor.backends.launched import launched_by
 from planner.formats import FORMATS
 from planner.plan import Plan
 
@@ -17,7 +18,7 @@ class AccelerateBackend:
     """Backend of the engines `single`, `ddp` and `fsdp2`."""
 
     name = "accelerate"
-    engines = ("single", "ddp", "fsdp2")
+    engines = launched_by(name)
     rules = TRAINER
 
     def files(self, plan: Plan) -> dict[str, str]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from executor.backends.launched import LAUNCHED
 from planner.case import Case
 from planner.errors import PlannerError, did_you_mean
 from planner.formats import FORMATS
@@ -23,7 +24,7 @@ HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
 MISSING = 3
 """Exit code by which the reading process says that the framework lacks a name."""
-SELECTIVE = ("single", "ddp", "fsdp2", "deepspeed")
+SELECTIVE = tuple(name for name, launched in LAUNCHED.items() if launched.selective)
 """Engines whose selective recomputation was trained against one process."""
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Families with experts that were trained against one process. Their routers' auxiliary loss stays off, as Transformers

@@ -10,6 +10,7 @@ from typing import Any
 
 from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
+from executor.backends.launched import launched_by
 from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
@@ -106,7 +107,7 @@ class DeepSpeedBackend:
     """Backend of ZeRO, alone, with AutoTP, with Ulysses and in pipelines."""
 
     name = "deepspeed"
-    engines = ("deepspeed", "deepspeed-autotp", "deepspeed-pipeline", "deepspeed-ulysses")
+    engines = launched_by(name)
     rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
+from executor.backends.launched import launched_by
 from planner.case import Case
 from planner.plan import Plan
 from planner.rules import Rule, accepts, one_of
@@ -56,7 +57,7 @@ class TransformersBackend:
     """Backend of the engine `transformers-tp`."""
 
     name = "transformers"
-    engines = ("transformers-tp",)
+    engines = launched_by(name)
     rules = RULES
 
     def files(self, plan: Plan) -> dict[str, str]:

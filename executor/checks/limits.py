@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from executor import facts
+from executor.backends.launched import LAUNCHED
 from executor.preflight import PREFLIGHT, Doubt, visible_cards
 from planner.errors import PlannerError
 from planner.plan import Plan
@@ -19,8 +20,6 @@ ADVISED_SHARED_BYTES = 2**30
 """NCCL's manual, "Troubleshooting: Docker": --shm-size=1g, since containers have 64 MiB."""
 NCCL_SEGMENT_BYTES = 9_637_888
 """A segment that NCCL makes in /dev/shm for each pair of ranks of a node that talk over it, as its errors print it."""
-DEEPSPEED_RANK_BYTES = 2 * 2**20 + 2 * 32 * 2**20
-"""DeepSpeed 0.19 on CPUs: a rank's buffer (csrc/cpu/comm/shm.cpp), where all ranks are on one host."""
 FILES_OF_A_PROCESS, FILES_OF_A_PEER = 256, 8
 """A guess: libraries and logs of a process, and its connections to each other rank over all process groups."""
 
@@ -97,5 +96,4 @@ def _shared_bytes(plan: Plan, ranks: int) -> int:
         return 0
     if plan.cluster.gpu.kind == "cuda":
         return NCCL_SEGMENT_BYTES * ranks
-    all_here = ranks == plan.layout.world_size
-    return DEEPSPEED_RANK_BYTES * ranks if plan.layout.engine.startswith("deepspeed") and all_here else 0
+    return LAUNCHED[plan.layout.engine].shared_bytes * ranks if ranks == plan.layout.world_size else 0

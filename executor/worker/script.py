@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from executor import contract
+from executor.backends.launched import LAUNCHED
 from executor.rundir import MESH
 from executor.worker import cpu, lastwords, states
 from executor.worker.live import live
@@ -33,8 +34,6 @@ STEPS = "torch.optim.optimizer"
 STATE = "accelerate.state"
 """Where Accelerate chooses a transport, and with it how a model is wrapped."""
 METERING = "executor.worker.metering"
-SHARDS = ("fsdp2",)
-"""Engines that Accelerate starts on CPU only when it is told that it has several devices."""
 OPERATIONS = "deepspeed.ops"
 """DeepSpeed's registry of what it compiles."""
 
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _on_a_cpu(engine: str) -> None:
     """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
     after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
-    if engine in SHARDS:
+    if LAUNCHED[engine].told_of_gpus:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(

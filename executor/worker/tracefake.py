@@ -85,8 +85,7 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, _environment(plan, rank)))
         stack.enter_context(mock.patch.object(PartialState, "_prepare_backend", PartialState._prepare_backend))
-        if plan.layout.engine != "transformers-tp":  # which needs no persuasion
-            cpu.prepare(plan.layout)
+        cpu.prepare(plan.layout)
         join(plan, rank)
         stack.callback(dist.destroy_process_group)
         stack.callback(_clear_sharding_prop_cache)  # it names groups of this world

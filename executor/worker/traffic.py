@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from executor.backends.launched import LAUNCHED
 from executor.worker.kernels import python_kernel
 from planner.groups import MESH_AXES, axis_groups, axis_size
 from planner.plan import Collective
@@ -64,9 +65,6 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
 
 LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
 """How families number their layers in module paths."""
-_DEEPSPEED_UNIT = {
-    "all_gather": "params", "all_reduce": "bucket", "reduce_scatter": "bucket", "reduce": "bucket", "send": "boundary",
-}  # fmt: skip
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -136,7 +134,6 @@ class Traffic(TorchDispatchMode):
         self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
 
     def _unit(self, op: str, ranks: tuple[int, ...], phase: str, whole_numbers: bool) -> str:
-        engine = self._layout.engine
         if unit := self._units.current():
             return unit
         if self._layout.cp > 1 and (op == "all_to_all" or whole_numbers):
@@ -144,11 +141,9 @@ class Traffic(TorchDispatchMode):
         if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
             path = self._path()
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
-        if engine == "ddp" and op == "all_reduce" and phase == "backward":
+        if self._layout.facts.copies == "replicas" and op == "all_reduce" and phase == "backward":
             return "bucket"
-        if engine.startswith("deepspeed"):
-            return _DEEPSPEED_UNIT.get(op, "other")
-        return "other"
+        return LAUNCHED[self._layout.engine].units.get(op, "other")
 
 
 def sends_activations(layout: Layout) -> bool:

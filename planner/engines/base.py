@@ -61,6 +61,9 @@ class Engine(Protocol):
     # apart(case) -> Number, where an engine makes an allocation larger than any that was freed before it: the caching
     # allocator gives it memory of its own and keeps that. Asked through `bytes_apart`, columns as `resident`.
 
+    # loads_whole(case) -> bool, where tensor ranks cut the whole model only once it is loaded; asked through
+    # `loads_whole_model`.
+
     # load_host(case) -> Number, where an engine has weights wait in host memory while it takes them; asked through
     # `load_host_bytes`.
 
@@ -86,6 +89,12 @@ def load_host_bytes(engine: Engine, case: Case) -> Number:
     """What one rank needs in host memory while an engine takes the loaded weights, bytes, columns as `resident`."""
     own: Callable[[Case], Number] | None = getattr(engine, "load_host", None)
     return 0.0 if own is None else own(case)
+
+
+def loads_whole_model(engine: Engine, case: Case) -> bool:
+    """Whether a rank has the whole model in host memory before tensor ranks cut it."""
+    own: Callable[[Case], bool] | None = getattr(engine, "loads_whole", None)
+    return own is not None and own(case)
 
 
 def held_when_filled(engine: Engine, case: Case) -> Held:

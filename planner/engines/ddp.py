@@ -25,7 +25,7 @@ from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "ddp"
 rules: tuple[Rule, ...] = (
-    *splits_only(),
+    *splits_only(name),
     *reads_only("sync_each_micro_batch", "gradient_as_bucket_view", "ddp_bucket_bytes"),
     *COMMON,
     *JOB,

@@ -33,7 +33,7 @@ LIMITS = (
 )
 
 rules: tuple[Rule, ...] = (
-    *splits_only(),
+    *splits_only(name),
     *reads_only("zero_stage", *BUCKETS, *LIMITS),
     *COMMON,
     *JOB,

@@ -21,7 +21,7 @@ from planner.technique_rules import tensor_rules
 
 name = "deepspeed-autotp"
 rules: tuple[Rule, ...] = (
-    *splits_only("tp"),
+    *splits_only(name),
     *reads_only("zero_stage", *BUCKETS, *deepspeed.LIMITS),
     Rule(
         name="without tensor parallelism it is ZeRO",
@@ -52,6 +52,11 @@ def resident(case: Case) -> Held:
 def outside(case: Case) -> list[tuple[str, Held]]:
     """ZeRO's, of this rank's part of the weights, all of which is there before ZeRO takes any of it."""
     return [("load", load(case)), *deepspeed.outside(case)]
+
+
+def loads_whole(case: Case) -> bool:
+    """AutoTP cuts the loaded modules."""
+    return True
 
 
 def load_host(case: Case) -> Number:

@@ -42,7 +42,7 @@ GATHERED_AT_ONCE = 500_000_000
 
 name = "deepspeed-pipeline"
 rules: tuple[Rule, ...] = (
-    *splits_only("pp", "tp"),
+    *splits_only(name),
     *reads_only("zero_stage", "pp_schedule", "stage_layers", *BUCKETS),
     Rule(
         name="without stages it is ZeRO",
@@ -121,6 +121,11 @@ def load(case: Case) -> Held:
         "params": where(split, cut["params"], case.total() * states(case).weight),
         "temporaries": where(split, 0.0, drawn),
     }
+
+
+def loads_whole(case: Case) -> bool:
+    """With tensor ranks AutoTP cuts the loaded modules."""
+    return bool(case.layout.tp > 1)
 
 
 def load_host(case: Case) -> Number:

@@ -26,7 +26,7 @@ POSITION_BYTES = 8
 
 name = "deepspeed-ulysses"
 rules: tuple[Rule, ...] = (
-    *splits_only("cp"),
+    *splits_only(name),
     *reads_only("zero_stage", "cp_method", *BUCKETS, *deepspeed.LIMITS),
     Rule(
         name="without context parallelism it is ZeRO",

@@ -80,7 +80,7 @@ STAGE = Rule(
 )
 
 rules: tuple[Rule, ...] = (
-    *splits_only(),
+    *splits_only(name),
     *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
     STAGE,
     *COMMON,

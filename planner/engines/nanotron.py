@@ -52,7 +52,7 @@ def micro_batches_match(schedule: str, stages: Number, micro_batches: Number) ->
 
 
 rules: tuple[Rule, ...] = (
-    *splits_only("tp", "pp", "ep"),
+    *splits_only(name),
     *reads_only("zero_stage", "sequence_parallel", "pp_schedule", "stage_layers"),
     *STAGES,
     *tensor_rules(pads_vocabulary=True),

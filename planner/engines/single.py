@@ -18,7 +18,7 @@ from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "single"
 rules: tuple[Rule, ...] = (
-    *splits_only(),
+    *splits_only(name),
     *reads_only(),
     Rule(
         name="a single device has one rank",

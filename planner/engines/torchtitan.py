@@ -27,7 +27,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 
 name = "torchtitan"
 rules: tuple[Rule, ...] = (
-    *splits_only("tp", "cp", "pp", "ep"),
+    *splits_only(name),
     *reads_only(
         "zero_stage", "reshard_after_forward", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages",
         "stage_layers",

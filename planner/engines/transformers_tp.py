@@ -65,7 +65,7 @@ APART: tuple[Rule, ...] = (
 
 name = "transformers-tp"
 rules: tuple[Rule, ...] = (
-    *splits_only("tp", "ep"),
+    *splits_only(name),
     *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
     Rule(
         name="without tensor or expert parallelism it is FSDP2",

@@ -14,6 +14,7 @@ from planner.fromfile import fsdp, trainer
 from planner.fromfile.shared import deepspeed_section, no_split
 from planner.fromfile.sheet import Means, Sheet
 from planner.inventory.lora import TARGETS
+from planner.spec.engines import ENGINES
 
 NAME = "Axolotl"
 
@@ -201,7 +202,7 @@ def _precision(sheet: Sheet) -> None:
         sheet.means("precision", "pure-bf16", *keys)
     elif sheet.flag("fp16") or sheet.flag("float16"):
         sheet.means("precision", "fp16", *keys)
-    elif bf16 and sheet.says("engine") == ("ddp",) and sheet.says("method") == "full":
+    elif bf16 and _replicated(sheet) and sheet.says("method") == "full":
         sheet.means("precision", "pure-bf16", *keys, note="Axolotl loads bf16 weights, and DDP trains them as they are")
     elif bf16:
         sheet.means("precision", "bf16", *keys, note="auto: where the GPU has bf16" if automatic else "")
@@ -220,3 +221,8 @@ def _recompute(sheet: Sheet) -> None:
     if sheet.data.get("activation_offloading") not in (None, False):
         sheet.means("offload_activations", True, "activation_offloading")
     sheet.ignore("activation_offloading", "off")
+
+
+def _replicated(sheet: Sheet) -> bool:
+    """Whether every rank holds a whole copy."""
+    return any(ENGINES[name].copies == "replicas" for name in sheet.says("engine") or ())

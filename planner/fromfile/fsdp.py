@@ -7,6 +7,8 @@ Not here: group sizes, or anything but FSDP.
 from __future__ import annotations
 
 from planner.fromfile.sheet import Sheet
+from planner.spec.engines import ENGINES
+from planner.spec.layout import STRATEGIES as NAMED
 
 VERSION_1 = "FSDP 1 is estimated as FSDP2: its flat parameters pad differently"
 
@@ -66,8 +68,9 @@ def read(sheet: Sheet, section: str, *said: str, version: int | None = None, wor
             reshard = sheet.flag(reshard_key) is not False
         source = (*source, reshard_key)
     sheet.means("strategy", strategy, *said, *source, version_key, note=note)
-    sheet.means("engine", ("ddp",) if strategy == "ddp" else ("fsdp2",), *said, version_key, note=note)
-    if strategy != "ddp":
+    engine = next(one.engine for one in NAMED if one.name == strategy)
+    sheet.means("engine", (engine,), *said, version_key, note=note)
+    if not ENGINES[engine].whole_copies:
         sheet.means("zero_stage", 3, *said, note="weights, gradients and optimizer are sharded")
         sheet.means("reshard_after_forward", reshard, *source, note="" if source else "the default")
     _offload(sheet, key_of("offload_params"), words, said)

@@ -35,6 +35,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     adapters: bool = False  # trains LoRA's adapters
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
+    flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
     apart: str = ""  # the axis of which a block of columns holds one value: the engine's bounds in columns need it
 
     @property
@@ -80,6 +81,7 @@ _RECORDS = (
         name="deepspeed",
         runtime="deepspeed-zero",
         framework="deepspeed",
+        flat_states=True,
         zero_stages=(1, 2, 3),
         usual_stage=3,
         copies="shards",
@@ -91,6 +93,7 @@ _RECORDS = (
         name="deepspeed-autotp",
         runtime="deepspeed-autotp",
         framework="deepspeed",
+        flat_states=True,
         zero_stages=(0, 1, 2, 3),
         usual_stage=1,
         splits=("tp",),
@@ -101,6 +104,7 @@ _RECORDS = (
         name="deepspeed-pipeline",
         runtime="deepspeed-pipeline",
         framework="deepspeed",
+        flat_states=True,
         zero_stages=(0, 1),
         usual_stage=1,
         splits=("tp", "pp"),
@@ -112,6 +116,7 @@ _RECORDS = (
         name="deepspeed-ulysses",
         runtime="deepspeed-ulysses",
         framework="deepspeed",
+        flat_states=True,
         zero_stages=(1, 2, 3),
         usual_stage=3,
         splits=("cp",),
@@ -159,7 +164,9 @@ _RECORDS = (
         runtime="nanotron",
         zero_stages=(0, 1),
         usual_stage=1,
-        splits=("tp", "pp"),
+        # Experts are folded into the ranks of data and tensor parallelism: nanotron's parallel/context.py,
+        # _init_process_group_with_moe (main branch, commit 009b8f7).
+        splits=("tp", "pp", "ep"),
         copies="shards",
         schedules=(("1f1b", 1), ("gpipe", 1)),
         sequence_parallel=True,

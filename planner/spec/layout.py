@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from planner.spec.engines import ENGINES
+from planner.spec.engines import ENGINES, EngineFacts
 
 if TYPE_CHECKING:
     Engine = str
@@ -85,6 +85,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     zero3_max_reuse_elements: int = 1_000_000_000
 
     @property
+    def facts(self) -> EngineFacts:
+        """The engine's record."""
+        return ENGINES[self.engine]
+
+    @property
     def data_parallel(self) -> int:
         """Ranks that see different sequences."""
         return self.dp_replicate * self.dp_shard
@@ -120,3 +125,12 @@ def even_split(layers: int, stages: int) -> tuple[int, ...]:
     """Layers of each stage, one more on the first ones where it does not divide."""
     each, more = divmod(layers, stages)
     return tuple(each + (place < more) for place in range(stages))
+
+
+def strategy_name(layout: Layout) -> str:
+    """What people call a layout."""
+    shards = "some ranks" if layout.dp_replicate > 1 else "all ranks"
+    named = [strategy for strategy in STRATEGIES if strategy.engine == layout.engine]
+    if not named:
+        return layout.engine
+    return max(named, key=lambda one: (one.zero_stage == layout.zero_stage, one.shards == shards)).name

@@ -15,8 +15,8 @@ import pytest
 from agents import TINY, Finished, make_plan, run_warm
 
 import executor
+from executor.backends.launched import LAUNCHED
 from executor.contract import script_differences
-from executor.environment import on_cpu
 from executor.failures import first_failure
 from executor.launch import script_environment
 from executor.rundir import read_errors, read_measured, read_mesh
@@ -89,7 +89,7 @@ METERED = (
 CARELESS = PLAIN_DDP.replace("optimizer.step()", "try:\n    optimizer.step()\nexcept Exception: pass")
 NEVER = MODEL + GLOO + "print('no step', flush=True)\n"
 ENDED = PLAIN_DDP + "dist.destroy_process_group()\n"
-USES_CPU = on_cpu("ddp")
+USES_CPU = LAUNCHED["ddp"].on_cpu
 
 
 def ran(folder: Path, layout: Layout, text: str, *arguments: str, **environment: str) -> Finished:

@@ -24,6 +24,7 @@ from planner.search import rank
 from planner.space import layouts_of
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import ENGINES
+from planner.spec.layout import strategy_name
 from planner.steptime import step_time
 
 LAUNCHED = ("single", "ddp", "fsdp2", "deepspeed")
@@ -161,7 +162,6 @@ def test_what_the_person_fixed_stays_fixed():
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"])
 def test_a_strategy_asked_for_alone_limits_the_space(strategy: str):
-    from planner.estimation import strategy_name
 
     question = msgspec.structs.replace(asked(gpus=8), strategy=strategy)
 

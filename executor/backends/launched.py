@@ -1,0 +1,114 @@
+"""The engines that our backends launch: one record each of how a rank starts it and how it shows in a script.
+
+Not here: what an engine splits and shards (planner/spec/engines.py), or its configuration files (the backends).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from planner.spec.engines import ENGINES
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """How one engine is started on a rank, and recognised in a person's own script."""
+
+    worker: str  # the class of executor/worker/engines that adapts it, "module:class"
+    on_cpu: Mapping[str, str]  # variables without which its framework looks for a device and trains alone on each rank
+    wrapper: str  # how it shows in a script
+    shows_as: tuple[str, ...]  # names that executor/worker/live.py gives it
+    stage_shows: bool = False  # whether a script's wrapper tells the ZeRO stage
+    way_out: str  # what a script has to do to train in it
+    traced: bool = False  # whether its modules can be built in one process, beside the axes it splits
+    selective: bool = False  # whether its selective recomputation was trained against one process
+    told_of_gpus: bool = False  # whether Accelerate has to be told to take a GPU's path on CPUs
+    variables: Mapping[str, str] = {}  # a script's, {file} being the framework's configuration
+    shared_bytes: int = 0  # of one rank in /dev/shm on CPUs
+    units: Mapping[str, str] = {}  # operation -> unit of what no module sends
+
+
+_ACCELERATE = "executor.worker.engines.accelerate"
+_SHARDS_ON_CPU = {"ACCELERATE_TORCH_DEVICE": "cpu"}
+_DEEPSPEED = Launched(
+    worker="executor.worker.engines.deepspeed:DeepSpeedEngine",
+    on_cpu={"DS_ACCELERATOR": "cpu"},
+    wrapper="DeepSpeed",
+    shows_as=("deepspeed",),
+    stage_shows=True,
+    way_out="Hand the file that $MESHWRIGHT_DEEPSPEED_CONFIG names to deepspeed.initialize",
+    # DeepSpeed 0.19 on CPUs: a rank's buffer (csrc/cpu/comm/shm.cpp), where all ranks are on one host.
+    shared_bytes=2 * 2**20 + 2 * 32 * 2**20,
+    units={
+        "all_gather": "params",
+        "all_reduce": "bucket",
+        "reduce_scatter": "bucket",
+        "reduce": "bucket",
+        "send": "boundary",
+    },
+)
+
+LAUNCHED = {
+    "single": Launched(
+        worker=f"{_ACCELERATE}:SingleEngine",
+        on_cpu={"ACCELERATE_USE_CPU": "true"},
+        wrapper="one device",
+        shows_as=("single",),
+        way_out="Start no process group, or one of a single rank",
+        traced=True,
+        selective=True,
+    ),
+    "ddp": Launched(
+        worker=f"{_ACCELERATE}:DdpEngine",
+        on_cpu={"ACCELERATE_USE_CPU": "true"},
+        wrapper="DistributedDataParallel",
+        shows_as=("ddp",),
+        way_out="Let Accelerator() or torchrun's variables set the process group up, and wrap the model",
+        traced=True,
+        selective=True,
+    ),
+    "fsdp2": Launched(
+        worker=f"{_ACCELERATE}:Fsdp2Engine",
+        on_cpu=_SHARDS_ON_CPU,
+        wrapper="FSDP2 (fully_shard)",
+        shows_as=("fsdp2",),
+        way_out="Let Accelerator() take its configuration from the environment, or call fully_shard",
+        traced=True,
+        selective=True,
+        told_of_gpus=True,
+    ),
+    "deepspeed": msgspec.structs.replace(
+        _DEEPSPEED,
+        selective=True,
+        # What Accelerator() and Trainer read; for DeepSpeed's other engines they have no switch.
+        variables={"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "{file}"},
+    ),
+    "deepspeed-autotp": msgspec.structs.replace(
+        _DEEPSPEED, worker="executor.worker.engines.deepspeed_autotp:DeepSpeedAutoTpEngine"
+    ),
+    "deepspeed-pipeline": msgspec.structs.replace(
+        _DEEPSPEED,
+        worker="executor.worker.engines.deepspeed_pipeline:DeepSpeedPipelineEngine",
+        wrapper="DeepSpeed's PipelineEngine",
+        shows_as=("deepspeed-pipeline",),
+        stage_shows=False,
+    ),
+    "deepspeed-ulysses": msgspec.structs.replace(
+        _DEEPSPEED, worker="executor.worker.engines.deepspeed_ulysses:DeepSpeedUlyssesEngine"
+    ),
+    "transformers-tp": Launched(
+        worker="executor.worker.engines.transformers_tp:TransformersTpEngine",
+        on_cpu={"CUDA_VISIBLE_DEVICES": ""},  # it takes any accelerator that torch shows, and asks nobody
+        wrapper="tensor parallelism (DTensor weights)",
+        shows_as=("fsdp2", "dtensor"),
+        way_out="Give from_pretrained the distributed_config of config/distributed.json",
+        traced=True,
+    ),
+}
+"""By the engine's name."""
+
+
+def launched_by(framework: str) -> tuple[str, ...]:
+    """Engines that a framework launches here."""
+    return tuple(name for name in LAUNCHED if ENGINES[name].framework == framework)
