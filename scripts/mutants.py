@@ -40,7 +40,7 @@ if __package__:
 else:
     from mutations import PACKAGES, ROOT, Change, codes_of, every_change, needs_framework  # type: ignore[import-not-found, no-redef]
 
-TESTS = ("tests/planner", "tests/truth", "tests/executor", "tests/tui", "tests/test_presets.py")
+TESTS = ("tests/planner", "tests/truth", "tests/executor", "tests/test_presets.py")
 MARKS = "not slow and not cluster and not gpu and not long"
 WARM = ("numpy", "click", "rich.table", "rich.console", "hypothesis", "textual.app", "jsonschema", "yaml")
 """Imported before any fork: they are not changed."""

@@ -109,6 +109,7 @@ def test_ended_before_anything_fits_there_is_no_answer_and_no_refusal():
             question_asked(question)
 
 
+@pytest.mark.slow
 def test_a_search_for_a_way_out_is_ended_too():
     question = asked("llama-3-70b", gpus=8)  # nothing fits on the devices
     with watching(watch := Counting()):

@@ -475,6 +475,7 @@ def test_reasons_are_told_in_the_order_of_the_rules_and_end_as_sentences(given):
     assert all(text.endswith(".") and "None" not in text and "nan" not in text for text in told(**given).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["estimate", "recommend"])
 def test_both_commands_tell_them_as_text_and_as_json(name, capsys):
     assert command.exit_code(planner, [name, "--model", "7b", "--gpus", "32", "--json"], name="planner") == 0

@@ -143,6 +143,7 @@ def bubble_told(**given: str) -> str:
     return next(one.text for one in reasons_of(answer(question(given))) if one.reason == "pipeline_bubble")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "micro_batches"), [(DEEPSEEK, 480), (INTERLEAVED, 64)])
 def test_a_pipeline_with_more_micro_batches_idles_as_long_as_was_said(given: Given, micro_batches: int):
     """W1: 960 "would make it 37.4%", and asked with 960 it was 53.1%."""

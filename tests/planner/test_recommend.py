@@ -98,6 +98,7 @@ def test_a_backend_limits_what_is_recommended(backend: str, capsys: pytest.Captu
     assert {one["backend"] for one in found["estimates"]} == {backend}
 
 
+@pytest.mark.slow
 def test_any_runtime_recommends_what_is_for_later_and_says_so(capsys: pytest.CaptureFixture[str]):
     found = answered(capsys, *SIXTY_FOUR, "--any-runtime")
     best = found["estimates"][found["recommended"]]
@@ -307,6 +308,7 @@ WHY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "kind", "words"), WHY)
 def test_a_named_layout_is_told_what_excludes_it(text: str, kind: str, words: str):
     answer = why_not(recommend(asked(), 1), text)
@@ -396,6 +398,7 @@ def test_differences_are_what_makes_one_layout_the_other():
     assert differences(one, one) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "method"), [(one.engine, method) for one in capabilities() for method in one.methods]
 )

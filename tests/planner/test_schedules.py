@@ -124,6 +124,7 @@ def shapes_of_torch() -> Iterator[tuple[str, int, int, int]]:
             yield schedule, stages, micro_batches, chunks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "zb-h2"])
 def test_every_rank_does_what_torch_does_in_the_same_order(schedule):
     compared = [shape for shape in shapes_of_torch() if shape[0] == schedule]
@@ -135,6 +136,7 @@ def test_every_rank_does_what_torch_does_in_the_same_order(schedule):
             assert placed(schedule, stages, rank, ours[rank]) == theirs, (stages, micro_batches, chunks, rank)
 
 
+@pytest.mark.slow
 def test_in_flight_micro_batches_are_as_many_as_torch_s_own_schedules_hold():
     for schedule, stages, micro_batches, chunks in shapes_of_torch():
         for rank, order in enumerate(of_torch(schedule, stages, micro_batches, chunks)):
@@ -172,6 +174,7 @@ def test_published_peaks():
         assert in_flight("zb-v", 8, rank, 64, 2) == 8
 
 
+@pytest.mark.slow
 def test_a_shape_is_legal_for_torch_exactly_when_torch_takes_it():
     for schedule, stages, micro_batches, chunks in SHAPES:
         if schedule != "zb-h2":

@@ -104,6 +104,7 @@ def test_the_front_is_what_no_layout_beats(name: str):
     assert figures(rank(question, 1, engines=engines, front=2).front)[:2] == figures(found.front)[:2]
 
 
+@pytest.mark.slow
 def test_a_deadline_leaves_what_keeps_it():
     question = asked(gpus=32)
     truth = brute_force(question, LAUNCHED)

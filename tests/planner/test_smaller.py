@@ -31,6 +31,7 @@ def a_plan(name: str, engine: str) -> Plan:
     return make_plan(case_of(asked, best.layout), asked.calibration)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "engine"), CASES)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_batch_model_and_job_stay_and_the_layout_fits_and_launches(name: str, engine: str, nodes: int) -> None:

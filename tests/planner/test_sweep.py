@@ -74,6 +74,7 @@ def test_strong_scaling_keeps_the_global_batch():
     assert "multiple of 256" in found.points[-1].reason
 
 
+@pytest.mark.slow
 def test_weak_scaling_keeps_the_sequences_of_a_gpu():
     found = sweep(resizing(model="8b"), [32, 8, 16])
 
@@ -93,6 +94,7 @@ def test_weak_scaling_starts_at_the_smallest_size_that_fits():
     assert found.points[2].marginal is not None
 
 
+@pytest.mark.slow
 def test_every_point_is_the_recommendation_for_that_size():
     resize = resizing(model="8b", global_batch_size="256")
 
@@ -161,6 +163,7 @@ def test_one_size_has_no_curve(capsys: pytest.CaptureFixture[str]):
     assert "speed-up over GPUs" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_exit_code_3(capsys: pytest.CaptureFixture[str]):
     assert run("sweep", "--model", "405b", "--gpus", "8,16") == 3
     assert capsys.readouterr().err.count("\n") == 1

@@ -65,6 +65,7 @@ def test_every_estimate_of_an_answer_has_the_word_of_its_own_band():
         assert one.verdict == verdict(one.memory.device_bytes, bands, one.case.cluster.gpu.memory_bytes, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["estimate", "recommend", "fit"])
 def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.CaptureFixture[str]):
     options = [word for pair in FOUR.items() for word in (f"--{pair[0]}", pair[1])]
@@ -83,6 +84,7 @@ def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.Capt
     assert "Nine measurements of ten lie in the memory's band. Likely: its upper end is beyond the card" in text
 
 
+@pytest.mark.slow
 def test_the_explorer_says_the_same_words():
     found, planned = answer(question(FOUR)), state.plan(state.ask(inputs.typed({"model": "8b", "gpus": "4"})))
 

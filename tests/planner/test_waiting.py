@@ -50,6 +50,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, interrupt_at: int | None = None) -> l
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_ctrl_c_keeps_the_best_so_far(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     calls = looks(monkeypatch)
@@ -74,6 +75,7 @@ def test_ctrl_c_before_anything_fits_says_so(monkeypatch: pytest.MonkeyPatch, ca
         assert out == "" and re.fullmatch(r"error: interrupted: no layout that fits (had been|was) found.*\n", err)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     calls = looks(monkeypatch)
     plan = tmp_path / "plan.json"
