@@ -8,8 +8,8 @@
 Quick tests are all of TESTS that are not marked slow, cluster, gpu or long, and whose file imports no framework. They
 run once to be timed, and once more to see which functions each calls. Then each change is made in a fork: in the code
 of the living functions where no import needs it, else before the module is imported. The tests that call a changed
-function run there, likely ones first, up to the first failure; after a change that import sees, all others too. Not
-here: the changes (mutations.py) or the tests.
+function run there, likely ones first, up to the first failure; after a change that import sees, those that call any
+function of its module or of one that imports it. Not here: the changes (mutations.py) or the tests.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ import msgspec
 import pytest
 
 if __package__:
-    from scripts.mutations import PACKAGES, ROOT, Change, codes_of, every_change, needs_framework
+    from scripts.mutations import PACKAGES, ROOT, Change, codes_of, every_change, importers, needs_framework
 else:
-    from mutations import PACKAGES, ROOT, Change, codes_of, every_change, needs_framework  # type: ignore[import-not-found, no-redef]
+    from mutations import PACKAGES, ROOT, Change, codes_of, every_change, importers, needs_framework  # type: ignore[import-not-found, no-redef]
 
 TESTS = ("tests/planner", "tests/truth", "tests/executor", "tests/test_presets.py")
 MARKS = "not slow and not cluster and not gpu and not long"
@@ -264,7 +264,8 @@ class Suite:
         imported = imported or not self.imported.isdisjoint(keys)
         if imported:
             near = self.by_file[before.co_filename]
-            tests = sorted(self.order, key=lambda test: test not in near)
+            around = near.union(*(self.by_file[str(path)] for path in importers(change.module)))
+            tests = sorted((test for test in self.order if test in around), key=lambda test: test not in near)
         else:
             tests = list(dict.fromkeys(test for key in keys for test in self.by_function[key]))
         return Attempt(change, after, pairs, tests, imported)
@@ -309,7 +310,8 @@ def on_import(suite: Suite, attempt: Attempt) -> Ending:
     endings = []
 
     def loop(plugin: Collected, items: list[pytest.Item]) -> None:
-        items = sorted(items, key=lambda item: place.get(item.nodeid, -1))
+        items = [item for item in items if item.nodeid in place or item.nodeid not in suite.seconds]
+        items.sort(key=lambda item: place.get(item.nodeid, -1))
         endings.append(run(plugin, items, suite.seconds))
 
     make_on_import(attempt)

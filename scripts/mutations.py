@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -205,9 +205,27 @@ def needs_framework(path: Path, root: Path = ROOT) -> bool:
 
 
 @cache
+def importers(module: Path, root: Path = ROOT) -> list[Path]:
+    """The modules of ours that import one, anywhere in them, and those that import its package."""
+    names = {".".join(module.with_suffix("").parts), ".".join(module.parent.parts)}
+    files = (path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    return [path for path in files if not names.isdisjoint(_names_anywhere(path))]
+
+
+@cache
+def _names_anywhere(path: Path) -> set[str]:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return _imported_names(nodes)
+
+
+@cache
 def _names(path: Path) -> set[str]:
+    return _imported_names(ast.parse(path.read_text()).body)
+
+
+def _imported_names(nodes: Iterable[ast.AST]) -> set[str]:
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
