@@ -21,8 +21,8 @@ from executor.checkpoint_policy import Policy
 from executor.checkpoints import Complete
 from executor.joining import JOIN, JOINED, Joining, without_secrets
 from executor.prepare import Prepared
-from executor.rundir import Launcher
-from executor.steplines import Line, Lines
+from executor.rundir import Launcher, Logged
+from executor.steplines import Lines
 from executor.supervise import Echo
 from planner.errors import PlannerError
 from planner.plan import write_whole
@@ -244,7 +244,7 @@ def last_launcher(run: Path) -> Launcher | None:
     return next(filter(None, found), None)
 
 
-def _attempt(folder: Path, cut: Lines, steps: list[Line]) -> Attempt:
+def _attempt(folder: Path, cut: Lines, steps: list[Logged]) -> Attempt:
     record = rundir.read_record(folder) or _unknown(folder)
     known = folder / KEPT
     kept = rundir.read_json(known, Kept) if known.is_file() else Kept(resumed_from=0)

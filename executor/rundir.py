@@ -263,12 +263,12 @@ def read_tokens(folder: Path) -> tuple[int, ...]:
 
 def read_training_s(folder: Path) -> float:
     """Seconds that the steps of the run took, each step once, however often it was trained."""
-    return sum(step.step_s for step in _logged(folder))
+    return sum(step.step_s or 0.0 for step in _logged(folder))
 
 
 def read_busy(folder: Path) -> tuple[tuple[int, float, tuple[float, ...]], ...]:
     """(step from 0, its seconds, how long each rank was busy in it) of every step for which rank 0 logged that."""
-    return tuple((line.step, line.step_s, line.busy_s) for line in _logged(folder) if line.busy_s)
+    return tuple((line.step, line.step_s or 0.0, line.busy_s) for line in _logged(folder) if line.busy_s)
 
 
 def read_validation(folder: Path) -> tuple[tuple[int, float], ...]:
@@ -299,24 +299,36 @@ def read_checkpoints(folder: Path) -> tuple[Checkpointed, ...]:
     )
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """The part of a line of metrics.jsonl that a report needs: of a step, or of a validation, a checkpoint or a bad
-    step after it. JSON has no NaN: in a fake world a loss may be null."""
+class Logged(msgspec.Struct, frozen=True):
+    """A line of metrics.jsonl: of a step, or of a validation, a checkpoint or a bad step after it.
+
+    `step` counts from 0 where it is a step, which has a `step_s`, else it is how many were done. `action` and
+    `left_out` are of a step that was not taken (planner.record.BadStep). JSON has no NaN: in a fake world a loss may
+    be null.
+    """
 
     step: int = 0
+    time: float = 0.0
+    step_s: float | None = None
     loss: float | None = None
     tokens: int | None = None
     validation_loss: float | None = None
-    step_s: float = 0.0
     checkpoint_bytes: int | None = None
     pause_s: float = 0.0
     write_s: float = 0.0
     error: str = ""
     busy_s: tuple[float, ...] = ()
     bad_step: int | None = None
+    action: str = ""
+    left_out: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> int:
+        """Steps that were done when it was written."""
+        return self.step + (self.step_s is not None)
 
 
-def _logged(folder: Path) -> list[_Line]:
+def _logged(folder: Path) -> list[Logged]:
     """The steps."""
     return [
         line
@@ -325,13 +337,13 @@ def _logged(folder: Path) -> list[_Line]:
     ]
 
 
-def _lines(folder: Path) -> list[_Line]:
+def _lines(folder: Path) -> list[Logged]:
     path = folder / METRICS
     if not path.is_file():
         return []
     whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
     try:
-        return [msgspec.json.decode(line, type=_Line) for line in whole]
+        return [msgspec.json.decode(line, type=Logged) for line in whole]
     except NOT_JSON as error:
         raise PlannerError(
             "run file", path, f"cannot be read ({error})", "The run folder is damaged; run again"

@@ -12,30 +12,13 @@ from pathlib import Path
 import msgspec
 
 from executor import rundir
+from executor.rundir import Logged
 
 ROLLED_BACK = "rolled back"
 """The `action` of a line about a rollback."""
 
 
-class Line(msgspec.Struct, frozen=True):
-    """Of a line of metrics.jsonl: `step` counts from 0 where it is a step (it has a loss), else it is how many were
-    done. `action` and `left_out` are of a step that was not taken (planner.record.BadStep)."""
-
-    step: int = 0
-    time: float = 0.0
-    step_s: float | None = None
-    loss: float | None = None
-    validation_loss: float | None = None
-    action: str = ""
-    left_out: tuple[int, int] | None = None
-
-    @property
-    def done(self) -> int:
-        """Steps that were done when it was written."""
-        return self.step + (self.step_s is not None)
-
-
-Lines = list[tuple[bytes, Line]]
+Lines = list[tuple[bytes, Logged]]
 
 
 def read(path: Path) -> Lines:
@@ -53,7 +36,7 @@ def parted(run: Path, step: int) -> tuple[Lines, Lines]:
     return parts
 
 
-def _read(path: Path) -> Iterator[tuple[bytes, Line]]:
+def _read(path: Path) -> Iterator[tuple[bytes, Logged]]:
     for raw in path.read_bytes().rpartition(b"\n")[0].splitlines():
         with suppress(msgspec.DecodeError):
-            yield raw, msgspec.json.decode(raw, type=Line)
+            yield raw, msgspec.json.decode(raw, type=Logged)

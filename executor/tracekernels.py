@@ -17,6 +17,7 @@ from planner.engines import engine_of
 from planner.inventory.walk import kept_by_layer
 from planner.plan import Plan
 from planner.spec import Kernels
+from planner.tomltext import pairs
 
 PARTS = ("norm", "rotary", "attention", "mlp", "loss")
 
@@ -67,18 +68,11 @@ def as_preset(plan: Plan, kept: tuple[Kept, ...]) -> str:
         "#",
         *(f"# {one.bytes_per_token:>12,.1f}  {one.path or '(block)'}  {one.op}" for one in block),
     ]
-    defaults = Kernels()
-    for field in Kernels.__struct_fields__:
-        value = getattr(parts, field)
-        if field in PARTS or value != getattr(defaults, field):
-            lines.append(f"{field} = {str(value).lower()}" if isinstance(value, bool) else f'{field} = "{value}"')
-    lines += ["", "[sources]"]
-    for field in Kernels.__struct_fields__:
-        if field in reasons:
-            lines.append(f'{field} = "traced, {versions}: keeps the results of {reasons[field]}"')
-        elif field in PARTS or getattr(parts, field) != getattr(defaults, field):
-            lines.append(f'{field} = "not traced: as kernels {plan.runtime.kernels} has it"')
-    return "\n".join(lines)
+    usual = msgspec.structs.asdict(Kernels())
+    facts = {name: one for name, one in msgspec.structs.asdict(parts).items() if name in PARTS or one != usual[name]}
+    sources = {name: f"traced, {versions}: keeps the results of {why}" for name, why in reasons.items()}
+    left = f"not traced: as kernels {plan.runtime.kernels} has it"
+    return "\n".join([*lines, *pairs(facts), "", "[sources]", *pairs(dict.fromkeys(facts, left) | sources)])
 
 
 def _is_norm(one: Kept) -> bool:

@@ -8,7 +8,6 @@ formulas that the numbers go into (steptime.py, memory.py, linktime.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from planner import presets
 from planner.errors import PlannerError
 from planner.presets import Folders
 from planner.spec import Allocator
+from planner.tomltext import pairs
 
 UNCALIBRATED = "uncalibrated"
 """The guesses that everything falls back on."""
@@ -237,20 +237,15 @@ def as_used(coefficients: Iterable[Coefficients]) -> dict[str, Any]:
 
 def as_toml(one: Calibration) -> str:
     """The file of a calibration: what `calibration` reads back as equal (but for `base`, which is named only)."""
-    lines = [] if one.based_on is None else [f"based_on = {json.dumps(one.based_on)}", ""]
+    lines = [] if one.based_on is None else [*pairs({"based_on": one.based_on}), ""]
     for group in ("allocator", "compute", "overlap", "links", "bands"):
         for entry in getattr(one, group):
             lines.append(f"[[{group}]]")
             written = msgspec.structs.asdict(entry)
             ordered = sorted(written, key=lambda key: (key in EVIDENCE, key not in SCOPE))  # where, what, why
-            lines += [f"{key} = {_toml(written[key])}" for key in ordered if written[key] is not None]
+            lines += pairs({key: written[key] for key in ordered})
             lines.append("")
     return "\n".join(lines)
-
-
-def _toml(value: str | float) -> str:
-    # A JSON string is a TOML string; a float without a point would come back as a whole number, which converts too.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else f"{value:.6g}"
 
 
 # -- looking up ----------------------------------------------------------------------------------------------------

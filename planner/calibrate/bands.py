@@ -66,11 +66,3 @@ def band(errors: Sequence[float], narrowest: float) -> tuple[float, float]:
     ratios = 1 / (1 + np.asarray(errors, dtype=float))
     low, high = np.quantile(ratios, (LOW, HIGH))
     return float(f"{min(low, 1 - narrowest):.3g}"), float(f"{max(high, 1 + narrowest):.3g}")
-
-
-def covered(residuals: Sequence[Residual], known_low: float, known_high: float, what: str) -> float | None:
-    """Share of measurements inside a band, `what` being memory_error or time_error; None without any."""
-    errors: list[float] = [getattr(one, what) for one in residuals if getattr(one, what) is not None]
-    if not errors:
-        return None
-    return sum(known_low <= 1 / (1 + error) <= known_high for error in errors) / len(errors)

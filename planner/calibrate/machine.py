@@ -7,7 +7,6 @@ to runs of whole models.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from planner.devices import gpu_preset
 from planner.errors import PlannerError
 from planner.linktime import ROUNDS
 from planner.presets import Folders
+from planner.tomltext import pairs
 from planner.truth.probe import Exchange, Probe, Product
 from planner.units import GB, GIB, MICRO, TERA
 
@@ -285,17 +285,10 @@ def _latency_s(probe: Probe, place: str) -> float:
 
 
 def _preset(probe: Probe, facts: dict[str, object], sources: dict[str, str], tables: Tables | None = None) -> str:
-    lines = [f"# {_said(probe)}, {probe.device.name}.", *_pairs(facts)]
+    lines = [f"# {_said(probe)}, {probe.device.name}.", *pairs(facts)]
     for name, table in ((tables or {}) | {"sources": sources}).items():
-        lines += ["", f"[{name}]", *_pairs(table)]
+        lines += ["", f"[{name}]", *pairs(table)]
     return "\n".join(lines) + "\n"
-
-
-def _pairs(table: dict[str, object] | dict[str, float] | dict[str, str]) -> list[str]:
-    def text(value: object) -> str:
-        return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-    return [f"{key if key.replace('_', '').isalnum() else json.dumps(key)} = {text(one)}" for key, one in table.items()]
 
 
 def _said(probe: Probe) -> str:

@@ -207,11 +207,11 @@ def fetches(
         if fetched_for[use.weight] < step:
             fetched_for[use.weight] = step
             queue = max(queue, step + 1)
-        for buffer in buffers:
-            if use.weight in buffer.unused:
-                buffer.unused.discard(use.weight)
-                buffer.copied = True
-        buffers[:] = [buffer for buffer in buffers if buffer.unused]
+        for buffer in [buffer for buffer in buffers if use.weight in buffer.unused]:
+            buffer.unused.discard(use.weight)
+            buffer.copied = True
+            if not buffer.unused:
+                buffers.remove(buffer)
         held = sum(buffer.elements for buffer in buffers if buffer.copied)
         look_ahead(use.phase)
         if use.phase == "forward" and weights[use.weight][1] is not None and use.weight in again_in_backward:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from planner.arith import Number, maximum, minimum, where
-from planner.formula import formula
 from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of, weight_delay
 
 KINDS = "FBIW"
@@ -238,17 +237,3 @@ def _zero_bubble_bound(
 def weights_after_last_input(schedule: str, rank: Number) -> Number:
     """Weight gradients a rank has still to make when its last input gradients are done, at most."""
     return 1 + (2 * rank if schedule == "zb-v" else weight_delay(schedule, rank))
-
-
-@formula(
-    unit="of compute time",
-    source="(p-1)/m: Huang et al. 2019; /v: Narayanan et al. 2021; thirds: Qi et al. 2023, with F = I = W",
-)
-def bubble_share(schedule: str, stages: Number, micro_batches: Number, virtual_stages: Number) -> Number:
-    """Idle time of a step beside its compute, for even stages, free sends and enough micro-batches.
-
-    ZB-H2 and ZB-V idle as long as their forward ramp takes: the paper counts that as nothing because it lets a rank
-    begin the next step while others finish this one, which needs an optimizer that checks its norm afterwards.
-    """
-    ramp = (stages - 1) / micro_batches / virtual_stages
-    return ramp / 3 if schedule in ZERO_BUBBLE else ramp

@@ -1,8 +1,8 @@
 """Offload: states and activations wait in the host's memory, and cross the host's link when they are used.
 
 ZeRO-Offload (Ren et al. 2021) moves the optimizer and its step to the host; ZeRO-Infinity (Rajbhandari et al. 2021)
-and FSDP's CPUOffloadPolicy move weights as well; saved activations can wait there from forward to backward. Legend:
-P elements, d shards. Not here: the buffers that software adds (engines/host.py).
+and FSDP's CPUOffloadPolicy move weights as well; saved activations can wait there from forward to backward.
+Not here: the buffers that software adds (engines/host.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import msgspec
 
 from planner.arith import Number, maximum
 from planner.formula import formula
-from planner.parallelism.zero import StateBytes
 
-ZERO_OFFLOAD = "ZeRO-Offload: Democratizing Billion-Scale Model Training, Ren et al. 2021, section 3 and table 1"
 LAYERS_ON_DEVICE = 1
 """Layers whose saved tensors are on the device beside those of the layer at work: one is on its way out or in."""
 
@@ -25,18 +23,6 @@ class Transfer(msgspec.Struct, frozen=True):
     to_host_bytes: Number
     to_device_bytes: Number
     overlappable: bool
-
-
-@formula(unit="bytes", source=ZERO_OFFLOAD)
-def host_state_bytes(elements: Number, states: StateBytes, shards: Number, grad_bytes: Number) -> Number:
-    """A rank's gradients, master weights and moments in host memory: 2 + 12 bytes an element with Adam, over d."""
-    return elements * (grad_bytes + states.optimizer) / shards
-
-
-@formula(unit="bytes", source=ZERO_OFFLOAD)
-def step_traffic_bytes(elements: Number, states: StateBytes, shards: Number) -> Number:
-    """Both directions of one step together, the least there is: gradients out, new weights in; 4 bytes an element."""
-    return elements * (states.grad + states.weight) / shards
 
 
 @formula(unit="layers", source="saved tensors leave when the next layer begins; all but the last have left after it")

@@ -158,19 +158,3 @@ def in_flight(schedule: str, stages: Number, rank: Number, micro_batches: Number
     if schedule in ZERO_BUBBLE:
         ahead = ahead + weight_delay(schedule, rank)
     return minimum(total, ahead) / virtual_stages
-
-
-@formula(unit="micro-batches", source="Zero Bubble Pipeline Parallelism, Qi et al. 2023, section 2.3")
-def awaiting_weight_grads(
-    schedule: str, stages: Number, rank: Number, micro_batches: Number, virtual_stages: Number
-) -> Number:
-    """How many of `in_flight` have their input gradients already when the count first peaks: they hold less.
-
-    The paper's (p - i) M_B + i M_W for ZB-H1, (2p - 2i - 1) M_B + 2i M_W for ZB-H2. None without a split backward,
-    nor under ZB-V, where W follows I at once until the forwards are over.
-    """
-    if schedule not in ("zb-h1", "zb-h2"):
-        return 0.0 * micro_batches
-    total = micro_batches * virtual_stages
-    alternated = total - 1 - warmup(schedule, stages, rank, micro_batches, virtual_stages)
-    return maximum(0.0, minimum(alternated, weight_delay(schedule, rank))) / virtual_stages

@@ -14,7 +14,6 @@ from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.host import host_terms, offload_traffic, transfer_seconds, update_seconds
 from planner.memory import host_bytes, in_flight, memory_breakdown, moments_of, peak_bytes
-from planner.parallelism.offload import host_state_bytes, step_traffic_bytes
 from planner.parallelism.zero import state_bytes
 from planner.question import Question, case_of
 from planner.rules import check
@@ -42,14 +41,11 @@ def terms(one: Case, phase: str = "forward") -> dict[str, float]:
     return next(found.terms for found in memory_breakdown(one).phases if found.phase == phase)
 
 
-def test_zero_offload_keeps_2_bytes_on_the_device_and_14_on_the_hosts_and_moves_4():
-    """Ren et al. 2021, table 1, last row: 16M becomes 2M (8x less); section 3.3: 4M of traffic; 14M over d on hosts."""
+def test_zero_offload_keeps_2_bytes_of_weights_on_the_device_and_14_on_the_hosts():
+    """Ren et al. 2021, table 1, last row: 16M becomes 2M (8x less), and 14M are on hosts."""
     each = state_bytes("bf16", Optimizer(), separate_master=True)
 
-    assert each.weight + each.grad + each.optimizer == 16
-    assert 16e9 - host_state_bytes(1e9, each, 1, each.grad) == 2e9
-    assert host_state_bytes(1e9, each, 8, each.grad) == 14e9 / 8
-    assert step_traffic_bytes(1e9, each, 1) == 4e9
+    assert (each.weight, each.grad + each.optimizer) == (2, 14)
 
 
 def test_deepspeed_stage_2_keeps_weights_on_the_device_and_18_bytes_an_element_on_hosts():

@@ -23,7 +23,6 @@ from planner.parallelism.schedules import (
     ZERO_BUBBLE,
     Action,
     actions,
-    awaiting_weight_grads,
     in_flight,
     rank_of,
     stage_of,
@@ -97,21 +96,17 @@ def of_torch(schedule: str, stages: int, micro_batches: int, chunks: int) -> lis
     ]
 
 
-def held(order: list[tuple[str, int, int]], chunks: int) -> tuple[float, float]:
-    """Most (micro-batch, chunk) pairs between forward and last use, and how many of them had done I by then."""
+def held(order: list[tuple[str, int, int]], chunks: int) -> float:
+    """Most (micro-batch, chunk) pairs between forward and last use."""
     alive: set[tuple[int, int]] = set()
-    inputs_done: set[tuple[int, int]] = set()
-    most = waiting = 0
+    most = 0
     for kind, micro_batch, place in order:
         if kind == "F":
             alive.add((micro_batch, place))
-        elif kind == "I":
-            inputs_done.add((micro_batch, place))
-        else:
+        elif kind != "I":
             alive.remove((micro_batch, place))
-        if len(alive) > most:
-            most, waiting = len(alive), len(alive & inputs_done)
-    return most / chunks, waiting / chunks
+        most = max(most, len(alive))
+    return most / chunks
 
 
 def placed(schedule: str, stages: int, rank: int, order: tuple[Action, ...]) -> list[tuple[str, int, int]]:
@@ -141,7 +136,7 @@ def test_in_flight_micro_batches_are_as_many_as_torch_s_own_schedules_hold():
     for schedule, stages, micro_batches, chunks in shapes_of_torch():
         for rank, order in enumerate(of_torch(schedule, stages, micro_batches, chunks)):
             shape = schedule, stages, rank, micro_batches, chunks
-            assert (in_flight(*shape), awaiting_weight_grads(*shape)) == held(order, chunks), shape
+            assert in_flight(*shape) == held(order, chunks), shape
 
 
 def test_in_flight_is_what_counting_our_actions_gives_for_every_schedule_also_where_torch_refuses():
@@ -151,7 +146,7 @@ def test_in_flight_is_what_counting_our_actions_gives_for_every_schedule_also_wh
         for rank, order in enumerate(actions(schedule, stages, micro_batches, chunks)):
             shape = schedule, stages, rank, micro_batches, chunks
             counted = held(placed(schedule, stages, rank, order), chunks)
-            assert (in_flight(*shape), awaiting_weight_grads(*shape)) == counted, shape
+            assert in_flight(*shape) == counted, shape
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -159,8 +154,7 @@ def test_in_flight_answers_alike_for_numbers_and_columns(schedule):
     rows = [(p, r, m, v) for name, p, m, v in SHAPES if name == schedule for r in range(p)]
     columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
 
-    for function in (in_flight, awaiting_weight_grads):
-        assert list(np.broadcast_to(function(schedule, *columns), len(rows))) == [function(schedule, *r) for r in rows]
+    assert list(np.broadcast_to(in_flight(schedule, *columns), len(rows))) == [in_flight(schedule, *r) for r in rows]
 
 
 def test_published_peaks():
@@ -168,9 +162,7 @@ def test_published_peaks():
     assert [in_flight("interleaved", 8, rank, 64, 2) for rank in (0, 7)] == [11.5, 4.5]  # p (1 + (p-1)/(p v)), rank 0
     for rank in range(8):  # Qi et al. 2023, section 2.3, with ranks from 0
         assert in_flight("zb-h1", 8, rank, 64, 1) == (8 - rank) + rank
-        assert awaiting_weight_grads("zb-h1", 8, rank, 64, 1) == rank
         assert in_flight("zb-h2", 8, rank, 64, 1) == (2 * 8 - 2 * rank - 1) + 2 * rank
-        assert awaiting_weight_grads("zb-h2", 8, rank, 64, 1) == 2 * rank
         assert in_flight("zb-v", 8, rank, 64, 2) == 8
 
 
