@@ -18,8 +18,9 @@ from planner.errors import PlannerError
 from planner.inventory import default_lora
 from planner.launchable import launches
 from planner.question import usual_runtime
+from planner.space import expert_groups, group_sizes
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, TrainingJob
-from planner.spec.engines import ENGINES, OFFLOADS
+from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts
 from planner.spec.job import Method
 from planner.spec.layout import RECOMPUTE
 
@@ -85,12 +86,11 @@ def _capability(engine: str, backend: str) -> Capability | None:
         return None
     layouts = list(dict.fromkeys(one for family in families for one in by_family[family]))
     dense, plain = families[0], by_family[families[0]]
-    stages = {one.zero_stage for one in layouts}
     return Capability(
         engine=engine,
         backend=backend,
         splits=tuple(dict.fromkeys(map(_axes, layouts))),
-        zero_stages=tuple(sorted(stages - {0} if stages == {0, 3} else stages)),  # FSDP2 takes 0 for unsaid
+        zero_stages=tuple(sorted({one.zero_stage for one in layouts})),
         replicas_of_shards=any(one.dp_replicate > 1 and one.dp_shard > 1 for one in layouts),
         methods=tuple(name for name in METHODS if any(_runs(one, MODELS[dense], name) for one in plain)),
         recompute=tuple(name for name in RECOMPUTE if _any_with(plain, MODELS[dense], recompute=name)),
@@ -112,18 +112,19 @@ def _any_offloads(layouts: tuple[Layout, ...], model: str, name: str) -> bool:
 @cache
 def _legal(engine: str, model: str) -> tuple[Layout, ...]:
     """Layouts of two ranks along some axes, data parallelism over the others, that are launched."""
-    return tuple(one for one in _layouts(engine) if _runs(one, model))
+    return tuple(one for one in _layouts(ENGINES[engine], presets.model(model)) if _runs(one, model))
 
 
-def _layouts(engine: str) -> Iterator[Layout]:
-    gpus = 1 if ENGINES[engine].copies == "none" else GPUS
-    for tp, pp, cp, ep, replicate, stage in product((1, 2), (1, 2), (1, 2), (1, 2), (1, 2, GPUS), range(4)):
-        shard, rest = divmod(gpus, tp * pp * cp * replicate)
-        if shard and not rest:
-            split = Layout(engine=engine, tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=replicate, dp_shard=shard)
-            for method in ("ring", "ulysses") if cp > 1 else ("ring",):
-                changes: dict[str, Any] = {"zero_stage": stage, "cp_method": method, "grad_accum": 2 * pp}
-                yield msgspec.structs.replace(split, **changes)
+def _layouts(facts: EngineFacts, model: ModelSpec) -> Iterator[Layout]:
+    def allows(axis: str, size: int) -> bool:
+        return size <= 2 or axis == "dp_shard" or (axis == "dp_replicate" and size == GPUS)
+
+    for groups in group_sizes(facts, 1 if facts.copies == "none" else GPUS, allows):
+        for ep, stage in product(expert_groups(facts, model, groups), facts.zero_stages):
+            for method in facts.cp_methods if groups.cp > 1 else facts.cp_methods[:1]:
+                changes: dict[str, Any] = {"zero_stage": stage, "cp_method": method, "grad_accum": 2 * groups.pp}
+                if ep <= 2:
+                    yield Layout(engine=facts.name, **groups._asdict(), ep=ep, **changes)
 
 
 def _axes(layout: Layout) -> str:

@@ -17,9 +17,10 @@ from planner.case import Case
 from planner.errors import PlannerError
 from planner.launchable import launches
 from planner.question import GROUP_AXES, usual_runtime
-from planner.rules import as_option, divisors
+from planner.rules import as_option
+from planner.space import Groups, expert_groups, group_sizes
 from planner.spec import Layout, Runtime
-from planner.spec.engines import ENGINES, OFFLOADS
+from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts
 
 MOST_TRIED = 3000
 TOLD = ("engine", "zero_stage", "micro_batch_size", "grad_accum", "recompute", *OFFLOADS)
@@ -53,7 +54,7 @@ def _runtime(case: Case, engine: str) -> Runtime:
 
 
 def _candidates(case: Case) -> Iterator[tuple[float, Layout]]:
-    asked, gpus = case.layout, case.cluster.gpus
+    asked = case.layout
     for engine, facts in ENGINES.items():
         try:
             if _runtime(case, engine).backend is None:
@@ -61,27 +62,25 @@ def _candidates(case: Case) -> Iterator[tuple[float, Layout]]:
         except PlannerError:  # an engine whose runtime preset is not here
             continue
         bases = list(_bases(asked, engine))
-        for tp, pp in product(divisors(gpus), divisors(gpus)):
-            if gpus % (tp * pp) or tp > max(asked.tp, 1) or pp > max(asked.pp, 1):
-                continue  # what was not asked for is not split
-            for replicate in {1, asked.dp_replicate, gpus // tp // pp}:
-                if gpus // tp // pp % replicate:
-                    continue
-                shard = gpus // tp // pp // replicate
-                alone = tp * pp * replicate * shard == 1
-                if alone is not (facts.copies == "none") and facts.whole_copies:
-                    continue
-                if (shard > 1 and facts.whole_copies) or (replicate > 1 and facts.copies == "shards"):
-                    continue
-                for base in bases:
-                    for cp, ep in product({1, asked.cp}, {1, asked.ep}):
-                        if shard % cp:
-                            continue
-                        layout = msgspec.structs.replace(
-                            base, tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=replicate, dp_shard=shard // cp
-                        )
-                        for fitted in _batches(case, layout):
-                            yield _distance(asked, fitted), fitted
+        for groups in _groups(case, facts):
+            experts = [size for size in expert_groups(facts, case.model, groups) if size in (1, asked.ep)]
+            for base, ep in product(bases, experts):
+                layout = msgspec.structs.replace(base, **groups._asdict(), ep=ep)
+                for fitted in _batches(case, layout):
+                    yield _distance(asked, fitted), fitted
+
+
+def _groups(case: Case, facts: EngineFacts) -> list[Groups]:
+    """Group sizes that the engine can have: what was not asked for is not split. Of as near ones more shards first."""
+    asked = case.layout
+    most = {"tp": asked.tp, "pp": asked.pp}
+
+    def allows(axis: str, size: int) -> bool:
+        return size <= most.get(axis, size) and (axis != "cp" or size in (1, asked.cp))
+
+    found = group_sizes(facts, case.cluster.gpus, allows)
+    some = [groups for groups in found if groups.dp_replicate in (1, asked.dp_replicate) or groups.dp_shard == 1]
+    return sorted(some, key=lambda groups: (groups.tp, groups.pp, groups.dp_replicate, groups.cp))
 
 
 def _bases(asked: Layout, engine: str) -> Iterator[Layout]:

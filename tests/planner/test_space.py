@@ -13,7 +13,10 @@ import pytest
 from planner import presets
 from planner.blocks import blocks_of
 from planner.calibration import calibration
-from planner.question import MICRO_BATCHES, Pins, Question, checked_runtime
+from planner.case import Case
+from planner.launchable import launches
+from planner.nearest import nearest_launchable
+from planner.question import MICRO_BATCHES, Pins, Question, checked_runtime, usual_runtime
 from planner.space import ACCUMULATIONS, layouts_of
 from planner.spec import Cluster, Layout, ModelSpec, TrainingJob
 from planner.spec.engines import ENGINES, EngineFacts
@@ -223,3 +226,23 @@ def test_reductions_asked_for_after_each_micro_batch_are_in_every_layout_looked_
         found = list(layouts_of(asked(8, batch, sync_each_micro_batch=True)))
         assert all(layout.sync_each_micro_batch for layout in found)
         assert {layout.engine for layout in found if layout.grad_accum == 1} >= {"ddp", "fsdp2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "sizes"),
+    [
+        ("gemma-2-2b", "megatron", {"tp": 4, "pp": 3, "cp": 2, "ep": 2}),
+        ("mixtral-8x7b", "torchtitan", {"tp": 2, "pp": 4, "cp": 8, "ep": 2}),
+        ("llama-2-7b", "torchtitan", {"tp": 4, "pp": 4, "cp": 8, "ep": 2, "recompute": "attention"}),
+    ],
+)
+def test_the_nearest_that_runs_is_found_however_many_axes_were_asked_for(
+    name: str, engine: str, sizes: dict[str, Any]
+) -> None:
+    """Sizes that no engine has used up what is tried, and nothing was near."""
+    layout = Layout(engine=engine, zero_stage=3, micro_batch_size=2, **sizes)
+    job = TrainingJob(seq_len=SEQ_LEN, global_batch_size=4 * layout.world_size)
+    machines = presets.cluster("dgx-h100", layout.world_size)
+    found = nearest_launchable(Case(model(name), job, layout, machines, usual_runtime(engine)))
+    assert found is not None and launches(found)
+    assert all(getattr(found.layout, axis) <= max(sizes.get(axis, 1), 1) for axis in ("tp", "pp", "cp"))
