@@ -19,10 +19,11 @@ from planner.answers import Estimate
 from planner.case import Case
 from planner.engines import engine_of
 from planner.errors import PlannerError, did_you_mean
-from planner.estimation import estimate, plan_of
+from planner.estimation import estimate
 from planner.memory import device_bytes, memory_lines, peak_at, reserved_bytes
 from planner.options import question, typed
 from planner.plan import Plan
+from planner.planning import plan_of
 from planner.question import Question, case_of, exact_layout
 from planner.rules import check, divisors
 from planner.spec import Cluster

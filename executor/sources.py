@@ -16,7 +16,7 @@ from pathlib import Path
 
 import executor
 import planner
-from planner.presets import packaged
+from planner.preset_files import packaged
 
 LEFT_OUT = ("__pycache__", ".pyc")
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner import estimation, inputs, objectives, options
+from planner import estimation, inputs, objectives, options, planning
 from planner.answers import Answer, Estimate
 from planner.errors import PlannerError, did_you_mean
 from planner.explanation import Explanation, explain
@@ -93,7 +93,7 @@ def plan_of(found: Estimate) -> Plan:
 
     Files that the recipe names are read for their digests; those that are not here stay without.
     """
-    return inputs.resolved(estimation.plan_of(found))
+    return inputs.resolved(planning.plan_of(found))
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from planner import presets
 from planner.errors import PlannerError
-from planner.presets import Folders
+from planner.preset_files import Folders
 from planner.spec import Allocator
 from planner.tomltext import pairs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner import presets
 from planner.errors import LONGEST_LINE, shortened
-from planner.presets import Folders
+from planner.preset_files import Folders
 
 SCHEMA = "presets/1"
 COLUMNS = 110

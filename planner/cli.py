@@ -140,8 +140,8 @@ def planner() -> None:
 @with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
+    from planner import estimate_json, options, render
     from planner import estimation as estimates
-    from planner import options, render
 
     may_write(output, force)
     if from_file is not None:
@@ -149,7 +149,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = estimates.answer(question)
-    click.echo(estimates.as_json(found) if as_json else render.answer_text(found))
+    click.echo(estimate_json.as_json(found) if as_json else render.answer_text(found))
     return waiting.code(finish(found, output))
 
 
@@ -157,8 +157,8 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
     import msgspec
 
+    from planner import estimate_json, fromfile, options, render
     from planner import estimation as estimates
-    from planner import fromfile, options, render
     from planner.fromfile import merge
 
     read = merge.merged(fromfile.read(path), given)
@@ -166,7 +166,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     with searching() as waiting:
         found = estimates.answer(question)
     click.echo(merge.as_text(read), err=True)
-    whole = estimates.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
+    whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
     click.echo(msgspec.json.encode(whole) if as_json else render.answer_text(found))
     return waiting.code(finish(found, output))
 
@@ -177,9 +177,9 @@ def explain(as_json: bool, **given: Any) -> int:
     """Where every byte and second of one layout comes from: the recommended one, or the one given."""
     import msgspec
 
+    from planner import estimate_json, options, render
     from planner import estimation as estimates
     from planner import explanation as explanations
-    from planner import options, render
 
     question = options.question(given)
     with searching() as waiting:
@@ -188,7 +188,7 @@ def explain(as_json: bool, **given: Any) -> int:
     explained = explanations.explain(found)
     one = explained.estimate
     if as_json:
-        figures = estimates.estimate_dict(one, found.question.calibration)
+        figures = estimate_json.estimate_dict(one, found.question.calibration)
         whole = explanations.as_json_object(explained)
         click.echo(msgspec.json.encode(whole | {"estimate": figures, "interrupted": found.interrupted}))
         return waiting.code(0)
@@ -358,8 +358,8 @@ def tell(notes: Iterable[str]) -> None:
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
     from planner import inputs
-    from planner.estimation import plan_of
     from planner.plan import encode_plan, write_whole
+    from planner.planning import plan_of
 
     tell(found.question.notes)
     place = found.recommended

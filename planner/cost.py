@@ -16,11 +16,12 @@ from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimation import Estimate
 from planner.formula import formula
+from planner.passes import coefficients
 from planner.question import Question, warnings
 from planner.recommendation import recommend
 from planner.reply import reply_of, summary
 from planner.saving import DALY, HOUR_S, checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of
-from planner.steptime import coefficients, scalar
+from planner.steptime import scalar
 
 SCHEMA = "cost/1"
 NOTHING_FITS = 3

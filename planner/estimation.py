@@ -7,24 +7,23 @@ Not here: the search for each strategy's best layout (search.py), or tables (ren
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import msgspec
 
-from planner import saving
 from planner.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.answers import Estimate as Estimate
-from planner.calibration import Bands, Calibration, Coefficients, as_used
+from planner.calibration import Bands
 from planner.case import Case
-from planner.comm import CommVolume, comm_volume
+from planner.comm import comm_volume
 from planner.engines import engine_of
 from planner.errors import PlannerError
 from planner.inventory import default_lora
 from planner.launchable import launch_refusal
-from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown, stage_phases
+from planner.memory import MemoryBreakdown, device_bytes, memory_breakdown
 from planner.nearest import changes_text, nearest_launchable
 from planner.offloading import ways_out
-from planner.plan import PhaseMemory, Plan, Prediction, StagePrediction
+from planner.passes import coefficients, peak_flops
+from planner.planning import probed_here
 from planner.progress import Cancelled
 from planner.question import (
     Question,
@@ -36,24 +35,19 @@ from planner.question import (
     limit_bytes,
     single_device,
     verdict,
-    warnings,
 )
-from planner.reasons import reasons_of
 from planner.rules import JOB, POSITIONS, broken, check
 from planner.spec import Layout, Quantization
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy, strategy_name
 from planner.spec.options import OF_AXIS
-from planner.steptime import StepTime, Throughput, coefficients, peak_flops, scalar, step_time, throughput
+from planner.steptime import step_time, throughput
 from planner.strategies import LORA_SHARDINGS, best_of, groups_of
 from planner.technique_rules import STRAY
 from planner.units import format_bytes
 
-SCHEMA = "estimate/1"
 ADAPTED: tuple[Method, ...] = ("lora", "qlora")
 """Methods shown beside full training when none was chosen."""
-BUFFERS = ("gathered", "buckets", "temporaries")
-"""Terms that the JSON contract sums up as buffers."""
 
 
 def answer(question: Question) -> Answer:
@@ -279,7 +273,7 @@ def estimate(
         low_bytes=memory.device_bytes * bands.memory_low,
         high_bytes=memory.device_bytes * bands.memory_high,
         considered=considered,
-        probed=_probed(case, question.calibration),
+        probed=probed_here(case, question.calibration),
     )
 
 
@@ -328,157 +322,3 @@ def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, 
             f"{there}: less than {question.headroom:.0%} headroom, largest is {largest[0]} in {memory.peak.phase}",
         )
     return False, (f"{there}, largest is {largest[0]} {format_bytes(largest[1])} in {memory.peak.phase}",)
-
-
-# -- plan.json -----------------------------------------------------------------------------------------------------
-
-
-def make_plan(case: Case, known: Calibration) -> Plan:
-    """The plan of one layout with its whole prediction, for the executor to run and the report to join."""
-    time = step_time(case, known)
-    speed, probed = throughput(case, time), _probed(case, known)
-    return _plan(case, memory_breakdown(case), comm_volume(case), time, speed, probed=probed).sealed()
-
-
-def plan_of(one: Estimate) -> Plan:
-    """The plan of an estimate, nothing computed again."""
-    return _plan(one.case, one.memory, one.comm, one.time, one.throughput, probed=one.probed).sealed()
-
-
-def _probed(case: Case, known: Calibration) -> bool:
-    return known.probed(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
-
-
-def _plan(
-    case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime, speed: Throughput, *, probed: bool
-) -> Plan:
-    return Plan(
-        model=case.model,
-        cluster=case.cluster,
-        job=case.job,
-        layout=case.layout,
-        runtime=case.runtime,
-        prediction=Prediction(
-            memory=memory.phases,
-            collectives=comm.engine,
-            ideal_collectives=comm.ideal,
-            stages=stage_predictions(case),
-            step_s=scalar(time.step_s),
-            tokens_per_s=scalar(speed.tokens_per_s),
-            probed=probed,
-            checkpoint=saving.advice(case.model, case.job, case.cluster),
-        ),
-    )
-
-
-def stage_predictions(case: Case) -> tuple[StagePrediction, ...]:
-    """What the ranks of each pipeline stage will hold and send; empty without a pipeline."""
-    if not case.pipelined:
-        return ()
-    return tuple(
-        StagePrediction(stage=place, memory=stage_phases(here), collectives=comm_volume(here).engine)
-        for place, here in enumerate(map(case.at, case.every_stage()))
-    )
-
-
-# -- estimate/1 ----------------------------------------------------------------------------------------------------
-
-
-def as_json(found: Answer) -> bytes:
-    """One object, as `answer_dict`."""
-    return msgspec.json.encode(answer_dict(found))
-
-
-def answer_dict(found: Answer) -> dict[str, Any]:
-    """The contract's keys first."""
-    question = found.question
-    return {
-        "schema": SCHEMA,
-        "model": question.model,
-        "cluster": question.cluster,
-        "job": question.job,
-        "runtime": {one.case.runtime.name: one.case.runtime for one in found.estimates},
-        "calibration": as_used(coefficients(one.case, question.calibration) for one in found.estimates),
-        "headroom": question.headroom,
-        "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
-        "recommended": found.recommended,
-        "offload_tried": found.offload_tried,
-        "interrupted": found.interrupted,
-        "warnings": warnings(question),
-        "reasons": reasons_of(found),
-        "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
-        "notes": question.notes,
-    }
-
-
-def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
-    """One estimate as the contract has it."""
-    time = {
-        name: getattr(one.time, name)
-        for name in (
-            "step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "ramp_s",
-            "slowest_stage", "optimizer_s",
-        )
-    }  # fmt: skip
-    return {
-        "strategy": one.strategy,
-        "sharding": one.sharding,
-        "method": one.case.job.method,
-        "layout": msgspec.structs.asdict(one.case.layout),
-        "global_batch_size": one.case.layout.global_batch_size,
-        "runtime": one.case.runtime.name,
-        "fits": one.fits,
-        "verdict": one.verdict,
-        "reasons": list(one.reasons),
-        "launchable": one.launchable,
-        "backend": one.backend,
-        "launch_refusal": one.refusal,
-        "memory": memory_dict(one, coefficients(one.case, known)),
-        "comm": {
-            "collectives": [msgspec.structs.asdict(call) for call in one.comm.engine],
-            "ideal_collectives": [msgspec.structs.asdict(call) for call in one.comm.ideal],
-            "all_reduce_bytes": one.comm.all_reduce_bytes,
-            "wire_bytes_per_rank": one.comm.wire_bytes_per_rank,
-            "inter_node_bytes_per_rank": one.comm.inter_node_bytes_per_rank,
-            "ideal_wire_bytes_per_rank": one.comm.ideal_wire_bytes_per_rank,
-        },
-        "time": time,
-        "throughput": msgspec.structs.asdict(one.throughput),
-        "layouts_considered": one.considered,
-    }
-
-
-def breakdown(one: Estimate) -> dict[str, float]:
-    """The peak by the contract's seven terms; `overhead` is what allocator and device add to live bytes."""
-    terms = one.memory.peak.terms
-    return {
-        **{term: terms[term] for term in ("params", "grads", "optimizer", "activations", "logits")},
-        "buffers": sum(terms[term] for term in BUFFERS),
-        "overhead": one.memory.device_bytes - one.memory.peak.total,
-    }
-
-
-def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
-    """Peak, band, capacity, and every phase of each pipeline stage that differs from the others."""
-    peak = one.memory.peak
-    return {
-        "peak_bytes": peak.total,
-        "low_bytes": peak.total * known.bands.memory_low,
-        "high_bytes": peak.total * known.bands.memory_high,
-        "reserved_bytes": one.memory.reserved_bytes,
-        "device_bytes": one.memory.device_bytes,
-        "device_low_bytes": one.low_bytes,
-        "device_high_bytes": one.high_bytes,
-        "capacity_bytes": one.case.cluster.gpu.memory_bytes,
-        "host_bytes": one.memory.host,
-        "host_node_bytes": one.memory.host_node_bytes,
-        "host_capacity_bytes": one.case.cluster.host_memory_bytes,
-        "peak_stage": one.memory.stage,
-        "peak_phase": peak.phase,
-        "breakdown": breakdown(one),
-        "stages": [{"stage": stage.stage, "phases": _phases_dict(stage.phases)} for stage in one.memory.stages],
-    }
-
-
-def _phases_dict(phases: tuple[PhaseMemory, ...]) -> list[dict[str, Any]]:
-    return [{"phase": phase.phase, "total_bytes": phase.total, "terms": phase.terms} for phase in phases]

@@ -19,7 +19,7 @@ from planner.inventory import default_lora, lora_targets
 from planner.lengths import by_data
 from planner.model_rules import check_model
 from planner.optimizers import STEPPED_BY_TORCH
-from planner.presets import Folders
+from planner.preset_files import Folders
 from planner.quantities import length, memory_bytes, real, share, whole, wholes
 from planner.question import Pins, Question, checked_runtime
 from planner.rules import one_of

@@ -1,35 +1,42 @@
-"""Presets: find a model, GPU, cluster, runtime, ... by name, read its TOML file and turn it into base units.
+"""Presets: a model, GPU, cluster, runtime, ... by name, its TOML file turned into base units.
 
-Folders are searched in order: those given, those of MESHWRIGHT_PRESETS, the packaged one; the first that has the
-name wins. Not here: the facts (presets/*.toml), or reading a Hugging Face config.json (huggingface.py).
+Not here: where the files are (preset_files.py), the facts (presets/*.toml), or reading a Hugging Face config.json
+(huggingface.py).
 """
 
 from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-import planner
 from planner.errors import PlannerError, did_you_mean
 from planner.model_rules import check_model
+from planner.preset_files import (
+    ENVIRONMENT,
+    Folders,
+    by_path,
+    checked,
+    find_file,
+    found_file,
+    known_kind,
+    merged_aliases,
+    read_toml,
+)
+from planner.preset_files import KINDS as KINDS  # others ask for both here
+from planner.preset_files import names as names
 from planner.spec import Cluster, Gpu, Implementation, Kernels, Link, ModelSpec, Nics, Runtime, Tier
 from planner.spec.options import LARGEST_COUNT
 from planner.units import GB, GIB, MICRO, TERA
 
-KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
-ENVIRONMENT = "MESHWRIGHT_PRESETS"
 NEAR_DEVICE = 0.7
 """How like a known device a name must be to be taken for a slip of the keyboard: rtx4090 is, m3-max is not."""
 
-T = TypeVar("T")
-Folders = Sequence[str | os.PathLike[str]]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)]
@@ -107,21 +114,15 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sources: dict[str, str] = {}
 
 
-def names(kind: str, *, folders: Folders = ()) -> list[str]:
-    """Every id of one kind, sorted; aliases are not ids."""
-    found = {path.stem for folder in _search_path(folders) for path in (folder / _known(kind)).glob("*.toml")}
-    return sorted(found - {"aliases"})
-
-
 def aliases(kind: str, *, folders: Folders = ()) -> dict[str, str]:
     """Short names of one kind, each with the id it stands for."""
-    return dict(sorted(_aliases(_known(kind), folders).items()))
+    return dict(sorted(merged_aliases(known_kind(kind), folders).items()))
 
 
 def provenance(kind: str, name: str, *, folders: Folders = ()) -> dict[str, str]:
     """Where each fact of a preset comes from: its [sources] table as written."""
-    path = _found(_known(kind), name, folders)
-    return _checked(_read(path).get("sources", {}), dict[str, str], path, "sources")
+    path = found_file(known_kind(kind), name, folders)
+    return checked(read_toml(path).get("sources", {}), dict[str, str], path, "sources")
 
 
 @contextmanager
@@ -137,18 +138,18 @@ def searched_first(folders: Folders) -> Iterator[None]:
 
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:
     """The model of that name or alias."""
-    path = _found("models", name, folders)
-    raw = _read(path)
+    path = found_file("models", name, folders)
+    raw = read_toml(path)
     raw.pop("sources", None)
-    spec = _checked({**raw, "name": path.stem}, ModelSpec, path)
+    spec = checked({**raw, "name": path.stem}, ModelSpec, path)
     check_model(spec, str(path))
     return spec
 
 
 def gpu(name: str, *, folders: Folders = ()) -> Gpu:
     """The GPU of that name or alias. A CPU's memory is this host's; `cluster` divides it among the ranks."""
-    path = _found("gpus", name, folders)
-    return _gpu(path, _checked(_read(path), _GpuFile, path))
+    path = found_file("gpus", name, folders)
+    return _gpu(path, checked(read_toml(path), _GpuFile, path))
 
 
 def cluster(
@@ -165,10 +166,10 @@ def cluster(
     device is a process, so `gpus` alone puts all of them on one node, and a node's memory is divided among them.
     The path of a file clusters/NAME.toml stands for its name, with its folder of presets searched first.
     """
-    name, folders = _by_path("clusters", name, folders)
+    name, folders = by_path("clusters", name, folders)
     shape, gpu_path, default_nodes, tapers, title = _cluster_parts(name, folders)
     whole = _whole_cluster(name, folders)
-    gpu_file = _checked(_read(gpu_path), _GpuFile, gpu_path)
+    gpu_file = checked(read_toml(gpu_path), _GpuFile, gpu_path)
     cpu = gpu_file.kind == "cpu"
     nodes, per_node = _arrange(title, shape.gpus, default_nodes, cpu, gpus, gpus_per_node, nodes)
     device = _gpu(gpu_path, gpu_file)
@@ -198,8 +199,8 @@ def cluster(
 
 def runtime(name: str, *, folders: Folders = ()) -> Runtime:
     """The runtime of that name: engine, kernels and backend. What its allocator adds stands in calibrations."""
-    path = _found("runtimes", name, folders)
-    file = _checked(_read(path), _RuntimeFile, path)
+    path = found_file("runtimes", name, folders)
+    file = checked(read_toml(path), _RuntimeFile, path)
     return Runtime(
         name=path.stem,
         engine=file.engine,
@@ -212,23 +213,25 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
 
 def kernels(name: str, *, folders: Folders = ()) -> Kernels:
     """What the model code keeps and computes, by that name."""
-    path = _found("kernels", name, folders)
-    facts = {key: value for key, value in _read(path).items() if key != "sources"}
-    return _checked(facts, Kernels, path)
+    path = found_file("kernels", name, folders)
+    facts = {key: value for key, value in read_toml(path).items() if key != "sources"}
+    return checked(facts, Kernels, path)
 
 
 def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
     """A calibration preset as written: its reader knows what the keys mean. `name` may be a file's path, in any folder:
     it names no other preset but the calibration it is based on."""
     if name.endswith(".toml") and Path(name).absolute().parent.name != "calibrations":
-        return _read(Path(name))
-    name, folders = _by_path("calibrations", name, folders)
-    return _read(_found("calibrations", name, folders))
+        return read_toml(Path(name))
+    name, folders = by_path("calibrations", name, folders)
+    return read_toml(found_file("calibrations", name, folders))
 
 
 def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:
     """Any preset's file in its own units, [sources] left out."""
-    return {key: value for key, value in _read(_found(_known(kind), name, folders)).items() if key != "sources"}
+    return {
+        key: value for key, value in read_toml(found_file(known_kind(kind), name, folders)).items() if key != "sources"
+    }
 
 
 def _gpu(path: Path, file: _GpuFile) -> Gpu:
@@ -265,31 +268,31 @@ def host_memory_bytes() -> float | None:
 
 def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple[_Taper, ...], str]:
     """The node, the GPU's file, the default number of nodes, where the network narrows, and the name to show."""
-    if path := _find("clusters", name, folders):
-        file = _checked(_read(path), _ClusterFile, path)
-        node_path = _found("nodes", file.node, folders)
-        node = _checked(_read(node_path), _NodeFile, node_path)
+    if path := find_file("clusters", name, folders):
+        file = checked(read_toml(path), _ClusterFile, path)
+        node_path = found_file("nodes", file.node, folders)
+        node = checked(read_toml(node_path), _NodeFile, node_path)
         for place, tier in enumerate(node.tiers):
             _check_domain(f"{node_path}: tiers[{place}].gpus", tier.gpus, node.gpus)
         for place, taper in enumerate(file.tapers):
             _check_domain(f"{path}: tapers[{place}].beyond_gpus", taper.beyond_gpus, node.gpus)
-        return node, _found("gpus", node.gpu, folders), file.nodes, file.tapers, path.stem
-    if path := _find("gpus", name, folders):
-        gpu_file = _checked(_read(path), _GpuFile, path)
+        return node, found_file("gpus", node.gpu, folders), file.nodes, file.tapers, path.stem
+    if path := find_file("gpus", name, folders):
+        gpu_file = checked(read_toml(path), _GpuFile, path)
         if gpu_file.node is None:
             raise PlannerError("cluster", name, f"{path} has no [node] table", "Add one, or name a cluster")
         return gpu_file.node, path, 1, (), path.stem
-    if path := _find("nodes", name, folders):
+    if path := find_file("nodes", name, folders):
         fix = f'Write {path.parents[1] / "clusters" / path.name} with node = "{path.stem}"'
         raise PlannerError("cluster", name, f"is a node ({path}), and a cluster says how many there are of one", fix)
-    known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *_aliases("gpus", folders)}
+    known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *merged_aliases("gpus", folders)}
     raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", _other_device(name, known))
 
 
 def _whole_cluster(name: str, folders: Folders) -> _ClusterFile | None:
     """The file of a cluster, which has facts of the whole; a GPU's name has none."""
-    path = _find("clusters", name, folders)
-    return None if path is None else _checked(_read(path), _ClusterFile, path)
+    path = find_file("clusters", name, folders)
+    return None if path is None else checked(read_toml(path), _ClusterFile, path)
 
 
 def _other_device(name: str, known: set[str]) -> str:
@@ -387,115 +390,3 @@ def _multiple_fix(field: str, value: int, step: int) -> str:
     below = value // step * step
     near = [below, below + step] if below else [below + step]
     return f"Try {field} = {' or '.join(map(str, near))}"
-
-
-def _known(kind: str) -> str:
-    if kind not in KINDS:
-        raise PlannerError("kind", kind, "is not a kind of preset", did_you_mean(kind, KINDS))
-    return kind
-
-
-def packaged() -> Path:
-    """presets/ inside the package when installed from a wheel, beside it in a source checkout."""
-    package = Path(planner.__file__).parent
-    inside = package / "presets"
-    return inside if inside.is_dir() else package.parent / "presets"
-
-
-def _search_path(folders: Folders) -> list[Path]:
-    given = [("presets", Path(folder)) for folder in folders]
-    listed = os.environ.get(ENVIRONMENT, "")
-    given += [(ENVIRONMENT, Path(folder)) for folder in listed.split(os.pathsep) if folder]
-    for field, folder in given:
-        if not folder.is_dir():
-            raise PlannerError(field, folder, "is not a folder", "Name a folder laid out like presets/")
-    return [folder for _, folder in given] + [packaged()]
-
-
-def _by_path(kind: str, name: str, folders: Folders) -> tuple[str, Folders]:
-    """A name that a person gave as the path of a preset's file, as the name and the folders that find that file."""
-    if not name.endswith(".toml"):
-        return name, folders
-    path = Path(name)
-    one = kind.removesuffix("s")
-    if not path.is_file():
-        raise PlannerError(one, name, "is not a file", f"Name a preset, or a file {kind}/NAME.toml")
-    if path.absolute().parent.name != kind:
-        rule = f"must stand in a folder {kind}/ beside the presets it names"
-        raise PlannerError(one, name, rule, f"Move it to {kind}/{path.name}")
-    return path.stem, (path.absolute().parents[1], *folders)
-
-
-def _find(kind: str, name: str, folders: Folders) -> Path | None:
-    """The file of an id, or else of an alias."""
-    wanted = name.lower()
-    return _file_of(kind, wanted, folders) or _file_of(kind, _aliases(kind, folders).get(wanted, ""), folders)
-
-
-def _file_of(kind: str, wanted: str, folders: Folders) -> Path | None:
-    # A name is never a path: "../secrets" is unknown, not a file elsewhere.
-    if not wanted or wanted == "aliases" or set(wanted) & {"/", "\\", "\0"}:
-        return None
-    paths = (folder / kind / f"{wanted}.toml" for folder in _search_path(folders))
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _found(kind: str, name: str, folders: Folders) -> Path:
-    if path := _find(kind, name, folders):
-        return path
-    known = {*names(kind, folders=folders), *_aliases(kind, folders)}
-    advice = did_you_mean(name, known) if known else f"No {kind} are installed"
-    one = kind if kind == "kernels" else kind.removesuffix("s")
-    raise PlannerError(one, name, f"is not among the {kind} known here", advice)
-
-
-def _aliases(kind: str, folders: Folders) -> dict[str, str]:
-    """Alias -> id over all folders, the first folder winning."""
-    merged: dict[str, str] = {}
-    for folder in reversed(_search_path(folders)):
-        if (path := folder / kind / "aliases.toml").is_file():
-            merged.update(_checked(_read(path), dict[str, str], path))
-    return merged
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            raw = tomllib.load(stream)
-    except OSError as error:
-        raise PlannerError("preset", path, f"cannot be read ({error.strerror})", "Name a TOML file") from None
-    except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 are both ValueError
-        raise PlannerError(str(path), None, f"is not TOML ({error})", "Copy a neighbouring file and edit it") from None
-    for key, value in _numbers(raw):
-        if not abs(value) < 1e30:  # false for nan as well
-            raise PlannerError(f"{path}: {key}", value, "is not a sensible number")
-    return raw
-
-
-def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _numbers(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _numbers(inner, f"{key}[{index}]")
-    elif isinstance(value, int | float):
-        yield key, value
-
-
-def _checked(raw: Any, type_: type[T], path: Path, table: str = "") -> T:
-    """`raw` as `type_`, or a refusal that names file, key and rule."""
-    try:
-        return msgspec.convert(raw, type_)
-    except msgspec.ValidationError as error:
-        rule, _, place = str(error).partition(" - at `$")
-        key = ".".join(part for part in (table, place.strip(".`")) if part)
-        advice = "presets/README.md says what each key means"
-        if unknown := rule.partition("unknown field `")[2].rstrip("`"):
-            if not key:
-                advice = did_you_mean(unknown, getattr(type_, "__struct_fields__", ()))
-            key, rule = f"{key}.{unknown}".strip("."), "is not a key of this kind of preset"
-        value = raw
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        raise PlannerError(f"{path}: {key}" if key else str(path), value, rule, advice) from None

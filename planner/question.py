@@ -17,7 +17,7 @@ from planner.calibration import Bands, Calibration, Coefficients
 from planner.case import Case
 from planner.errors import PlannerError
 from planner.inventory.compute import check_kernels
-from planner.presets import Folders
+from planner.preset_files import Folders
 from planner.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 from planner.spec.engines import ENGINES

@@ -16,7 +16,8 @@ from planner.candidates import Candidate
 from planner.contradictions import refuse_empty
 from planner.engines import engine_of
 from planner.errors import PlannerError
-from planner.estimation import Answer, Estimate, answer_dict, check_job, check_strategy, estimate
+from planner.estimate_json import answer_dict
+from planner.estimation import Answer, Estimate, check_job, check_strategy, estimate
 from planner.launchable import launch_refusal, launch_rules, launchable_engines
 from planner.offloading import ENGINES as OFFLOADING
 from planner.offloading import ways_out

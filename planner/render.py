@@ -11,17 +11,19 @@ from planner.arith import Number
 from planner.calibration import Calibration
 from planner.engines import engine_of
 from planner.engines.common import step_name
-from planner.estimation import Answer, Estimate, breakdown
+from planner.estimate_json import breakdown
+from planner.estimation import Answer, Estimate
 from planner.groups import MESH_AXES
 from planner.inventory import parameters
 from planner.offloading import ways_out
+from planner.passes import coefficients
 from planner.plan import Plan
 from planner.question import case_of, warnings
 from planner.reasons import METHODS, reasons_of
 from planner.rules import broken, one_of
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import OFFLOADS
-from planner.steptime import coefficients, scalar
+from planner.steptime import scalar
 from planner.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 
 NOT_KNOWN = "n/a"

@@ -11,9 +11,9 @@ import msgspec
 
 from planner.calibration import Calibration, calibration
 from planner.errors import PlannerError
-from planner.estimation import make_plan
 from planner.launchable import launch_rules, launchable_engines
 from planner.plan import Plan
+from planner.planning import make_plan
 from planner.question import Pins, Question, case_of
 from planner.search import rank
 from planner.technique_rules import STRAY

@@ -8,33 +8,45 @@ bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from planner.arith import Number, is_column, maximum, minimum, where
-from planner.calibration import Calibration, Coefficients, Compute
-from planner.case import LAYERS, UNITS, Case
-from planner.comm import Traffic, crosses, traffic
+from planner.calibration import Calibration, Coefficients
+from planner.case import UNITS, Case
+from planner.comm import Traffic, traffic
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.engines.common import implementation, parallel_calls, updated
+from planner.engines.common import implementation, updated
 from planner.formula import formula
-from planner.groups import axis_stride
 from planner.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
 from planner.linktime import collective_seconds
 from planner.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
 from planner.parallelism.schedules import rank_of
+from planner.passes import (
+    WITHIN,
+    Device,
+    Passes,
+    coefficients,
+    device_of,
+    loads_of,
+    matmul_seconds,
+    memory_seconds,
+    on_stage,
+    passes_of,
+    peak_flops,
+    starting_seconds,
+    waiting_of,
+    working_seconds,
+)
 from planner.spec import Layout
 from planner.units import BYTES
-from planner.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Load, Work, element_bytes_of, unit_work
+from planner.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, element_bytes_of, unit_work
 
 CLIP_ACCESSES = 3
 """Reads for the norm, then read and write to scale."""
-WITHIN = ("tp", "cp", "ep")
-"""Axes whose collectives stand in the way of every micro-batch's compute."""
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -81,49 +93,6 @@ def update_bytes(elements: Number, element_bytes: Number, moved_bytes: Number, a
     return elements * (moved_bytes + element_bytes * accesses)
 
 
-@formula(unit="FLOP/s", source="two kinds of matrix products one after the other: a harmonic mean by their FLOP")
-def blended_rate(fast_share: Number, fast_flops_per_s: Number, slow_flops_per_s: Number) -> Number:
-    """Rate of work of which `fast_share` runs at the first rate, the rest at the second."""
-    return 1 / (fast_share / fast_flops_per_s + (1 - fast_share) / slow_flops_per_s)
-
-
-# -- seconds -------------------------------------------------------------------------------------------------------
-
-
-@formula(
-    unit="s", source="share * size / (size + half size) of the peak rate; size: harmonic mean of m, n and k, over 3"
-)
-def matmul_seconds(
-    flops: Number, operands: Number, peak_flops_per_s: Number, share: Number, half_size: Number
-) -> Number:
-    """Matrix products at a share of the device's dense peak rate that falls with their size.
-
-    1/size = 1/m + 1/n + 1/k, so that 2 mnk / size is twice the elements of the three matrices: products of several
-    sizes add up, and the time that small ones lose is in proportion to the memory they touch.
-    """
-    return (flops + 2 * half_size * operands) / (peak_flops_per_s * share)
-
-
-@formula(unit="s", source="roofline: kernels that do little arithmetic are bound by device memory")
-def memory_seconds(moved_bytes: Number, bytes_per_s: Number, share: Number) -> Number:
-    """Work that only moves bytes, at a share of the memory's rate."""
-    return moved_bytes / (bytes_per_s * share)
-
-
-@formula(
-    unit="s", source="a share of the dense peak rate by the FLOP of the causal mask, without what flash recomputes"
-)
-def attention_seconds(flops: Number, peak_flops_per_s: Number, share: Number) -> Number:
-    """Scores and weighted values, forward or backward."""
-    return flops / (peak_flops_per_s * share)
-
-
-@formula(unit="s", source="definition: each operation is started by the host, one after the other")
-def starting_seconds(operations: Number, operation_s: Number) -> Number:
-    """What the host takes to start operations, whatever they do."""
-    return operations * operation_s
-
-
 @formula(
     unit="s", source="overlap as DDP and FSDP schedule it: calls run beside compute, but each round has one with none"
 )
@@ -147,35 +116,7 @@ def flops_utilization(flops: Number, step_s: Number, peak_flops_per_s: Number) -
     return flops / (step_s * peak_flops_per_s)
 
 
-@formula(unit="s", source="observed in nanotron's published sweep: the more ranks wait for each other, the longer")
-def straggling_seconds(calls: Number, ranks: Number, straggle_s: Number) -> Number:
-    """What collectives inside passes wait for stragglers while sends between nodes are pending."""
-    return calls * ranks * straggle_s
-
-
 # -- one step ------------------------------------------------------------------------------------------------------
-
-
-def peak_flops(case: Case) -> float | None:
-    """The device's dense rate in the format most matrix products run in; None when unknown."""
-    return case.cluster.gpu.flops_per_s.get({"pure-bf16": "bf16"}.get(case.job.precision, case.job.precision))
-
-
-def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
-    """The rate that a step's matrix products could reach; None when unknown.
-
-    The fp8 recipe multiplies the layers' linear modules in 8 bits, attention and the head in bf16.
-    """
-    fast = peak_flops(case)
-    if case.job.precision != "fp8":
-        return fast
-    slow = case.cluster.gpu.flops_per_s.get("bf16")
-    if fast is None or slow is None:
-        return None
-    times = case.whole_repeats
-    all_flops = sum(times[unit] * one.forward.flops for unit, one in work.items())
-    eight_bit = sum(times[unit] * one.linear_flops for unit, one in work.items())
-    return blended_rate(eight_bit / all_flops, fast, slow)
 
 
 def _optimizer_bytes(case: Case) -> Number:
@@ -186,7 +127,7 @@ def _optimizer_bytes(case: Case) -> Number:
     return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
 
 
-def _optimizer_seconds(case: Case, device: _Device) -> Number:
+def _optimizer_seconds(case: Case, device: Device) -> Number:
     """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
     known = device.known
     took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
@@ -230,36 +171,6 @@ def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
     return shares
 
 
-class _Device(msgspec.Struct, frozen=True):
-    """What the device could do, and how near the software comes to it. `waits` where the host itself computes."""
-
-    peak_flops_per_s: Number
-    bytes_per_s: float
-    element_bytes: float
-    waits: bool
-    known: Compute
-
-
-def _device(case: Case, work: dict[str, Work], known: Coefficients) -> _Device | None:
-    """None where the device's rates are unknown."""
-    gpu, peak = case.cluster.gpu, matmul_rate(case, work)
-    if peak is None or gpu.memory_bytes_per_s is None:
-        return None
-    return _Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute)
-
-
-class _Passes(NamedTuple):
-    """Seconds of one micro-batch's forward and backward."""
-
-    forward_s: Number
-    backward_s: Number
-
-
-def coefficients(case: Case, known: Calibration) -> Coefficients:
-    """What a calibration knows about the case's runtime on its devices."""
-    return known.of(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
-
-
 def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
     """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
 
@@ -273,17 +184,17 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
     seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
-    device = _device(case, work, known)
+    device = device_of(case, work, known)
     unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
     if device is None:
         return unknown
     compute, both = {}, {}
-    for unit, waiting in _waiting(case, known).items():
-        loads = _loads(work[unit], device)
-        compute[unit] = _passes(loads, device)
-        both[unit] = _passes(loads, device, waiting)
-    own = _on_stage(first, both)
-    beside = _on_stage(first, compute)
+    for unit, waiting in waiting_of(case, known).items():
+        loads = loads_of(work[unit], device)
+        compute[unit] = passes_of(loads, device)
+        both[unit] = passes_of(loads, device, waiting)
+    own = on_stage(first, both)
+    beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
     pipeline_s, slowest = _pipeline_s(case, both, known)
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
@@ -333,14 +244,14 @@ def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
     """A bound below the compute of one sequence's forward and backward through the whole model on devices that share
     it: work that larger micro-batches or other splits spare is left out. 0 where the device's rates are unknown."""
     work = unit_work(case)
-    device = _device(case, work, coefficients(case, calibration))
+    device = device_of(case, work, coefficients(case, calibration))
     if device is None:
         return 0.0
     times, seconds = case.whole_repeats, 0.0
     for unit, one in work.items():
         for load in (one.forward, one.backward, one.again):
             least = msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0)
-            seconds += times[unit] * float(_working_s(least, device))
+            seconds += times[unit] * float(working_seconds(least, device))
     return seconds
 
 
@@ -356,77 +267,6 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     passes = [(unit, load) for unit, one in work.items() for load in (one.forward, one.backward, one.again)]
     computed = sum(times[unit] * load.computed_flops for unit, load in passes)
     return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
-
-
-class _Seconds(NamedTuple):
-    """What the device works on one occurrence of a unit in one pass, and what the host takes to start it."""
-
-    busy_s: Number
-    start_s: Number
-
-
-def _loads(one: Work, device: _Device) -> tuple[_Seconds, _Seconds]:
-    """Forward, and backward with what it computes again."""
-    forward, backward = (
-        _Seconds(_working_s(load, device), starting_seconds(load.operations, device.known.operation_s))
-        for load in (one.forward, one.backward.and_again(one.again))
-    )
-    return forward, backward
-
-
-def _passes(loads: tuple[_Seconds, _Seconds], device: _Device, waiting: _Passes | None = None) -> _Passes:
-    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
-
-    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
-    """
-    found: list[Number] = []
-    for place, (busy_s, start_s) in enumerate(loads):
-        taken_s = busy_s + (waiting[place] if waiting else 0.0)
-        found.append(taken_s + start_s if device.waits else maximum(taken_s, start_s))
-    return _Passes(*found)
-
-
-def _working_s(load: Load, device: _Device) -> Number:
-    """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
-    known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
-    products_s = matmul_seconds(
-        load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
-    )
-    products_s = maximum(products_s, memory_seconds(load.operands * device.element_bytes, *memory))
-    attention_s = attention_seconds(
-        load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
-    )
-    return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
-
-
-def _waiting(case: Case, known: Coefficients) -> dict[str, _Passes]:
-    """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
-    whole, times = case.unsplit, case.whole_repeats
-    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
-    calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
-    straggle_s = _straggle_s(case, known)
-    for call in traffic(whole, calls):
-        call_s = collective_seconds(call, case.cluster.levels, known)
-        call_s = call_s + straggling_seconds(call.count, where(call.ranks > 1, call.ranks, 0.0), straggle_s)
-        each_s = call_s / (case.layout.grad_accum * times[call.unit])
-        found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
-    return {unit: _Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
-
-
-def _straggle_s(case: Case, known: Coefficients) -> Number:
-    """Seconds for each rank of a group, where the pipeline's neighbours stand on different nodes."""
-    if not known.overlap.straggle_s or not case.pipelined:
-        return 0.0
-    leaves = crosses(case.layout.pp, axis_stride(case.layout, "pp"), case.cluster.gpus_per_node)
-    return where(leaves, known.overlap.straggle_s, 0.0)
-
-
-def _on_stage(case: Case, units: dict[str, _Passes]) -> _Passes:
-    """One micro-batch's passes through the stage a case is about."""
-    here = case.here
-    counts = {"embed": int(here.first), "tail": int(here.last)} | dict(zip(LAYERS, here.layers, strict=True))
-    forward_s, backward_s = (sum(counts[unit] * units[unit][place] for unit in UNITS) + 0.0 for place in (0, 1))
-    return _Passes(forward_s, backward_s)
 
 
 class _Slowest(msgspec.Struct, frozen=True):
@@ -445,16 +285,16 @@ def _slowest(layout: Layout, forward_s: Sequence[float], backward_s: Sequence[fl
     return _Slowest(stage, passes_s[stage])
 
 
-def _pipeline_s(case: Case, units: dict[str, _Passes], known: Coefficients) -> tuple[Number, _Slowest | None]:
+def _pipeline_s(case: Case, units: dict[str, Passes], known: Coefficients) -> tuple[Number, _Slowest | None]:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
     played out for one layout of stages (with its slowest), and a bound below it for columns."""
     layout = case.layout
     if not case.pipelined:
-        passes = _on_stage(case, units)
+        passes = on_stage(case, units)
         return layout.grad_accum * (passes.forward_s + passes.backward_s), None
     p2p_s = _send_seconds(case, known)
     if not is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
-        stages = [_on_stage(case.at(stage), units) for stage in case.chunks()]
+        stages = [on_stage(case.at(stage), units) for stage in case.chunks()]
         forward, backward = ([float(stage[place]) for stage in stages] for place in (0, 1))
         played_s = makespan_s(
             layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
@@ -466,8 +306,8 @@ def _pipeline_s(case: Case, units: dict[str, _Passes], known: Coefficients) -> t
             where(spills, minimum(dense, other), other)
             for dense, other in zip(units["dense"], units["layer"], strict=True)
         )
-        units = units | {"layer": _Passes(forward_s, backward_s)}
-    first, middle, last = (_on_stage(case.at(stage), units) for stage in case.chunk_classes())
+        units = units | {"layer": Passes(forward_s, backward_s)}
+    first, middle, last = (on_stage(case.at(stage), units) for stage in case.chunk_classes())
     bound_s = lower_bound_s(
         layout.pp_schedule,
         layout.pp,

@@ -16,12 +16,13 @@ from planner.calibration import as_used
 from planner.errors import PlannerError
 from planner.estimation import Estimate
 from planner.formula import formula
+from planner.passes import coefficients
 from planner.progress import Cancelled
 from planner.question import Question, warnings
 from planner.recommendation import Constraints, recommend
 from planner.reply import Reply, Resize, ask, summary
 from planner.spec.options import LARGEST_BATCH
-from planner.steptime import coefficients, scalar
+from planner.steptime import scalar
 
 SCHEMA = "sweep/1"
 ON_DEVICES = Constraints(offload=False)

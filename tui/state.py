@@ -16,12 +16,14 @@ import msgspec
 
 from planner import hub
 from planner.errors import PlannerError
-from planner.estimation import BUFFERS, Answer, Estimate, answer, breakdown, plan_of
+from planner.estimate_json import BUFFERS, breakdown
+from planner.estimation import Answer, Estimate, answer
 from planner.inputs import resolved, unknown
 from planner.inventory import parameters
 from planner.objectives import Reached
 from planner.options import Given, question
 from planner.plan import PhaseMemory, encode_plan, write_whole
+from planner.planning import plan_of
 from planner.progress import Watch, watching
 from planner.question import GROUP_AXES, Question, warnings
 from planner.recommendation import Constraints, Recommendation, recommend, seen_of

@@ -13,7 +13,7 @@ from typing import Any
 from executor.launchers.kubernetes import RUNS
 from planner.errors import PlannerError, did_you_mean
 from planner.plan import Plan
-from planner.presets import packaged
+from planner.preset_files import packaged
 
 CODE, RUN = "~/meshwright-code", "~/meshwright-run"
 

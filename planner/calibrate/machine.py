@@ -18,7 +18,7 @@ from planner.comm import leaving_bytes
 from planner.devices import gpu_preset
 from planner.errors import PlannerError
 from planner.linktime import ROUNDS
-from planner.presets import Folders
+from planner.preset_files import Folders
 from planner.tomltext import pairs
 from planner.truth.probe import Exchange, Probe, Product
 from planner.units import GB, GIB, MICRO, TERA

@@ -15,7 +15,7 @@ from planner.case import Case
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import accelerate_compute, parallel_calls, parallel_ideal
-from planner.engines.fsdp2 import Units
+from planner.engines.fsdp2_units import Units
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.pipeline import micro_batches_match_torch

@@ -31,6 +31,8 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
+from planner.engines.fsdp2_units import Communication, Units, resharded, table_in_root
+from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
 from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
@@ -93,7 +95,7 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: f"Use dp_shard={case.layout.dp_replicate} and dp_replicate=1",
     ),
     accepts("method", ("full", "lora"), "4-bit weights are not split over tensor ranks"),
-    *fsdp2.SHARDED_TENSORS,
+    *SHARDED_TENSORS,
     *COMMON,
     *JOB,
 )
@@ -195,22 +197,22 @@ def _shards_holder(case: Case) -> Holder:
     return held
 
 
-def _layer_ahead(units: fsdp2.Units, moment: Moment) -> tuple[Number, Number]:
+def _layer_ahead(units: Units, moment: Moment) -> tuple[Number, Number]:
     """With a tied head the root has the table, and its hook is on the loss: the last layer is gathered before it."""
-    weights, buckets = fsdp2.table_in_root(units, moment)
+    weights, buckets = table_in_root(units, moment)
     ahead = moment.phase == "backward" and moment.unit == "loss"
     return weights, buckets + units.gathered[units.before(moment)] if ahead else buckets
 
 
-def _experts_apart(case: Case) -> fsdp2.Communication:
+def _experts_apart(case: Case) -> Communication:
     """Experts that are spread over ranks are a unit of FSDP2's within their layer, sharded over ranks of its own: its
     gather comes after the layer's, its reduction before. Of one shard it is copied, with nothing to receive."""
     experts = [weight for weight in case.units()["layer"] if weight.expert]
     whole: Number = sum(weight.elements * fsdp2.gathered_bytes_of(case, weight) for weight in experts)
     received = where(case.shards(experts[0]) > 1, whole, 0.0)
 
-    def held(units: fsdp2.Units, moment: Moment) -> tuple[Number, Number]:
-        weights, buckets = fsdp2.resharded(units, moment)
+    def held(units: Units, moment: Moment) -> tuple[Number, Number]:
+        weights, buckets = resharded(units, moment)
         if moment.phase == "backward":
             # What is gathered ahead is the layer's own part, and what is still being reduced.
             ahead = moment.unit == "tail" or (moment.unit == "layer" and moment.layer > 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner import presets
 from planner.errors import PlannerError
-from planner.presets import Folders
+from planner.preset_files import Folders
 
 HUB = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 SUFFIX = re.compile(

@@ -5,7 +5,7 @@ Not here: latent attention (mla.py), or the residual connections and norms aroun
 
 from __future__ import annotations
 
-from planner.inventory import fused, ops
+from planner.inventory import fused, ops, rotary
 from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
 from planner.inventory.scores import is_math, is_written_out, math_attention, written_out_attention
@@ -209,14 +209,14 @@ def _each(
 def _rotated(tape: Tape, x: Tensor, model: ModelSpec, table: tuple[Tensor, ...], ratio: float) -> Tensor:
     """Rotary positions on all of a head or on a part of it, `ratio` times as wide as x; lets go of x."""
     if model.family not in PARTIAL:
-        turn = ops.rotary_halves if model.family == "gpt_oss" else ops.rotary_eager
+        turn = rotary.rotary_halves if model.family == "gpt_oss" else rotary.rotary_eager
         turned = turn(tape, x, (table[0], table[1]), ratio=ratio)
         tape.drop(x)
         return turned
     part = model.rotary_dim / model.head_dim
     turning, still = ops.slices(tape, x, (part, 1 - part))
     tape.drop(x)
-    turned = ops.rotary_eager(tape, turning, (table[0], table[1]), ratio=ratio)
+    turned = rotary.rotary_eager(tape, turning, (table[0], table[1]), ratio=ratio)
     tape.drop(turning)
     wide = ops.cast(tape, still, ratio)
     whole = ops.joined(tape, (turned, wide))

@@ -5,7 +5,7 @@ Not here: ordinary attention (attention.py).
 
 from __future__ import annotations
 
-from planner.inventory import ops
+from planner.inventory import ops, rotary
 from planner.inventory.compute import Compute
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
@@ -118,7 +118,7 @@ def _expanded(
 
 def _rotated_pairs(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
     """DeepSeek-V3: even and odd elements times the half tables, then joined: keeps only the tables."""
-    return ops.rotary_halves(tape, x, (table[0], table[1]), sliced=True)
+    return rotary.rotary_halves(tape, x, (table[0], table[1]), sliced=True)
 
 
 def _rotated_complex(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:

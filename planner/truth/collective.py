@@ -10,8 +10,8 @@ from planner.case import Case
 from planner.comm import traffic
 from planner.engines.base import Call
 from planner.linktime import collective_seconds
+from planner.passes import coefficients
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
-from planner.steptime import coefficients
 from planner.truth.asked import Asked, CannotPredict
 from planner.units import GB
 

@@ -14,10 +14,11 @@ from planner.calibration import Calibration
 from planner.case import Case
 from planner.errors import one_line
 from planner.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
+from planner.passes import coefficients
 from planner.plan import PhaseMemory
 from planner.question import DEFAULT_HEADROOM, Verdict, usable_bytes, verdict
 from planner.spec import Layout
-from planner.steptime import coefficients, scalar, step_time, throughput
+from planner.steptime import scalar, step_time, throughput
 from planner.truth.asked import Asked, CannotPredict
 from planner.truth.collective import bus_bandwidth_gbps
 from planner.truth.rows import Measured, Row, Source, Unread

@@ -13,9 +13,9 @@ from executor.backends.transformers import TransformersBackend
 from planner.backend import Backend
 from planner.case import Case
 from planner.comm import comm_volume
-from planner.estimation import stage_predictions
 from planner.memory import memory_breakdown
 from planner.plan import Plan, Prediction
+from planner.planning import stage_predictions
 from planner.question import usual_runtime
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Moe, Runtime, TrainingJob
 

@@ -22,7 +22,7 @@ from planner import (
     api,
     command,
     estimate,
-    estimation,
+    estimate_json,
     explain,
     explanation,
     plan_of,
@@ -92,7 +92,7 @@ def test_estimate_answers_as_the_command(capfd):
 
     shown = printed(capfd, "estimate --model 7b --gpus 32 --seq-len 4096 --headroom 5% --json")
 
-    assert plain(estimation.answer_dict(found)) == shown
+    assert plain(estimate_json.answer_dict(found)) == shown
     assert found.best is found.estimates[shown["recommended"]]
 
 

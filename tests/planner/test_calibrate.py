@@ -18,8 +18,8 @@ from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.calibration import UNCALIBRATED, Calibration, calibration
 from planner.case import Case
 from planner.cli import planner
-from planner.estimation import make_plan
 from planner.plan import encode_plan
+from planner.planning import make_plan
 from planner.record import Measured, PhaseMemory, RunRecord
 from planner.spec import Allocator, Layout, TrainingJob
 from planner.truth.rows import append_rows

@@ -63,7 +63,7 @@ def test_small_products_reach_less_of_the_peak_rate_than_large_ones():
 
 
 def test_a_cube_of_three_half_sizes_reaches_half_the_share():
-    from planner.steptime import matmul_seconds
+    from planner.passes import matmul_seconds
 
     size = 3 * 500.0
     full, curved = (matmul_seconds(2 * size**3, 3 * size**2, 1e15, 0.8, half) for half in (0.0, 500.0))

@@ -12,8 +12,8 @@ import pytest
 from planner import command, options
 from planner.cli import planner
 from planner.compare import compare
-from planner.estimation import plan_of
 from planner.plan import CheckpointAdvice, Plan, Prediction, encode_plan
+from planner.planning import plan_of
 from planner.recommendation import recommend
 from planner.views.compare import compare_text
 

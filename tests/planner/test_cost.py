@@ -24,9 +24,9 @@ from planner.cost import (
     work,
 )
 from planner.errors import PlannerError
-from planner.estimation import plan_of
 from planner.options import question
 from planner.plan import CheckpointAdvice
+from planner.planning import plan_of
 from planner.recommendation import recommend
 from planner.reply import reply_of
 from planner.saving import checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of, young_interval_s

@@ -9,9 +9,11 @@ import pytest
 
 from planner import presets
 from planner.calibration import calibration
-from planner.estimation import answer, as_json, make_plan, plan_of
+from planner.estimate_json import as_json
+from planner.estimation import answer
 from planner.options import question
 from planner.plan import decode_plan, encode_plan
+from planner.planning import make_plan, plan_of
 from planner.question import Pins, Question, case_of
 from planner.recommendation import recommend
 from planner.render import count_text

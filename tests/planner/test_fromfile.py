@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
-from planner import command, estimation, fromfile, options
+from planner import command, estimation, fromfile, options, planning
 from planner.cli import planner
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.errors import PlannerError
@@ -346,7 +346,7 @@ WORKLOAD = {"model": "tiny", "seq_len": "128", "method": "full"}
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_what_the_executor_writes_for_a_plan_reads_back_as_its_layout(asked: dict[str, Any], tmp_path: Path):
     typed = WORKLOAD | {"gpus": "8", "cluster": "dgx-a100"} | asked
-    plan = estimation.plan_of(estimation.answer(options.question(typed)).estimates[0])
+    plan = planning.plan_of(estimation.answer(options.question(typed)).estimates[0])
     backend = DeepSpeedBackend() if plan.layout.engine == "deepspeed" else AccelerateBackend()
     ((name, text),) = backend.files(plan).items()
     # Accelerate's file knows no batch; DeepSpeed's knows no ranks; recompute is the trainer's own.

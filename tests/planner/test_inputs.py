@@ -14,9 +14,10 @@ from planner import command, contents, inputs
 from planner.cli import planner
 from planner.contents import content_of
 from planner.errors import PlannerError
-from planner.estimation import answer, plan_of
+from planner.estimation import answer
 from planner.options import question
 from planner.plan import Input, Plan, decode_plan, encode_plan, hash_of, read_plan
+from planner.planning import plan_of
 
 
 def planned(**recipe: str) -> Plan:

@@ -17,10 +17,11 @@ from planner.inventory import TERMS, Compute, Moment, walk, whole_model
 from planner.inventory.forms import nf4_scale_bytes
 from planner.memory import memory_breakdown
 from planner.options import question
+from planner.passes import matmul_rate, peak_flops
 from planner.question import Question, case_of
 from planner.rules import check
 from planner.spec import Layout, Lora, Quantization, TrainingJob
-from planner.steptime import matmul_rate, peak_flops, step_time, throughput
+from planner.steptime import step_time, throughput
 from planner.work import unit_work
 
 DDP = Layout(engine="ddp", dp_replicate=8)

@@ -21,13 +21,15 @@ from planner.cli import planner
 from planner.collectives import WIRE
 from planner.comm import leaving_bytes
 from planner.errors import PlannerError
-from planner.estimation import answer, make_plan, plan_of
+from planner.estimation import answer
 from planner.linktime import collective_seconds
 from planner.options import question
+from planner.passes import attention_seconds, matmul_seconds, memory_seconds
 from planner.plan import encode_plan
+from planner.planning import make_plan, plan_of
 from planner.record import RunRecord
 from planner.spec import Layout, TrainingJob
-from planner.steptime import attention_seconds, matmul_seconds, memory_seconds, step_time
+from planner.steptime import step_time
 from planner.truth.probe import (
     Attention,
     Device,

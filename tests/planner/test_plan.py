@@ -7,8 +7,9 @@ import pytest
 
 from planner import options
 from planner.errors import PlannerError
-from planner.estimation import answer, plan_of
+from planner.estimation import answer
 from planner.plan import Plan, decode_plan, encode_plan, hash_of
+from planner.planning import plan_of
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ import pytest
 
 from planner import command, options
 from planner.cli import planner
-from planner.estimation import answer, plan_of
+from planner.estimation import answer
 from planner.plan import Collective, PhaseMemory, Plan, encode_plan
+from planner.planning import plan_of
 from planner.record import Attempt, BadStep, Measured, RunRecord, Wire
 from planner.truth.rows import Row
 

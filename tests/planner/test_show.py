@@ -14,10 +14,11 @@ import pytest
 from planner import command
 from planner.cli import planner
 from planner.comm import comm_volume
-from planner.estimation import answer, plan_of
+from planner.estimation import answer
 from planner.groups import axis_groups, coordinates
 from planner.options import question
 from planner.plan import Collective, Plan, Prediction, encode_plan
+from planner.planning import plan_of
 from planner.question import case_of
 from planner.show.picture import cells_of, picture_of
 from planner.show.svg import svg_of

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from planner.calibration import calibration
 from planner.errors import PlannerError
-from planner.estimation import make_plan
 from planner.launchable import launches
 from planner.options import question
 from planner.plan import Plan
+from planner.planning import make_plan
 from planner.question import DEFAULT_HEADROOM, case_of, usable_bytes
 from planner.search import rank
 from planner.smaller import plan_on_fewer

@@ -8,9 +8,10 @@ import pytest
 from planner import presets
 from planner.calibration import calibration
 from planner.parallelism.data import global_batch_size
+from planner.passes import coefficients
 from planner.question import Question, case_of
 from planner.spec import Layout, TrainingJob
-from planner.steptime import coefficients, exposed_seconds, step_time, throughput
+from planner.steptime import exposed_seconds, step_time, throughput
 
 FSDP = Layout(engine="fsdp2", dp_shard=32, zero_stage=3)
 KNOWN = calibration()
