@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from planner import presets
+from planner.blocks import blocks_of
 from planner.capabilities import MODELS
 from planner.case import Case
 from planner.engines import engine_of
 from planner.formats import FORMATS
 from planner.options import question
 from planner.question import usual_runtime
-from planner.space import blocks_of
 from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.layout import CpMethod, PpSchedule
