@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from executor import rundir
+from executor.folder import rundir
 
 MODEL = "--layers 4 --hidden 256 --heads 8 --kv-heads 8 --ffn 704 --vocab 2048 --seq-len 128"
 EVERY = 20

@@ -16,12 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from executor.rundir import read_record
-from planner.calibration import calibration
-from planner.case import Case
-from planner.plan import Plan, read_plan
-from planner.steptime import StepTime, step_time
-from planner.truth.probe import read_probe
+from executor.folder.rundir import read_record
+from planner.calibrate.probe import read_probe
+from planner.figures.steptime import StepTime, step_time
+from planner.parallelism.case import Case
+from planner.spec.calibration import calibration
+from planner.spec.plan import Plan, read_plan
 
 NAME = "this-machine"
 CASES = {

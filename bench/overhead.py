@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.huggingface import config_dict
-from planner.plan import read_plan
+from planner.spec.huggingface import config_dict
+from planner.spec.plan import read_plan
 
 MODEL = "--layers 4 --hidden 256 --heads 8 --kv-heads 8 --ffn 704 --vocab 2048 --seq-len 128"
 ENGINES = ("ddp", "fsdp", "zero2")

@@ -50,8 +50,8 @@ def output(*arguments: str) -> str:
 
 def searched(model: str, gpus: int) -> dict[str, float]:
     """One search: seconds from the question to the recommendation, counts, and the process's peak memory."""
-    from planner import options
-    from planner.recommendation import Constraints, recommend
+    from planner.ask import options
+    from planner.decide.recommendation import Constraints, recommend
 
     question = options.question({"model": model, "gpus": str(gpus)})
     started = time.perf_counter()

@@ -6,42 +6,18 @@ What is named here is the library (docs/library.md). It is imported when it is f
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.api import (
-        Answer as Answer,
-    )
-    from planner.api import (
-        Estimate as Estimate,
-    )
-    from planner.api import (
-        Explanation as Explanation,
-    )
-    from planner.api import (
-        Plan as Plan,
-    )
-    from planner.api import (
-        PlannerError as PlannerError,
-    )
-    from planner.api import (
-        Recommendation as Recommendation,
-    )
-    from planner.api import (
-        estimate as estimate,
-    )
-    from planner.api import (
-        explain as explain,
-    )
-    from planner.api import (
-        plan_of as plan_of,
-    )
-    from planner.api import (
-        read_plan as read_plan,
-    )
-    from planner.api import (
-        recommend as recommend,
-    )
-    from planner.api import (
-        write_plan as write_plan,
-    )
+    from planner.studies.api import Answer as Answer
+    from planner.studies.api import Estimate as Estimate
+    from planner.studies.api import Explanation as Explanation
+    from planner.studies.api import Plan as Plan
+    from planner.studies.api import PlannerError as PlannerError
+    from planner.studies.api import Recommendation as Recommendation
+    from planner.studies.api import estimate as estimate
+    from planner.studies.api import explain as explain
+    from planner.studies.api import plan_of as plan_of
+    from planner.studies.api import read_plan as read_plan
+    from planner.studies.api import recommend as recommend
+    from planner.studies.api import write_plan as write_plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,12 +27,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the library, from planner/api.py."""
+    """A name of the library, from planner/studies/api.py."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("planner.api"), name)
+    return getattr(import_module("planner.studies.api"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """Rewrite what is generated in the documentation: whole pages; the output of a console block's commands and of
 the library page's Python blocks; the README's tables of layouts that were run and of how often "fits" was false; and
-the JSON Schemas in planner/schemas.
+the JSON Schemas in planner/spec/schemas.
 
     python scripts/docs.py [--check] [FILE...]
 

@@ -34,7 +34,7 @@ if __package__:
 else:  # as a file, by path: also of another checkout's planner
     from fuzz_inputs import KINDS  # type: ignore[import-not-found, no-redef]
 
-from planner import command
+from planner.basics import command
 from planner.cli import planner as group
 
 CODES = (0, 2, 3)

@@ -20,10 +20,11 @@ from typing import Any
 import click
 
 import planner
-from planner import command, presets
+from planner.basics import command
 from planner.cli import planner as group
-from planner.huggingface import config_dict
-from planner.plan import hash_of
+from planner.spec import presets
+from planner.spec.huggingface import config_dict
+from planner.spec.plan import hash_of
 
 ROOT = Path(planner.__file__).parents[1]
 CONFIGS = ("llama-3.2-1b", "gpt2", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-3-1b", "phi-2", "pythia-70m", "opt-125m")

@@ -32,9 +32,9 @@ sys.path.append(str(ROOT / "tests" / "cluster"))
 
 import recorded  # noqa: E402 (beside the cases, whose tests find it there)
 
+from planner.ask.launchable import find_backend  # noqa: E402
 from planner.cli import planner  # noqa: E402
-from planner.launchable import find_backend  # noqa: E402
-from planner.plan import Plan, encode_plan, read_plan  # noqa: E402
+from planner.spec.plan import Plan, encode_plan, read_plan  # noqa: E402
 from tests.truth.published.__main__ import published  # noqa: E402
 
 STORED = ROOT / "tests" / "same.txt"

@@ -2,7 +2,7 @@
 
     python -m scripts.trace_pairs [NAME...] [--full]
 
-Not here: tracing (executor/worker/trace.py), or the claim that they agree (tests/executor/test_trace.py).
+Not here: tracing (executor/worker/trace/trace.py), or the claim that they agree (tests/executor/test_trace.py).
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from executor.lines import Line
-from executor.trace import TraceReport, compared
-from planner import presets
-from planner.case import Case
-from planner.comm import comm_volume
-from planner.memory import memory_breakdown
-from planner.plan import Plan, Prediction
-from planner.spec import Layout, Lora, ModelSpec, TrainingJob
+from executor.measure.lines import Line
+from executor.measure.trace import TraceReport, compared
+from planner.figures.comm import comm_volume
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec import Layout, Lora, ModelSpec, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import Precision
+from planner.spec.plan import Plan, Prediction
 
 PEAK_PERCENT, TERM_PERCENT, LARGE = 2.0, 5.0, 0.02
 """How far apart the peak, and each term of at least that share of it, may be."""
@@ -104,7 +103,7 @@ def planned(model: ModelSpec, job: TrainingJob, layout: Layout) -> Plan:
 
 def traced(pair: Pair, *, full: bool = False) -> TraceReport:
     """The pair traced in this process, beside its prediction."""
-    from executor.worker.trace import trace  # torch
+    from executor.worker.trace.trace import trace  # torch
 
     plan = plan_of(pair)
     return compared(plan, trace(plan, 0, full=full))

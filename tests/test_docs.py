@@ -139,7 +139,7 @@ def test_the_planner_commands_of_the_readme_run_one_after_the_other(tmp_path):
 
 
 WHOLE = ("formulas.md", "accuracy.md", "commands.md", "library.md")
-SCHEMAS = sorted(PROJECT.glob("planner/schemas/*.json"))
+SCHEMAS = sorted(PROJECT.glob("planner/spec/schemas/*.json"))
 GENERATED = [*SCHEMAS, *(page for page in PAGES if "```console\n" in page.read_text() or page.name in WHOLE)]
 
 

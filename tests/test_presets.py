@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from planner import presets
-from planner.errors import PlannerError
-from planner.spec import Kernels
+from planner.basics.errors import PlannerError
+from planner.spec import Kernels, presets
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "presets"
@@ -546,10 +545,10 @@ def test_presets_inside_the_package_are_found_as_in_a_wheel(tmp_path: Path):
     shutil.copytree(REPOSITORY / "planner", tmp_path / "planner", ignore=ignored)
     shutil.copytree(FOLDER, tmp_path / "planner/presets")
 
-    code = "from planner import presets; print(presets.__file__); print(presets.model('7b').name)"
+    code = "from planner.spec import presets; print(presets.__file__); print(presets.model('7b').name)"
     module, name = run_python(code, tmp_path).splitlines()
 
-    assert Path(module).parent == tmp_path / "planner"
+    assert Path(module).parent == tmp_path / "planner" / "spec"
     assert name == "llama-2-7b"
 
 
@@ -560,11 +559,11 @@ def foreign_modules(work: str) -> set[str]:
 
 
 def test_reading_presets_needs_only_msgspec():
-    brought = foreign_modules("from planner import presets; presets.model('7b'); presets.cluster('dgx-h100', 16)")
+    brought = foreign_modules("from planner.spec import presets; presets.model('7b'); presets.cluster('dgx-h100', 16)")
 
     # msgspec itself looks for typing_extensions.
     assert {"planner", "msgspec"} <= brought <= {"planner", "msgspec", "typing_extensions"}
 
 
 def test_the_check_above_would_notice_a_heavy_import():
-    assert "numpy" in foreign_modules("from planner import presets; import numpy")
+    assert "numpy" in foreign_modules("from planner.spec import presets; import numpy")

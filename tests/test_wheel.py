@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.truth.rows import append_rows
+from planner.calibrate.rows import append_rows
 from tests.truth.published.reader import by_value, each
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def documented(folder: Path) -> Path:
 def test_the_wheel_holds_nothing_that_serves_published_rows_alone(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
 
-    assert {"planner/truth/rows.py", "planner/truth/predict.py", "planner/py.typed"} <= set(names)
+    assert {"planner/calibrate/rows.py", "planner/calibrate/predict.py", "planner/py.typed"} <= set(names)
     assert [name for name in names if re.search(r"tests/|scripts/|published/|truth/sources|\.jsonl", name)] == []
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from planner.command import DEBUG_VARIABLE
-from planner.errors import PlannerError
-from planner.progress import Cancelled
+from planner.basics.command import DEBUG_VARIABLE
+from planner.basics.errors import PlannerError
+from planner.basics.progress import Cancelled
 from tui import inputs
 
 if TYPE_CHECKING:  # the planner's cost models are imported after the first paint

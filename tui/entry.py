@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from planner.errors import PlannerError
-from planner.explorer import not_installed
+from planner.basics.errors import PlannerError
+from planner.cli.explorer import not_installed
 from tui import inputs
 
 

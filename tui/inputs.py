@@ -14,8 +14,8 @@ from typing import Any
 import click
 import msgspec
 
+from planner.basics.errors import PlannerError, did_you_mean
 from planner.cli import explore, question_params
-from planner.errors import PlannerError, did_you_mean
 from planner.spec.options import OPTIONS
 
 FIELDS = (
@@ -190,7 +190,7 @@ def _named(head: str) -> str | None:
 @cache
 def _values(name: str) -> dict[str, str]:
     """Every value an option is known to take, with a word about it; none for numbers."""
-    from planner import presets
+    from planner.spec import presets
 
     option = OPTIONS[name]
     known = dict.fromkeys(option.choices, "")

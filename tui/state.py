@@ -14,20 +14,22 @@ from typing import Any
 
 import msgspec
 
-from planner import hub
-from planner.errors import PlannerError
-from planner.estimate_json import BUFFERS, breakdown
-from planner.estimation import Answer, Estimate, answer
-from planner.inputs import resolved, unknown
+from planner.ask.options import Given, question
+from planner.ask.question import GROUP_AXES, Question, warnings
+from planner.basics.errors import PlannerError
+from planner.basics.progress import Watch, watching
+from planner.basics.units import GIB, MIB, format_bytes, format_volume
+from planner.decide.estimate_json import BUFFERS, breakdown
+from planner.decide.estimation import Answer, Estimate, answer
+from planner.decide.planning import plan_of
+from planner.decide.recommendation import Constraints, Recommendation, recommend, seen_of
 from planner.inventory import parameters
-from planner.objectives import Reached
-from planner.options import Given, question
-from planner.plan import PhaseMemory, encode_plan, write_whole
-from planner.planning import plan_of
-from planner.progress import Watch, watching
-from planner.question import GROUP_AXES, Question, warnings
-from planner.recommendation import Constraints, Recommendation, recommend, seen_of
-from planner.render import (
+from planner.spec import Layout, TrainingJob, hub
+from planner.spec.inputs import resolved, unknown
+from planner.spec.plan import PhaseMemory, encode_plan, write_whole
+from planner.studies.objectives import Reached
+from planner.views.ranking import failure_text
+from planner.views.render import (
     band_text,
     count_text,
     gib_text,
@@ -38,9 +40,6 @@ from planner.render import (
     table,
     trust_text,
 )
-from planner.spec import Layout, TrainingJob
-from planner.units import GIB, MIB, format_bytes, format_volume
-from planner.views.ranking import failure_text
 from tui import inputs
 
 SCHEMA = "explore/1"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from executor.backends.common import HEADER, TRAINER, read_back, readable
 from executor.backends.launched import launched_by
-from planner.formats import FORMATS
-from planner.plan import Plan
+from planner.spec.formats import FORMATS
+from planner.spec.plan import Plan
 
 CONFIG = "config/accelerate.yaml"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from executor.backends.launched import LAUNCHED
-from planner.case import Case
-from planner.errors import PlannerError, did_you_mean
-from planner.formats import FORMATS
+from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import lora_targets
-from planner.rules import DEFAULTS, Rule, accepts, as_option, one_of
+from planner.parallelism.case import Case
+from planner.parallelism.rules import DEFAULTS, Rule, accepts, as_option, one_of
+from planner.spec.formats import FORMATS
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
@@ -33,7 +33,7 @@ loss than the whole one."""
 
 OWN_ATTENTION = ("bloom", "falcon")
 """Families whose modules in Transformers 5.23 call attention themselves and not through its attention interface, by
-which the trainer recomputes it (executor/worker/recompute.py)."""
+which the trainer recomputes it (executor/worker/model/recompute.py)."""
 
 
 def not_built(field: str, why: str) -> Rule:

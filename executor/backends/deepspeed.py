@@ -11,11 +11,11 @@ from typing import Any
 from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from executor.backends.launched import launched_by
-from planner.case import Case
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
-from planner.plan import Plan
-from planner.rules import Rule, one_of
+from planner.parallelism.case import Case
+from planner.parallelism.rules import Rule, one_of
+from planner.spec.plan import Plan
 
 CONFIG = "config/deepspeed.json"
 TENSOR_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

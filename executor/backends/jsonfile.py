@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from executor.backends.common import read_back
-from planner.plan import Plan
+from planner.spec.plan import Plan
 
 NOTE = "_generated"
 """JSON has no comments: the plan's hash stands in this key."""

@@ -18,7 +18,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     worker: str  # the class of executor/worker/engines that adapts it, "module:class"
     on_cpu: Mapping[str, str]  # variables without which its framework looks for a device and trains alone on each rank
     wrapper: str  # how it shows in a script
-    shows_as: tuple[str, ...]  # names that executor/worker/live.py gives it
+    shows_as: tuple[str, ...]  # names that executor/worker/world/live.py gives it
     stage_shows: bool = False  # whether a script's wrapper tells the ZeRO stage
     way_out: str  # what a script has to do to train in it
     traced: bool = False  # whether its modules can be built in one process, beside the axes it splits

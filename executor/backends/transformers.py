@@ -11,9 +11,9 @@ from typing import Any
 from executor.backends import jsonfile
 from executor.backends.common import TRAINER, readable
 from executor.backends.launched import launched_by
-from planner.case import Case
-from planner.plan import Plan
-from planner.rules import Rule, accepts, one_of
+from planner.parallelism.case import Case
+from planner.parallelism.rules import Rule, accepts, one_of
+from planner.spec.plan import Plan
 
 CONFIG = "config/distributed.json"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

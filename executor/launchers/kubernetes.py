@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from planner.errors import PlannerError
-from planner.plan import Plan
+from planner.basics.errors import PlannerError
+from planner.spec.plan import Plan
 
 API = "jobset.x-k8s.io/v1alpha2"
 GROUP = "node"

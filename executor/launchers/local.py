@@ -1,6 +1,6 @@
 """Start the agents of a run on this machine: one node, or several emulated ones on loopback or in network namespaces.
 
-Not here: what is started (executor.launch) or watching it (executor.supervise).
+Not here: what is started (executor.run.launch) or watching it (executor.watch.supervise).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Literal
 
 import executor
-from executor import processes
 from executor.backends.common import READ_BACK_TIMEOUT_S, Read, Reader, in_a_process
-from executor.environment import inherited
+from executor.folder.rundir import agent_log
 from executor.launchers import namespaces
-from executor.processes import LAUNCHER_VARIABLE, RUN_ID_VARIABLE
-from executor.rundir import agent_log
-from executor.supervise import POLL_S, Agent
-from planner.backend import LaunchSpec
-from planner.errors import PlannerError
+from executor.system import processes
+from executor.system.environment import inherited
+from executor.system.processes import LAUNCHER_VARIABLE, RUN_ID_VARIABLE
+from executor.watch.supervise import POLL_S, Agent
+from planner.basics.errors import PlannerError
+from planner.parallelism.backend import LaunchSpec
 
 Emulation = Literal["loopback", "namespaces", "elsewhere", "join", "ssh"]
 LOOPBACK = ("lo", "lo0")

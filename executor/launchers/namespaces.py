@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
 
 NAMES = Path("/run/netns")
 LINKS = Path("/sys/class/net")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from executor.launchers.kubernetes import RUNS
-from planner.errors import PlannerError, did_you_mean
-from planner.plan import Plan
-from planner.preset_files import packaged
+from planner.basics.errors import PlannerError, did_you_mean
+from planner.spec.plan import Plan
+from planner.spec.preset_files import packaged
 
 CODE, RUN = "~/meshwright-code", "~/meshwright-run"
 

@@ -3,7 +3,7 @@
 It dies with its supervisor, it reads configuration files back for the supervisor once it has imported torch, it waits
 for the environment that the supervisor finds for the ranks, it says in
 failed/node-N.json which ranks failed and how (and whom the out-of-memory killer took meanwhile), and it can give an
-emulated node its own host name. Not here: starting or ending agents (executor.supervise), or training (train.py).
+emulated node its own host name. Not here: starting or ending agents (executor.watch.supervise), or training (train.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor import cgroups
+from executor.system import cgroups
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWUTS = 0x04000000
@@ -94,8 +94,8 @@ def _take_hostname(name: str | None) -> None:
 
 
 def _write(folder: str, record: dict[str, Any]) -> None:
-    # Beside what ranks say of themselves: their last words in failed/, which executor.failures reads, and how far they
-    # have come in states/, which executor.rollcall reads.
+    # Beside what ranks say of themselves: their last words in failed/, which executor.watch.failures reads, and how far
+    # they have come in states/, which executor.watch.rollcall reads.
     target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / folder / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_suffix(".tmp")

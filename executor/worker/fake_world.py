@@ -1,7 +1,7 @@
 """One rank of a large world in one process: torch's own fake process group, real tensors, real modules.
 
 Every collective returns at once and moves nothing, so memory is that of the rank and values are not. Not here: any
-training, how one rank is started (executor.launch), or a world of fake tensors too (tracefake.py).
+training, how one rank is started (executor.run.launch), or a world of fake tensors too (tracefake.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import torch.distributed as dist
 
 from executor.worker.engines.base import Engine
-from executor.worker.model import Unfilled, build_optimizer, unfilled_model
-from executor.worker.values import Zeros
-from planner.errors import PlannerError
-from planner.plan import Plan
+from executor.worker.model.model import Unfilled, build_optimizer, unfilled_model
+from executor.worker.model.values import Zeros
+from planner.basics.errors import PlannerError
+from planner.spec.plan import Plan
 
 
 def start(plan: Plan) -> None:

@@ -1,7 +1,8 @@
 """Looks at a step's loss before the step is taken: a bad one is withheld, and the run stops, skips it, or goes back.
 
 All ranks judge the same sum and take one another's word on the gradient norm, so that none decides alone. Not here:
-what is bad (executor/badloss.py), or how an engine drops gradients or takes a checkpoint in (engines/, shards.py).
+what is bad (executor/folder/badloss.py), or how an engine drops gradients or takes a checkpoint in (engines/,
+shards.py).
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor import alive, badloss, checkpoints
-from executor.badloss import NOT_FINITE, Bad, History, Policy
-from executor.checkpoints import Complete
-from executor.steplines import ROLLED_BACK
-from executor.worker import fetching, shards
-from executor.worker.checkpointing import Checkpointing
+from executor.folder import alive, badloss, checkpoints
+from executor.folder.badloss import NOT_FINITE, Bad, History, Policy
+from executor.folder.checkpoints import Complete
+from executor.folder.steplines import ROLLED_BACK
+from executor.worker.checkpoints import fetching, shards
+from executor.worker.checkpoints.checkpointing import Checkpointing
+from executor.worker.checkpoints.progress import Reporter
 from executor.worker.engines.base import Engine, NotFinite
-from executor.worker.progress import Reporter
-from planner.errors import PlannerError
-from planner.record import BadStep
+from planner.basics.errors import PlannerError
+from planner.spec.record import BadStep
 
 FAILED = 5
 ADVICE = "Lower --lr or warm up longer, look at this step's data, or leave such steps out with --on-bad-loss skip"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from executor.worker import timeouts
 from executor.worker.engines.base import LiveMesh
-from planner.errors import PlannerError
-from planner.groups import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
-from planner.plan import Plan, write_whole
+from executor.worker.world import timeouts
+from planner.basics.errors import PlannerError
+from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
+from planner.spec.plan import Plan, write_whole
 
 
 def check_world(plan: Plan, rank: int, world_size: int) -> None:

@@ -1,6 +1,6 @@
 """The meter for a person's own script: entered by the script, written down when it has ended, so that a report exists.
 
-    from executor.worker.metering import enter, held
+    from executor.worker.metering import (enter, held)
 
     meter = enter()                                  # does nothing where no `executor run` started the script
     with meter.load():
@@ -31,9 +31,9 @@ import torch
 from executor.worker.engines.base import tensors_of
 from executor.worker.engines.deepspeed import tensors_of_engine
 from executor.worker.mesh import write_json
-from executor.worker.meter import Meter
-from executor.worker.unmetered import Unmetered
-from planner.plan import read_plan
+from executor.worker.meter.meter import Meter
+from executor.worker.meter.unmetered import Unmetered
+from planner.spec.plan import read_plan
 
 FOLDER = "MESHWRIGHT_RUN_DIR"
 _entered: list[Meter] = []

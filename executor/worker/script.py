@@ -22,12 +22,12 @@ from typing import Any
 
 import msgspec
 
-from executor import contract
 from executor.backends.launched import LAUNCHED
-from executor.rundir import MESH
-from executor.worker import cpu, lastwords, states
-from executor.worker.live import live
-from planner.plan import Plan, read_plan, write_whole
+from executor.folder.rundir import MESH
+from executor.preflight import contract
+from executor.worker.world import cpu, lastwords, states
+from executor.worker.world.live import live
+from planner.spec.plan import Plan, read_plan, write_whole
 
 STEPS = "torch.optim.optimizer"
 """The module whose optimizers tell when they step."""

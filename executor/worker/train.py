@@ -20,27 +20,30 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor import alive, badloss, checkpoint_policy
-from executor.checkpoint_policy import Policy
-from executor.checkpoints import Complete
-from executor.datacheck import check_inputs
-from executor.worker import cpu, fake_world, fetching, lastwords, limits, shards, states, timeouts, waits, weights
-from executor.worker.checkpointing import Checkpointing
-from executor.worker.data import micro_batches, open_rows, order_of, validation_batches
+from executor.folder import alive, badloss, checkpoint_policy
+from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoints import Complete
+from executor.preflight.datacheck import check_inputs
+from executor.worker import fake_world
+from executor.worker.checkpoints import fetching, shards
+from executor.worker.checkpoints.checkpointing import Checkpointing
+from executor.worker.checkpoints.progress import Reporter, StepMetrics, memory_in_use, shown
+from executor.worker.data.data import micro_batches, open_rows, order_of, validation_batches
+from executor.worker.data.rows import Rows
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.guard import Guard
 from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
-from executor.worker.model import build_optimizer, unfilled_model
-from executor.worker.progress import Reporter, StepMetrics, memory_in_use, shown
-from executor.worker.rows import Rows
-from executor.worker.schedule import learning_rate
-from executor.worker.seeds import seed_step
-from executor.worker.unmetered import Unmetered
-from executor.worker.wire import WireCounter
-from planner.errors import PlannerError
-from planner.plan import Plan, read_plan
+from executor.worker.meter.unmetered import Unmetered
+from executor.worker.model.model import build_optimizer, unfilled_model
+from executor.worker.model.seeds import seed_step
+from executor.worker.weights import weights
+from executor.worker.world import cpu, lastwords, limits, states, timeouts, waits
+from executor.worker.world.schedule import learning_rate
+from executor.worker.world.wire import WireCounter
+from planner.basics.errors import PlannerError
 from planner.spec import Recipe
+from planner.spec.plan import Plan, read_plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -282,7 +285,7 @@ def _choose_device(plan: Plan) -> None:
 def _meter(plan: Plan, rank: int, device: torch.device, *, measure: bool) -> Any:
     if not measure:
         return Unmetered()
-    from executor.worker.meter import Meter
+    from executor.worker.meter.meter import Meter
 
     node, local_rank = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     return Meter(plan, rank, node, local_rank, device)

@@ -1,7 +1,7 @@
 """What the caching allocator and the context add to live bytes: fragmentation, workspace and context of one runtime.
 
 Searched on a grid, since the error that counts is a median. Not here: which samples belong together (fit.py), or the
-formula's use in predictions (planner/memory.py).
+formula's use in predictions (planner/figures/memory.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from planner.basics.units import GIB
 from planner.calibrate.samples import Sample
 from planner.spec import Allocator
-from planner.units import GIB
 
 LEAST = 8
 """Measurements below which a coefficient keeps its default: with three free numbers fewer would always agree."""
@@ -36,7 +36,7 @@ class AllocatorFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predicted_bytes(sample: Sample, allocator: Allocator) -> float:
-    """The memory of the kind that the sample measured, as planner/memory.py predicts it."""
+    """The memory of the kind that the sample measured, as planner/figures/memory.py predicts it."""
     if sample.memory_kind == "allocated" or sample.device_kind == "cpu":
         return sample.live_bytes
     reserved = (sample.live_bytes + allocator.workspace_bytes) * (1 + allocator.fragmentation) + sample.apart_bytes

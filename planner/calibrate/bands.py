@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from planner.calibrate.holdout import Residual
-from planner.calibration import BandEntry
+from planner.spec.calibration import BandEntry
 
 LEAST = 10
 """Residuals below which a band would be an anecdote: the default stays."""

@@ -1,6 +1,6 @@
 """What compute and overlap of one runtime on one device really reach: a coordinate search over a few coefficients.
 
-Every point of the search is a real prediction of the step (planner/steptime.py), remembered, so that leaving
+Every point of the search is a real prediction of the step (planner/figures/steptime.py), remembered, so that leaving
 measurements out costs little. Not here: link curves (links.py), or which samples belong together (fit.py).
 """
 
@@ -13,8 +13,8 @@ import msgspec
 
 from planner.calibrate.allocator import LEAST, badness
 from planner.calibrate.samples import Sample
-from planner.calibration import Calibration, ComputeEntry, OverlapEntry
-from planner.steptime import scalar, step_time
+from planner.figures.steptime import scalar, step_time
+from planner.spec.calibration import Calibration, ComputeEntry, OverlapEntry
 
 ROUNDS = 6
 WORTH = 0.02

@@ -13,7 +13,7 @@ from typing import Any
 from planner.calibrate.allocator import AllocatorFit, fit_allocator
 from planner.calibrate.compute import ComputeFit, Speeds, Timer, entries, fit_compute
 from planner.calibrate.samples import Sample, distinct
-from planner.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
+from planner.spec.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
 
 SHARED = 3
 """Runtimes that must agree before their median is told of runtimes that nobody measured."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from planner.calibrate import links, machine
-from planner.calibration import Calibration, LinkEntry
-from planner.truth.asked import Asked
-from planner.truth.probe import read_probe
+from planner.calibrate.asked import Asked
+from planner.calibrate.probe import read_probe
+from planner.spec.calibration import Calibration, LinkEntry
 
 PROBED = "probe:"
 """Opens the name of a calibration that a probe gave: it has no file."""

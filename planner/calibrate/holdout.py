@@ -12,7 +12,7 @@ import msgspec
 from planner.calibrate.allocator import predicted_bytes
 from planner.calibrate.compute import Timer, speeds_of
 from planner.calibrate.samples import Sample
-from planner.calibration import Calibration
+from planner.spec.calibration import Calibration
 
 FOLDS = 5
 """Parts of a runtime's measurements where all are of one model: then parts are left out, by the hash of their ids."""

@@ -13,14 +13,14 @@ from statistics import median
 
 import msgspec
 
-from planner.calibration import LinkCurve, LinkEntry
-from planner.collectives import WIRE, transport_of
-from planner.comm import Traffic, leaving_bytes, ranks_inside
-from planner.linktime import tier_seconds
+from planner.basics.units import GB
+from planner.calibrate.asked import Asked
+from planner.calibrate.collective import OPS, bus_bytes
+from planner.figures.comm import Traffic, leaving_bytes, ranks_inside
+from planner.figures.linktime import tier_seconds
+from planner.parallelism.collectives import WIRE, transport_of
 from planner.spec import Cluster, Tier
-from planner.truth.asked import Asked
-from planner.truth.collective import OPS, bus_bytes
-from planner.units import GB
+from planner.spec.calibration import LinkCurve, LinkEntry
 
 OWN_CURVE = ("all_reduce",)
 """Collectives that do not go the way of the others: switches reduce on the way, trees make fewer steps."""

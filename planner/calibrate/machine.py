@@ -1,8 +1,8 @@
 """From a probe to what the planner reads: a cluster preset with the rates that were reached, and a calibration.
 
 The preset says how fast the machine is at its best size, the calibration how far other sizes stay below that: both
-from the same rows, each number with how many and how well it fits them. Not here: measuring (executor.probe), or fits
-to runs of whole models.
+from the same rows, each number with how many and how well it fits them. Not here: measuring (executor.measure.probe),
+or fits to runs of whole models.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from planner import presets
-from planner.calibration import PROBE, Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
-from planner.collectives import NEIGHBOURLY, WIRE
-from planner.comm import leaving_bytes
-from planner.devices import gpu_preset
-from planner.errors import PlannerError
-from planner.linktime import ROUNDS
-from planner.preset_files import Folders
-from planner.tomltext import pairs
-from planner.truth.probe import Exchange, Probe, Product
-from planner.units import GB, GIB, MICRO, TERA
+from planner.basics.errors import PlannerError
+from planner.basics.tomltext import pairs
+from planner.basics.units import GB, GIB, MICRO, TERA
+from planner.calibrate.probe import Exchange, Probe, Product
+from planner.figures.comm import leaving_bytes
+from planner.figures.linktime import ROUNDS
+from planner.parallelism.collectives import NEIGHBOURLY, WIRE
+from planner.spec import presets
+from planner.spec.calibration import PROBE, Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
+from planner.spec.devices import gpu_preset
+from planner.spec.preset_files import Folders
 
 Tables = dict[str, dict[str, float]]
 INSIDE, BETWEEN = "inside", "between"
@@ -75,7 +75,7 @@ def fit_line(points: Iterable[tuple[float, float, float]]) -> Curve:
 
 
 def size_of(product: Product) -> float:
-    """The size that planner.calibration's curve goes by: the harmonic mean of the three dimensions over 3."""
+    """The size that planner.spec.calibration's curve goes by: the harmonic mean of the three dimensions over 3."""
     return 1 / (1 / product.m + 1 / product.n + 1 / product.k)
 
 
@@ -155,8 +155,9 @@ def link_entries(probe: Probe, place: str, link: str, rates: Rates) -> list[Link
 
 
 def _curves(probe: Probe, place: str) -> list[tuple[str, Curve]]:
-    """Seconds a byte and a step of each collective that was timed over one kind of link, as planner.linktime counts
-    both. Between nodes those of groups with one rank a node, all of them at once: nothing else is in the way there."""
+    """Seconds a byte and a step of each collective that was timed over one kind of link, as planner.figures.linktime
+    counts both. Between nodes those of groups with one rank a node, all of them at once: nothing else is in the way
+    there."""
     found = []
     for op in WIRE[probe.transport]:
         rows = [one for one in probe.exchanges if one.op == op and one.nodes == (1 if place == INSIDE else one.ranks)]

@@ -12,19 +12,19 @@ from typing import Any
 
 import msgspec
 
+from planner.basics.errors import PlannerError
 from planner.calibrate import bands as banding
 from planner.calibrate import fit, holdout
 from planner.calibrate.allocator import LEAST, badness
+from planner.calibrate.asked import Asked, Reader, each
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Group
 from planner.calibrate.ground import link_fits, with_probes, without_probes
 from planner.calibrate.holdout import Residual
+from planner.calibrate.rows import Unread
 from planner.calibrate.samples import Sample, of_rows, of_run
-from planner.calibration import Calibration, LinkEntry, as_toml
-from planner.errors import PlannerError
-from planner.truth.asked import Asked, Reader, each
-from planner.truth.rows import Unread
-from planner.truth.statistics import Errors, errors_of
+from planner.calibrate.statistics import Errors, errors_of
+from planner.spec.calibration import Calibration, LinkEntry, as_toml
 
 SCHEMA = "calibrate/1"
 CLEARLY = 0.05
@@ -242,8 +242,8 @@ def sorted_out(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path], lis
 
 
 def file_text(found: Calibrated, made_by: str) -> str:
-    """The calibration's file: what `planner.calibration` reads back."""
-    head = f"# {made_by}\n# planner/calibration.py says what each key means. Units: bytes, seconds, shares.\n\n"
+    """The calibration's file: what `planner.spec.calibration` reads back."""
+    head = f"# {made_by}\n# planner/spec/calibration.py says what each key means. Units: bytes, seconds, shares.\n\n"
     return head + as_toml(found.calibration)
 
 

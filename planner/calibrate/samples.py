@@ -1,6 +1,6 @@
 """What a fit needs of one measurement: its case, the live bytes predicted for it, what was measured.
 
-Made from rows and from run folders. Not here: any fit, or the question a row asks (planner/truth/asked.py).
+Made from rows and from run folders. Not here: any fit, or the question a row asks (planner/calibrate/asked.py).
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from planner.calibration import OWN_RUNS, Calibration
-from planner.case import Case
-from planner.contents import NOT_JSON
+from planner.basics.contents import NOT_JSON
+from planner.basics.errors import PlannerError
+from planner.basics.units import GIB
+from planner.calibrate.asked import Asked
+from planner.calibrate.predict import Replayed, replay
 from planner.engines import engine_of
 from planner.engines.base import bytes_apart
-from planner.errors import PlannerError
-from planner.memory import memory_breakdown
-from planner.plan import read_plan
-from planner.record import RUN_SCHEMA, RunRecord
-from planner.truth.asked import Asked
-from planner.truth.predict import Replayed, replay
-from planner.units import GIB
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec.calibration import OWN_RUNS, Calibration
+from planner.spec.plan import read_plan
+from planner.spec.record import RUN_SCHEMA, RunRecord
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):

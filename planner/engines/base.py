@@ -11,11 +11,11 @@ from typing import Protocol
 
 import msgspec
 
-from planner.arith import Number
-from planner.case import Case
+from planner.basics.arith import Number
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
-from planner.rules import Rule
+from planner.parallelism.case import Case
+from planner.parallelism.rules import Rule
 
 Held = dict[str, Number]
 """Live bytes by term: params, grads, optimizer, gathered, buckets, temporaries."""

@@ -6,7 +6,7 @@ gigabytes on a small one. Not here: what lives in a bucket and when (deepspeed_c
 
 from __future__ import annotations
 
-from planner.arith import Number, ceil_div, maximum, minimum
+from planner.basics.arith import Number, ceil_div, maximum, minimum
 from planner.spec import Layout
 
 LARGEST_BUCKET_ELEMENTS = 50_000_000

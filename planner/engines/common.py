@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from planner import optimizers
-from planner.arith import Number, ceil_div, is_column, maximum, where
-from planner.case import LAYERS, UNITS, Case
+from planner.basics.arith import Number, ceil_div, is_column, maximum, where
+from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.inventory import Compute, Weight, unit_weights
+from planner.inventory import Compute, Weight, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import IdealCollective, merged
+from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
 from planner.spec import Implementation, Quantization
-from planner.units import BYTES
 
 MIXED = ("bf16", "fp16", "fp8")
 """Precisions that compute in a narrow format and update fp32 weights."""
@@ -99,7 +98,7 @@ def stored_weight_bytes(case: Case, weight: Weight) -> Number:
 
 def whole_weight_bytes(case: Case) -> Number:
     """Bytes of the weight that takes most as it comes while a model is filled weight by weight: whole, in the format
-    the model is built in (executor/worker/loading.py)."""
+    the model is built in (executor/worker/model/loading.py)."""
     largest: Number = 0.0
     for weight in (weight for unit in UNITS for weight in unit_weights(case.model, case.lora)[unit]):
         element = adapter_bytes(case) if weight.adapter else base_weight_bytes(case)

@@ -5,8 +5,7 @@ Measured on torch 2.13, accelerate 1.15. Not here: the ideal all-reduce (paralle
 
 from __future__ import annotations
 
-from planner.arith import Number, ceil_div, maximum, minimum, where
-from planner.case import UNITS, Case, once
+from planner.basics.arith import Number, ceil_div, maximum, minimum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     accelerate_compute,
@@ -20,8 +19,9 @@ from planner.engines.common import (
 from planner.inventory import Compute, Moment
 from planner.parallelism import data
 from planner.parallelism.base import IdealCollective
+from planner.parallelism.case import UNITS, Case, once
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.zero import grad_state_bytes
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "ddp"
 rules: tuple[Rule, ...] = (

@@ -6,20 +6,19 @@ deepspeed_stage3.py; this is the engine, which puts them together. Not here: the
 
 from __future__ import annotations
 
-from planner import optimizers
-from planner.arith import Number, minimum
-from planner.case import LAYERS, Case
+from planner.basics.arith import Number, minimum
+from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import implementation, parallel_compute, sent_elements
 from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.inventory import Compute
+from planner.inventory import Compute, optimizers
 from planner.inventory.forms import storage_bytes
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
-from planner.units import BYTES
+from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 HOST_OPTIMIZERS = ("adamw", "lion")
 """Those with a step for CPUs (deepspeed/ops/adam/cpu_adam.py, ops/lion/cpu_lion.py)."""

@@ -8,16 +8,16 @@ Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO
 
 from __future__ import annotations
 
-from planner.arith import Number
-from planner.case import Case
+from planner.basics.arith import Number
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
 from planner.inventory import Compute, parameters
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
-from planner.technique_rules import tensor_rules
+from planner.parallelism.case import Case
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.technique_rules import tensor_rules
 
 name = "deepspeed-autotp"
 rules: tuple[Rule, ...] = (

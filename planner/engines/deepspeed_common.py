@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from planner import optimizers
-from planner.arith import Number, ceil_div, maximum
-from planner.case import LAYERS, UNITS, Case, once
+from planner.basics.arith import Number, ceil_div, maximum
+from planner.basics.units import BYTES
 from planner.engines.base import Held
 from planner.engines.buckets import reduce_bucket_elements
 from planner.engines.common import (
@@ -23,10 +22,10 @@ from planner.engines.common import (
     whole_weight_bytes,
 )
 from planner.engines.ddp import finished_elements
-from planner.inventory import Moment
+from planner.inventory import Moment, optimizers
 from planner.parallelism import zero
+from planner.parallelism.case import LAYERS, UNITS, Case, once
 from planner.parallelism.zero import StateBytes, moment_bytes
-from planner.units import BYTES
 
 
 def states(case: Case) -> StateBytes:

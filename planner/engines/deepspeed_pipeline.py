@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planner import optimizers
-from planner.arith import Number, ceil_div, is_column, maximum, where
-from planner.case import Case
+from planner.basics.arith import Number, ceil_div, is_column, maximum, where
+from planner.basics.units import BYTES
 from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import implementation, parallel_calls, parallel_ideal
@@ -25,14 +24,14 @@ from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_common import drawn_bytes
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
 from planner.engines.deepspeed_stage12 import START_ALIGNMENT
-from planner.inventory import Compute, Moment
+from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.ends import residual
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
+from planner.parallelism.case import Case
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
 from planner.parallelism.zero import StateBytes, moment_bytes
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
-from planner.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
-from planner.units import BYTES
 
 REDUCED_AT_ONCE = 500_000_000
 """Elements copied together for one all-reduce (MEMORY_OPT_ALLREDUCE_SIZE)."""

@@ -5,7 +5,7 @@ Not here: the rules of one of them.
 
 from __future__ import annotations
 
-from planner.rules import Rule, accepts
+from planner.parallelism.rules import Rule, accepts
 
 BUCKETS = ("reduce_bucket_elements", "allgather_bucket_elements", "overlap_comm")
 """Fields of a layout that set bucket sizes and overlap, at every stage."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from planner.arith import Number, by_value, ceil_div, maximum, where
-from planner.case import UNITS, Case
+from planner.basics.arith import Number, by_value, ceil_div, maximum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements
 from planner.engines.common import packed_weight_bytes
@@ -30,6 +29,7 @@ from planner.engines.deepspeed_common import (
     with_terms,
 )
 from planner.inventory import Moment
+from planner.parallelism.case import UNITS, Case
 from planner.parallelism.zero import whole_bytes
 
 START_ALIGNMENT = 2

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from planner.arith import Number, ceil_div, is_column, maximum, where
-from planner.case import LAYERS, UNITS, Case
+from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import base_weight_bytes, layer_form, packed, packed_weight_bytes
 from planner.engines.deepspeed_common import (
@@ -30,6 +29,7 @@ from planner.inventory import Moment
 from planner.inventory.ends import first_weights
 from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.parallelism import zero
+from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.zero import StateBytes, padded_elements, whole_bytes
 
 CONTROL_BYTES = 1024

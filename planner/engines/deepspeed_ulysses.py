@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.arith import Number, is_column
-from planner.case import LAYERS, Case
+from planner.basics.arith import Number, is_column
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
@@ -19,8 +18,9 @@ from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
-from planner.technique_rules import CONTEXT
+from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.technique_rules import CONTEXT
 
 POSITION_BYTES = 8
 

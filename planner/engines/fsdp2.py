@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from planner.arith import Number, is_column, where
-from planner.case import LAYERS, UNITS, Case, once
+from planner.basics.arith import Number, is_column, where
+from planner.basics.units import BYTES
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     MIXED,
@@ -33,11 +33,11 @@ from planner.engines.fsdp2_units import Communication, Units, kept, kept_with_ta
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
-from planner.optimizers import NEWTON_SCHULZ_STEPS
+from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
-from planner.units import BYTES
+from planner.parallelism.case import LAYERS, UNITS, Case, once
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "fsdp2"
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from planner.arith import Number
-from planner.case import LAYERS
+from planner.basics.arith import Number
 from planner.inventory import Moment
+from planner.parallelism.case import LAYERS
 
 
 class Units(msgspec.Struct, frozen=True):

@@ -8,11 +8,11 @@ CPU processes, what crosses a link is not. Not here: activations (memory.py), by
 
 from __future__ import annotations
 
-from planner.arith import Number, where
-from planner.case import Case
+from planner.basics.arith import Number, where
 from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp2
 from planner.engines.base import Held
 from planner.engines.common import moments, trained_states
+from planner.parallelism.case import Case
 from planner.parallelism.offload import Transfer
 
 

@@ -11,8 +11,7 @@ and the norm's few numbers. Not here: what its modules keep (presets/kernels/te.
 
 from __future__ import annotations
 
-from planner.arith import Number, ceil_div, maximum, where
-from planner.case import LAYERS, Case
+from planner.basics.arith import Number, ceil_div, maximum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls
 from planner.engines.model_parallel import (
@@ -31,8 +30,9 @@ from planner.engines.model_parallel import (
 from planner.inventory import Compute, Moment
 from planner.parallelism import pipeline
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, Rule, reads_only
-from planner.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
+from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.rules import COMMON, Rule, reads_only
+from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 VOCABULARY_MULTIPLE = 128
 """Rows a rank that the vocabulary is padded to (--make-vocab-size-divisible-by, times tp)."""

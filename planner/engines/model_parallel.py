@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from planner.arith import Number, ceil_div
-from planner.case import UNITS, Case
+from planner.basics.arith import Number, ceil_div
+from planner.basics.units import BYTES
 from planner.engines.base import Call, Held
 from planner.engines.common import parallel_compute
 from planner.inventory import Compute, Weight
 from planner.parallelism import zero
 from planner.parallelism.base import IdealCollective
+from planner.parallelism.case import UNITS, Case
+from planner.parallelism.rules import Rule, one_of
 from planner.parallelism.zero import StateBytes, moment_bytes
-from planner.rules import Rule, one_of
-from planner.units import BYTES
 
 NARROW, WIDE = float(BYTES["bf16"]), float(BYTES["fp32"])
 

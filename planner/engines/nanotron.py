@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.arith import Number, ceil_div, where
-from planner.case import Case
+from planner.basics.arith import Number, ceil_div, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls
 from planner.engines.ddp import finished_elements
@@ -33,9 +32,10 @@ from planner.engines.model_parallel import (
 )
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, Rule, reads_only, splits_only
+from planner.parallelism.case import Case
+from planner.parallelism.rules import COMMON, Rule, reads_only, splits_only
+from planner.parallelism.technique_rules import EXPERT, pipeline_rules, tensor_rules
 from planner.spec import ModelSpec
-from planner.technique_rules import EXPERT, pipeline_rules, tensor_rules
 
 VOCABULARY_MULTIPLE = 1
 """The vocabulary is padded to a multiple of tp (make_vocab_size_divisible_by is 1)."""

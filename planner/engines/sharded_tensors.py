@@ -5,7 +5,7 @@ Not here: an engine's own rules (fsdp2.py, transformers_tp.py, torchtitan.py).
 
 from __future__ import annotations
 
-from planner.rules import Rule
+from planner.parallelism.rules import Rule
 
 SHARDED_TENSORS: tuple[Rule, ...] = (
     Rule(

@@ -7,14 +7,14 @@ shards that wait in host memory beside one device (deepspeed.py).
 
 from __future__ import annotations
 
-from planner.case import Case
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import moments, optimizer_temporaries, packed_weight_bytes, trained_states
 from planner.engines.ddp import compute as compute  # the same module code under autocast
 from planner.engines.ddp import finished_elements, grad_bytes, waiting_elements, weight_bytes
 from planner.inventory import Moment
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.case import Case
+from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "single"
 rules: tuple[Rule, ...] = (

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.arith import Number
-from planner.case import Case
+from planner.basics.arith import Number
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import accelerate_compute, parallel_calls, parallel_ideal
 from planner.engines.fsdp2_units import Units
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
+from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch
-from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
-from planner.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
+from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 """Those of torch.distributed.pipelining; its zero-bubble interleaved schedule is ZB-H1 with chunks."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from planner.arith import Number, is_column, maximum, where
-from planner.case import Case
+from planner.basics.arith import Number, is_column, maximum, where
+from planner.basics.units import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
@@ -35,9 +35,9 @@ from planner.engines.fsdp2_units import Communication, Units, resharded, table_i
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import IdealCollective
-from planner.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
-from planner.technique_rules import EXPERT, tensor_rules
-from planner.units import BYTES
+from planner.parallelism.case import Case
+from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.parallelism.technique_rules import EXPERT, tensor_rules
 
 NO_PLAN = ("gpt2", "opt", "bloom", "falcon", "gpt_oss")
 """Families whose configuration class has no `base_model_tp_plan` in Transformers 5.23.0."""

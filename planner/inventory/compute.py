@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.arith import Number
-from planner.errors import PlannerError
+from planner.basics.arith import Number
+from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
 from planner.inventory.lora import adapted_linear

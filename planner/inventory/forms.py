@@ -5,11 +5,11 @@ What the linear function allocates for them stands in ops.py. Not here: who is a
 
 from __future__ import annotations
 
-from planner.arith import Number
-from planner.formula import formula
+from planner.basics.arith import Number
+from planner.basics.formula import formula
+from planner.basics.units import BYTES
 from planner.inventory.tensors import Weight
 from planner.spec import Quantization
-from planner.units import BYTES
 
 CODE_BYTES = 0.5
 """A 4-bit code."""

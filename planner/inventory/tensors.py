@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from planner.arith import Number, ceil_div, is_column, where
+from planner.basics.arith import Number, ceil_div, is_column, where
 
 _made = tuple.__new__
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.arith import Number
+from planner.basics.arith import Number
 
 
 class IdealCollective(msgspec.Struct, frozen=True):

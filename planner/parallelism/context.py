@@ -8,8 +8,8 @@ The ranks hold the same weights, so states are sharded over them too. Not here: 
 
 from __future__ import annotations
 
-from planner.arith import Number
-from planner.formula import formula
+from planner.basics.arith import Number
+from planner.basics.formula import formula
 from planner.parallelism.base import IdealCollective
 
 RING = "Ring Attention, Liu et al. 2023: ranks - 1 blocks of keys and values pass each rank"

@@ -5,8 +5,8 @@ Shards no logical axis but batch. Not here: sharding the model's states (zero.py
 
 from __future__ import annotations
 
-from planner.arith import Number
-from planner.formula import formula
+from planner.basics.arith import Number
+from planner.basics.formula import formula
 from planner.parallelism.base import IdealCollective
 
 

@@ -7,8 +7,8 @@ routing and what experts keep for backward (inventory/).
 
 from __future__ import annotations
 
-from planner.arith import Number
-from planner.formula import formula
+from planner.basics.arith import Number
+from planner.basics.formula import formula
 from planner.parallelism.base import IdealCollective
 
 DISPATCH = "GShard, Lepikhin et al. 2020: every token is sent to top_k experts; balanced routing"

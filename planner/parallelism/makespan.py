@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.arith import Number, maximum, minimum, where
+from planner.basics.arith import Number, maximum, minimum, where
 from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of, weight_delay
 
 KINDS = "FBIW"

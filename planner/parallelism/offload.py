@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.arith import Number, maximum
-from planner.formula import formula
+from planner.basics.arith import Number, maximum
+from planner.basics.formula import formula
 
 LAYERS_ON_DEVICE = 1
 """Layers whose saved tensors are on the device beside those of the layer at work: one is on its way out or in."""

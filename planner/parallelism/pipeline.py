@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.arith import Number, maximum, minimum, where
-from planner.errors import PlannerError
-from planner.formula import formula
+from planner.basics.arith import Number, maximum, minimum, where
+from planner.basics.errors import PlannerError
+from planner.basics.formula import formula
 from planner.parallelism.base import IdealCollective
 from planner.parallelism.schedules import micro_batches_per_round
 from planner.spec.layout import even_split

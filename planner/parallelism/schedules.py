@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.arith import Number, maximum, minimum
-from planner.formula import formula
+from planner.basics.arith import Number, maximum, minimum
+from planner.basics.formula import formula
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")

@@ -8,8 +8,8 @@ gather stands before the next pair. Which dimension of which weight is split sta
 
 from __future__ import annotations
 
-from planner.arith import Number
-from planner.formula import formula
+from planner.basics.arith import Number
+from planner.basics.formula import formula
 from planner.parallelism.base import IdealCollective
 
 KORTHIKANTI = "Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models), section 4.2"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from planner import optimizers
-from planner.arith import Number, ceil_div
-from planner.formula import formula
-from planner.optimizers import Tensor
+from planner.basics.arith import Number, ceil_div
+from planner.basics.formula import formula
+from planner.basics.units import BYTES
+from planner.inventory import optimizers
+from planner.inventory.optimizers import Tensor
 from planner.parallelism.base import IdealCollective
 from planner.spec import Optimizer
-from planner.units import BYTES
 
 ZERO = "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, Rajbhandari et al. 2020, section 3 and 5"
 
@@ -39,7 +39,7 @@ class StateBytes(msgspec.Struct, frozen=True):
 def moment_bytes(optimizer: Optimizer, element_bytes: float) -> float:
     """Bytes an element of the optimizer's state takes in a large hidden matrix: what the textbook table needs.
 
-    Real tensors differ by their shape: planner/optimizers.py has them.
+    Real tensors differ by their shape: planner/inventory/optimizers.py has them.
     """
     side = 1 << 20
     return float(optimizers.state_bytes(optimizer, Tensor((side, side), float(side**2)), element_bytes)) / side**2

@@ -38,7 +38,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which update rule, and its numbers; what each keeps for a weight stands in planner/optimizers.py.
+    """Which update rule, and its numbers; what each keeps for a weight stands in planner/inventory/optimizers.py.
 
     `implementation` is how torch's AdamW and SGD step: one kernel for the whole update (`fused`), one for each of its
     operations over lists of weights (`foreach`), or weight by weight (`for-loop`). None is the runtime's own, and on

@@ -1,8 +1,8 @@
 """Everything that may be said of a question, one record each: model, cluster, job and layout.
 
 The command line, the explorer's fields, `--from`, the executor's matrix, the checks of values and the order in which a
-contradiction is looked for read these. Not here: how a value is checked (planner/options.py, planner/quantities.py), or
-what a layout has to obey (planner/rules.py).
+contradiction is looked for read these. Not here: how a value is checked (planner/ask/options.py,
+planner/basics/quantities.py), or what a layout has to obey (planner/parallelism/rules.py).
 """
 
 from __future__ import annotations

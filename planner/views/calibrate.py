@@ -6,9 +6,9 @@ Not here: any figure (planner/calibrate).
 from __future__ import annotations
 
 from planner.calibrate.report import Calibrated, Line
-from planner.calibration import Calibration
-from planner.render import table
-from planner.truth.statistics import Errors
+from planner.calibrate.statistics import Errors
+from planner.spec.calibration import Calibration
+from planner.views.render import table
 
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
 

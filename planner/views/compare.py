@@ -1,6 +1,6 @@
 """`planner compare` as text: what differs, then memory, bytes and speed side by side with ratios to the first plan.
 
-Not here: any figure (planner.compare).
+Not here: any figure (planner.studies.compare).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.compare import Comparison, Side, Volume, ratio
-from planner.render import NOT_KNOWN, count_text, layout_text, table
-from planner.units import format_bytes, format_duration, format_seconds, format_volume
+from planner.basics.units import format_bytes, format_duration, format_seconds, format_volume
+from planner.studies.compare import Comparison, Side, Volume, ratio
+from planner.views.render import NOT_KNOWN, count_text, layout_text, table
 
 LONGEST_VALUE = 40
 

@@ -1,17 +1,26 @@
 """`planner cost` as text: the length of the run, its time, what it takes, and what was not counted.
 
-Not here: any figure (planner.cost).
+Not here: any figure (planner.studies.cost).
 """
 
 from __future__ import annotations
 
 import math
 
-from planner.cost import Cost, board_power_w
-from planner.estimation import Answer
-from planner.render import NOT_KNOWN, count_text, headline, layout_text, percent_text, seconds_text, table, trust_text
-from planner.units import format_bytes, format_duration
+from planner.basics.units import format_bytes, format_duration
+from planner.decide.estimation import Answer
+from planner.studies.cost import Cost, board_power_w
 from planner.views import strategy_text
+from planner.views.render import (
+    NOT_KNOWN,
+    count_text,
+    headline,
+    layout_text,
+    percent_text,
+    seconds_text,
+    table,
+    trust_text,
+)
 
 
 def cost_text(found: Cost) -> str:

@@ -1,13 +1,15 @@
 """`planner fit` as text: one quantity a row, its layout, and what stops the next value.
 
-Not here: any figure (planner.fit).
+Not here: any figure (planner.studies.fit).
 """
 
 from __future__ import annotations
 
-from planner.estimation import Answer
-from planner.fit import Fits, Fitted
-from planner.render import (
+from planner.basics.units import format_bytes
+from planner.decide.estimation import Answer
+from planner.studies.fit import Fits, Fitted
+from planner.views import strategy_text
+from planner.views.render import (
     NOT_KNOWN,
     band_text,
     count_text,
@@ -19,8 +21,6 @@ from planner.render import (
     trust_text,
     verdicts_text,
 )
-from planner.units import format_bytes
-from planner.views import strategy_text
 
 NAMES = {
     "gpus": "fewest GPUs",

@@ -1,15 +1,21 @@
 """`planner recommend` as text: the best layout whole, the next by what differs, and why the rest is not there.
 
-Not here: any figure (planner.recommendation, planner.objectives, planner.whynot).
+Not here: any figure (planner.decide.recommendation, planner.studies.objectives, planner.decide.whynot).
 """
 
 from __future__ import annotations
 
-from planner.candidates import Candidate
-from planner.estimation import Estimate
-from planner.objectives import Reached
-from planner.recommendation import Recommendation, differences
-from planner.render import (
+from planner.basics.units import format_bytes, format_duration
+from planner.decide.candidates import Candidate
+from planner.decide.estimation import Estimate
+from planner.decide.recommendation import Recommendation, differences
+from planner.decide.walker import FRONT_SPAN
+from planner.decide.whynot import WhyNot
+from planner.figures.saving import advice, advice_text
+from planner.spec import Layout
+from planner.studies.objectives import Reached
+from planner.views.fit import NAMES, limit_text
+from planner.views.render import (
     REASON_COLUMNS,
     headline,
     host_text,
@@ -24,12 +30,6 @@ from planner.render import (
     way_out,
     why_text,
 )
-from planner.saving import advice, advice_text
-from planner.spec import Layout
-from planner.units import format_bytes, format_duration
-from planner.views.fit import NAMES, limit_text
-from planner.walker import FRONT_SPAN
-from planner.whynot import WhyNot
 
 OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")
 """Fields that the table shows in columns of their own."""

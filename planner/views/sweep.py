@@ -1,15 +1,15 @@
 """`planner sweep` as text: one cluster size a row, the curve, and where more GPUs stop paying.
 
-Not here: any figure (planner.sweep), or how a plot is drawn (plot.py).
+Not here: any figure (planner.studies.sweep), or how a plot is drawn (plot.py).
 """
 
 from __future__ import annotations
 
-from planner.question import warnings
-from planner.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, table, trust_text
-from planner.sweep import Point, Sweep
+from planner.ask.question import warnings
+from planner.studies.sweep import Point, Sweep
 from planner.views import strategy_text
 from planner.views.plot import log_plot
+from planner.views.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, table, trust_text
 
 ABOVE = 1.0005
 """An efficiency from which it is printed as more than 100 %."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.calibration import calibration
-from planner.truth.predict import replay
-from planner.truth.score import Summary, summary
-from planner.truth.tables import Table, tables
+from planner.calibrate.predict import replay
+from planner.calibrate.score import Summary, summary
+from planner.calibrate.tables import Table, tables
+from planner.spec.calibration import calibration
 from scripts.pages import combinations, layouts
 from tests.truth.published.reader import each
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
 from planner.spec.job import Precision
 from planner.spec.layout import RECOMPUTE
 

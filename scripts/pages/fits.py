@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
 
-from planner.question import Verdict
-from planner.truth.tables import FITS
+from planner.ask.question import Verdict
+from planner.calibrate.tables import FITS
 
 WORDS = get_args(Verdict)
 RAN, OUT_OF_MEMORY = "ran", "out of memory"

@@ -9,7 +9,7 @@ import pkgutil
 from importlib import import_module
 
 import planner
-from planner.formula import FormulaInfo, known_formulas
+from planner.basics.formula import FormulaInfo, known_formulas
 
 HEAD = """# Formulas
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from planner.contents import NOT_JSON
-from planner.errors import PlannerError
+from planner.basics.contents import NOT_JSON
+from planner.basics.errors import PlannerError
 
 SCHEMA = "layouts/1"
 FILE = "layouts.json"

@@ -1,7 +1,8 @@
-"""planner/schemas/*.json: JSON Schemas of the files that other programs read or write, from the types that read them.
+"""planner/spec/schemas/*.json: JSON Schemas of the files that other programs read or write, from the types that read
+them.
 
-Not here: the types (planner.plan, planner.record, planner.truth.rows), or what a reader checks beyond its types: of a
-plan, its content hash.
+Not here: the types (planner.spec.plan, planner.spec.record, planner.calibrate.rows), or what a reader checks beyond its
+types: of a plan, its content hash.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from planner.plan import Plan
-from planner.record import RunRecord
-from planner.truth.rows import Row
+from planner.calibrate.rows import Row
+from planner.spec.plan import Plan
+from planner.spec.record import RunRecord
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-FOLDER = Path(__file__).resolve().parents[2] / "planner" / "schemas"
+FOLDER = Path(__file__).resolve().parents[2] / "planner" / "spec" / "schemas"
 FILES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "plan": (Plan, "plan.json: what is trained, where and how, with its prediction (planner recommend -o)"),
     "run": (RunRecord, "run.json of a run folder: how a run ended and what was measured (executor run)"),

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from warm import Nursery
 
 from executor.launchers.local import Host, Hosts
-from planner.plan import Plan, encode_plan
+from planner.spec.plan import Plan, encode_plan
 
 
 @dataclass(frozen=True)

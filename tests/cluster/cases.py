@@ -15,10 +15,10 @@ from chats import chat_file
 from msgspec.structs import replace
 from planned import TINY, TINY_MIXTRAL, TINY_QWEN3_MOE, TINY_QWEN3_TIED, make_plan
 
-from executor.report import MemoryReport
-from planner.plan import Plan
+from executor.measure.report import MemoryReport
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Recipe, TrainingJob
 from planner.spec.job import Method
+from planner.spec.plan import Plan
 
 if TYPE_CHECKING:
     from agents import Finished  # which imports torch

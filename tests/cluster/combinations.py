@@ -16,17 +16,16 @@ from agents import backend_of, make_plan
 from cases import job
 from msgspec.structs import replace
 
-from executor import trace
-from planner import presets
-from planner.case import Case
+from executor.measure import trace
+from planner.decide.space import Groups
 from planner.engines import engine_of
-from planner.plan import Plan
-from planner.rules import broken
-from planner.space import Groups
-from planner.spec import Layout, TrainingJob
+from planner.parallelism.case import Case
+from planner.parallelism.rules import broken
+from planner.spec import Layout, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import Method, Precision
 from planner.spec.layout import RECOMPUTE
+from planner.spec.plan import Plan
 from scripts.pages.combinations import CombinationRow
 from scripts.trace_pairs import planned
 

@@ -17,11 +17,11 @@ from combinations import MODEL, REFUSED, RUN, RUN_BATCH, TRACE_BATCH, TRACED, Co
 from stages import largest_difference
 
 from executor.backends import common
-from executor.report import MemoryReport
-from executor.rundir import read_measured, read_run_plan
-from executor.worker.progress import versions
-from planner.render import layout_text
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import MemoryReport
+from executor.worker.checkpoints.progress import versions
 from planner.spec import Layout
+from planner.views.render import layout_text
 from scripts.pages.combinations import CombinationRow, encode_combinations, read_combinations
 from scripts.pages.layouts import LayoutRow, encode_record, read_record
 

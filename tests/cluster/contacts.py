@@ -1,6 +1,6 @@
 """A contact with hosts to test on that needs no ssh: each question is a new process on the host.
 
-Not here: the hosts (hosts.py), or what is asked (executor.checks).
+Not here: the hosts (hosts.py), or what is asked (executor.hosts.checks).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from hosts import TestHost
 
-from executor.checks.check import Here
-from planner.errors import PlannerError
+from executor.hosts.checks.check import Here
+from planner.basics.errors import PlannerError
 
 
 class Inside:
@@ -31,7 +31,7 @@ class Inside:
                 yield one.result()
 
     def _one(self, node: int, request: dict[str, Any], timeout_s: float) -> Here:
-        words = [*self.before.get(node, ()), sys.executable, "-m", "executor.checks.host"]
+        words = [*self.before.get(node, ()), sys.executable, "-m", "executor.hosts.checks.host"]
         done = subprocess.run(
             self.hosts[node].words("OMP_NUM_THREADS=1", *words),
             input=json.dumps(request),

@@ -14,11 +14,10 @@ from cases import ZERO3
 from combinations import RUN, TRACED, Combination, on_gpus, refusal
 from msgspec.structs import asdict, replace
 
-from planner import presets
-from planner.plan import Plan
-from planner.spec import Layout, Optimizer, TrainingJob
+from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
+from planner.spec.plan import Plan
 
 MODELS = ("tiny-llama", "mini-llama", "tiny-llama-tied")
 MICRO_BATCHES, ACCUMULATIONS, LENGTHS, MOMENTA = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (64, 128, 256), (0.0, 0.9)

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor import launch
-from planner.plan import Plan
+from executor.run import launch
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Recipe, Runtime, TrainingJob
+from planner.spec.plan import Plan
 
 RANKS = 2
 

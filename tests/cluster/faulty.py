@@ -16,9 +16,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from executor import rundir
-from executor.worker import lastwords
-from planner.plan import read_plan
+from executor.folder import rundir
+from executor.worker.world import lastwords
+from planner.spec.plan import read_plan
 
 
 def main(folder: Path) -> None:

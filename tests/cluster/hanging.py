@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from executor import alive, checkpoints, rundir
+from executor.folder import alive, checkpoints, rundir
 from executor.worker import train
-from executor.worker.data import validation_batches
+from executor.worker.data.data import validation_batches
 from tests.cluster.waiting import until
 
 HOOK = Path(__file__).with_name("hook")

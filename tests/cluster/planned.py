@@ -10,14 +10,14 @@ import msgspec
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import TransformersBackend
-from planner.backend import Backend
-from planner.case import Case
-from planner.comm import comm_volume
-from planner.memory import memory_breakdown
-from planner.plan import Plan, Prediction
-from planner.planning import stage_predictions
-from planner.question import usual_runtime
+from planner.ask.question import usual_runtime
+from planner.decide.planning import stage_predictions
+from planner.figures.comm import comm_volume
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.backend import Backend
+from planner.parallelism.case import Case
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Moe, Runtime, TrainingJob
+from planner.spec.plan import Plan, Prediction
 
 TINY = ModelSpec(
     name="test-llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512, max_seq_len=128

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from executor.worker import cpu
-from executor.worker.data import micro_batches, open_rows, order_of
+from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite
 from executor.worker.mesh import write_json
-from executor.worker.model import build_optimizer, unfilled_model
-from executor.worker.unmetered import Unmetered
-from planner.plan import read_plan
+from executor.worker.meter.unmetered import Unmetered
+from executor.worker.model.model import build_optimizer, unfilled_model
+from executor.worker.world import cpu
+from planner.spec.plan import read_plan
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 from planned import predicted
 
-from planner.plan import Plan, Prediction
-from planner.record import Measured
+from planner.spec.plan import Plan, Prediction
+from planner.spec.record import Measured
 
 FOLDER = Path(__file__).parents[1] / "recorded"
 SCHEMA = "recorded/1"

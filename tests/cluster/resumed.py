@@ -18,15 +18,16 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from executor.worker import cpu, shards
-from executor.worker.data import micro_batches, open_rows, order_of
+from executor.worker.checkpoints import shards
+from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
-from executor.worker.model import build_optimizer, unfilled_model
-from executor.worker.schedule import learning_rate
-from executor.worker.seeds import seed_step
-from executor.worker.unmetered import Unmetered
-from planner.errors import PlannerError
-from planner.plan import read_plan
+from executor.worker.meter.unmetered import Unmetered
+from executor.worker.model.model import build_optimizer, unfilled_model
+from executor.worker.model.seeds import seed_step
+from executor.worker.world import cpu
+from executor.worker.world.schedule import learning_rate
+from planner.basics.errors import PlannerError
+from planner.spec.plan import read_plan
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from executor.worker import lastwords
+from executor.worker.world import lastwords
 
 
 def main(folder: Path) -> None:

@@ -23,16 +23,17 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from executor.worker import cpu, train
-from executor.worker.checkpointing import Checkpointing
-from executor.worker.data import micro_batches, open_rows, order_of
+from executor.worker import train
+from executor.worker.checkpoints.checkpointing import Checkpointing
+from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import NotFinite
-from executor.worker.model import build_optimizer, unfilled_model
-from executor.worker.schedule import learning_rate
-from executor.worker.seeds import seed_step
-from executor.worker.unmetered import Unmetered
-from planner.plan import read_plan
+from executor.worker.meter.unmetered import Unmetered
+from executor.worker.model.model import build_optimizer, unfilled_model
+from executor.worker.model.seeds import seed_step
+from executor.worker.world import cpu
+from executor.worker.world.schedule import learning_rate
+from planner.spec.plan import read_plan
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from executor.lines import Line
-from executor.report import MemoryReport, join_memory, join_traffic, prediction_of
-from planner.groups import coordinates
-from planner.plan import PhaseMemory, Plan
-from planner.record import Measured
+from executor.measure.lines import Line
+from executor.measure.report import MemoryReport, join_memory, join_traffic, prediction_of
+from planner.parallelism.groups import coordinates
+from planner.spec.plan import PhaseMemory, Plan
+from planner.spec.record import Measured
 
 SMALL_SHARE = 0.02
 LARGEST_MEMORY_ERROR_PERCENT = 5.0

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from executor.worker import lastwords
+from executor.worker.world import lastwords
 
 
 def main(folder: Path) -> None:

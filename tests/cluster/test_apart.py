@@ -15,8 +15,8 @@ from cases import BASE, FULL
 from msgspec.structs import replace
 from test_checkpoints import flip
 
-from executor import checkpoints, rundir
-from planner.plan import Plan
+from executor.folder import checkpoints, rundir
+from planner.spec.plan import Plan
 
 STEPS = 4
 

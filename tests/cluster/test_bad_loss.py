@@ -19,11 +19,12 @@ from msgspec.structs import replace
 from test_resume import EXECUTOR, LAYOUTS
 from test_views import in_precision
 
-from executor import attempts, badloss, checkpoints
-from executor.worker.order import Order
-from planner.launchable import OWN, find_backend
-from planner.plan import encode_plan
+from executor.folder import badloss, checkpoints
+from executor.run import attempts
+from executor.worker.data.order import Order
+from planner.ask.launchable import OWN, find_backend
 from planner.spec import Layout
+from planner.spec.plan import encode_plan
 
 STEPS, EVERY, NAN, INF = 14, 3, 7, 11
 TWO = {"micro_batch_size": 2}

@@ -27,12 +27,11 @@ from hosts import TestHost, TestHosts, network, unusable
 from msgspec.structs import replace
 from waiting import PATIENCE_S, until
 
-from executor import preflight
-from executor.checks import check
-from executor.prepare import Options
-from planner import inputs
-from planner.plan import Plan, encode_plan
-from planner.spec import Gpu, Layout
+from executor.hosts.checks import check
+from executor.preflight import preflight
+from executor.run.prepare import Options
+from planner.spec import Gpu, Layout, inputs
+from planner.spec.plan import Plan, encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

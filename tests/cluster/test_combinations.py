@@ -14,10 +14,10 @@ from cases import CASES, KeepCombination
 from combinations import ALL, REFUSED, RUN, TRACED, UNTRACED, sample
 from stages import furthest, size_of_error, stages_of, told
 
-from executor.report import MemoryReport
-from executor.rundir import read_measured, read_run_plan
-from executor.trace import compared
-from executor.worker.trace import trace
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import MemoryReport
+from executor.measure.trace import compared
+from executor.worker.trace.trace import trace
 from scripts.pages.combinations import LARGEST_PEAK_ERROR_PERCENT
 
 

@@ -21,11 +21,11 @@ from numpy.testing import assert_allclose
 from test_ssh import BARE, CODE, EXECUTOR, NAMES, PACKAGES, a_plan, losses, nothing_stays, running
 from waiting import PATIENCE_S, until
 
-from executor import ssh, ssh_session
-from executor.hosts import read_hosts
-from executor.sources import sources
-from planner.plan import encode_plan
+from executor.hosts import ssh, ssh_session
+from executor.hosts.hosts import read_hosts
+from executor.system.sources import sources
 from planner.spec import Layout
+from planner.spec.plan import encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

@@ -19,10 +19,10 @@ import pytest
 from hosts import TestHosts, network, running_on, unusable
 from waiting import until
 
-from executor import ssh, ssh_session
-from executor.hosts import Machine
-from executor.sources import sources
-from executor.ssh import Answer
+from executor.hosts import ssh, ssh_session
+from executor.hosts.hosts import Machine
+from executor.hosts.ssh import Answer
+from executor.system.sources import sources
 
 pytestmark = [
     pytest.mark.cluster,
@@ -186,7 +186,7 @@ def test_what_is_wrong_with_one_host_is_named_with_the_way_out_and_hides_no_othe
 def test_a_launcher_that_is_gone_leaves_no_process(by_ssh: TestHosts, number: signal.Signals) -> None:
     prelude = f"export PYTHONPATH={PACKAGES}"
     text = (
-        "import sys; from executor import ssh; from executor.hosts import Machine\n"
+        "import sys; from executor.hosts import ssh; from executor.hosts.hosts import Machine\n"
         f"asked = [Machine(name, python={BARE!r}, prelude={prelude!r}) for name in ('red', 'blue')]\n"
         "with ssh.contact(asked, print) as contact:\n"
         "    print([one.value['host'] for one in contact.ask({'kind': 'look'})], flush=True)\n"

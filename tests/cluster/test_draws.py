@@ -14,7 +14,7 @@ from combinations import on_gpus, refusal
 from draws import draws
 from stages import furthest, size_of_error, stages_of, told
 
-from executor.rundir import read_measured, read_run_plan
+from executor.folder.rundir import read_measured, read_run_plan
 
 SEED, COUNT = int(os.environ.get("SEED", "9")), 60
 LARGEST_PEAK_ERROR_PERCENT = 1.0

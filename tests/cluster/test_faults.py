@@ -18,10 +18,12 @@ from drive import NoFiles, small_plan
 from test_launch import NAMESPACES, PROJECT, both_wait, left_by, record, run_id, start
 from waiting import PATIENCE_S, until
 
-from executor import launch, processes, reap, rundir
+from executor.folder import rundir
 from executor.launchers import namespaces
-from executor.processes import processes_of
-from planner.errors import PlannerError
+from executor.run import launch, reap
+from executor.system import processes
+from executor.system.processes import processes_of
+from planner.basics.errors import PlannerError
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 CGROUP = Path("/sys/fs/cgroup/memory")

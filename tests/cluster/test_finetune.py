@@ -14,8 +14,8 @@ from chats import chat_file
 from msgspec.structs import replace
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
 
-from executor.report import build, join_memory, join_traffic
-from executor.rundir import read_measured, read_run_plan
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import build, join_memory, join_traffic
 from planner.spec import Layout
 
 JOB = replace(FULL, recipe=replace(FULL.recipe, data=chat_file(), validation_data=chat_file(), eval_every=10))

@@ -20,12 +20,13 @@ from msgspec.structs import replace
 from test_launch import NAMESPACES
 from waiting import until
 
-from executor import alive, launch, reap
+from executor.folder import alive
 from executor.launchers import namespaces
-from executor.processes import processes_of
-from executor.worker.timeouts import GROUP_S
-from planner.record import RunRecord
+from executor.run import launch, reap
+from executor.system.processes import processes_of
+from executor.worker.world.timeouts import GROUP_S
 from planner.spec import Layout
+from planner.spec.record import RunRecord
 
 NAMED_S = 15.0
 STALL_S = 5.0

@@ -24,9 +24,8 @@ from msgspec.structs import replace
 from numpy.testing import assert_allclose
 from waiting import PATIENCE_S, RANKS, until
 
-from planner import inputs
-from planner.plan import Plan, encode_plan
-from planner.spec import Layout
+from planner.spec import Layout, inputs
+from planner.spec.plan import Plan, encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from writing import Writers, build_library
 
-from executor import checkpoints, holdings
+from executor.folder import checkpoints, holdings
 
 STEPS = [20, 40]
 

@@ -20,7 +20,7 @@ from test_saving import tiny
 from warm import MODULES, Nursery
 from writing import build_library
 
-from executor import checkpoints, rundir
+from executor.folder import checkpoints, rundir
 from planner.spec import Layout
 
 LAYOUTS = {

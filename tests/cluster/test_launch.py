@@ -22,14 +22,15 @@ import pytest
 from drive import NoFiles, small_plan
 from waiting import PATIENCE_S, until
 
-from executor import launch, rundir
 from executor.backends.accelerate import CONFIG, AccelerateBackend
 from executor.backends.common import in_a_process
+from executor.folder import rundir
 from executor.launchers import local, namespaces
-from executor.processes import processes_of
-from executor.supervise import tear_down
-from planner.backend import LaunchSpec, NodeCommand
-from planner.plan import read_plan
+from executor.run import launch
+from executor.system.processes import processes_of
+from executor.watch.supervise import tear_down
+from planner.parallelism.backend import LaunchSpec, NodeCommand
+from planner.spec.plan import read_plan
 
 PROJECT = Path(__file__).parents[2]
 NAMESPACES = pytest.mark.skipif(

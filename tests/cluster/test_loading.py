@@ -14,9 +14,9 @@ from agents import make_plan, run_warm
 from cases import SplitRun
 from safetensors.torch import save_file
 
-from executor.report import join_memory, prediction_of
-from executor.rundir import read_measured, read_run_plan
-from executor.worker.model import transformers_config
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import join_memory, prediction_of
+from executor.worker.model.model import transformers_config
 from planner.inventory import parameters, unit_weights
 from planner.spec import Layout, ModelSpec, Recipe, TrainingJob
 

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from test_ssh import started
 from waiting import until
 
-from executor import rundir
-from planner import inputs
-from planner.spec import Layout
+from executor.folder import rundir
+from planner.spec import Layout, inputs
 
 pytestmark = pytest.mark.skipif(unusable() is not None, reason=str(unusable()))
 NAMES = ("red", "blue", "green", "white")

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planner.plan import read_plan
-from planner.truth.rows import Row, read_rows
+from planner.calibrate.rows import Row, read_rows
+from planner.spec.plan import read_plan
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 600

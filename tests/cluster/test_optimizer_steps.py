@@ -13,12 +13,11 @@ from cases import BASE, job
 from msgspec.structs import replace
 from stages import furthest, size_of_error, stages_of, told
 
-from executor.report import MemoryReport
-from executor.rundir import read_measured, read_run_plan
-from executor.trace import compared
-from executor.worker.trace import trace
-from planner import presets
-from planner.spec import Layout, TrainingJob
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import MemoryReport
+from executor.measure.trace import compared
+from executor.worker.trace.trace import trace
+from planner.spec import Layout, TrainingJob, presets
 from planner.spec.job import Implementation
 from scripts.pages.combinations import LARGEST_PEAK_ERROR_PERCENT
 from scripts.trace_pairs import planned

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
 from test_prediction import LARGEST_MEMORY_ERROR_PERCENT, facts
 
-from executor.report import join_memory, join_traffic, prediction_of
+from executor.measure.report import join_memory, join_traffic, prediction_of
 from planner.spec import Layout, ModelSpec, TrainingJob
 
 STEPS = 5

@@ -13,13 +13,12 @@ from agents import TINY_MIXTRAL, Finished, make_plan, run_warm
 from cases import BALANCED, EACH, EP2, ZERO3, Case, Figures, SplitRun, job
 from stages import LARGEST_MEMORY_ERROR_PERCENT, size_of_error, stages_of, wrong_collectives, wrong_memory
 
-from executor.report import join_memory, join_traffic
-from executor.rundir import read_measured, read_run_plan
-from planner import presets
-from planner.plan import Collective, PhaseMemory, Plan
-from planner.record import Measured
-from planner.spec import Layout, Lora, Recipe, TrainingJob
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import join_memory, join_traffic
+from planner.spec import Layout, Lora, Recipe, TrainingJob, presets
 from planner.spec.job import Method
+from planner.spec.plan import Collective, PhaseMemory, Plan
+from planner.spec.record import Measured
 
 
 def facts(run: Finished) -> tuple[Plan, tuple[Measured, ...]]:

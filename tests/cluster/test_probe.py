@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from executor.worker.probe_links import partitions
-from planner import presets
-from planner.calibration import calibration
-from planner.truth.probe import COLLECTIVES, read_probe
+from executor.worker.probe.links import partitions
+from planner.calibrate.probe import COLLECTIVES, read_probe
+from planner.spec import presets
+from planner.spec.calibration import calibration
 
 PROJECT = Path(__file__).parents[2]
 TIMEOUT_S = 240

@@ -15,7 +15,7 @@ import pytest
 from hosts import network, running_on, unusable
 from waiting import PATIENCE_S, until
 
-from planner import presets
+from planner.spec import presets
 
 pytestmark = [
     pytest.mark.cluster,

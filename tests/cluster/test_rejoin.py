@@ -19,11 +19,10 @@ from hosts import TestHosts, unusable
 from msgspec.structs import replace
 from test_join import EXECUTOR, alone, ended, executor, joining, pair, processes  # noqa: F401 (fixtures)
 
-from executor import rundir
+from executor.folder import rundir
 from executor.launchers.kubernetes import MOUNTED, RUNS
-from planner import inputs
-from planner.plan import encode_plan
-from planner.spec import Layout
+from planner.spec import Layout, inputs
+from planner.spec.plan import encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

@@ -26,13 +26,16 @@ from test_launch import both_wait, run_id
 from test_launch import start as start_process
 from waiting import PATIENCE_S, until
 
-from executor import attempts, launch, report, resume, rundir, stop
-from executor.checkpoint_policy import Policy
-from executor.processes import processes_of
-from planner.errors import PlannerError
-from planner.plan import Plan, encode_plan
-from planner.record import RunRecord
+from executor.folder import rundir
+from executor.folder.checkpoint_policy import Policy
+from executor.follow import stop
+from executor.measure import report
+from executor.run import attempts, launch, resume
+from executor.system.processes import processes_of
+from planner.basics.errors import PlannerError
 from planner.spec import Layout
+from planner.spec.plan import Plan, encode_plan
+from planner.spec.record import RunRecord
 
 STEPS, EVERY, DEATH = 32, 5, 12
 NAMED_S = 15.0

@@ -22,10 +22,9 @@ from test_checkpoints import flip
 from test_ssh import CODE, EXECUTOR, NAMES, ended, host_file, nothing_stays, started
 from waiting import until
 
-from executor import checkpoints, rundir
-from planner import inputs
-from planner.plan import Plan, encode_plan
-from planner.spec import Layout
+from executor.folder import checkpoints, rundir
+from planner.spec import Layout, inputs
+from planner.spec.plan import Plan, encode_plan
 
 pytestmark = pytest.mark.skipif(unusable() is not None, reason=str(unusable()))
 STEPS = 40

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from test_ssh import EXECUTOR, alone, ended, make_plan, nothing_stays, pair, started  # noqa: F401 (fixtures)
 from waiting import until
 
-from executor import checkpoints, rundir
-from planner import inputs
-from planner.spec import Layout
+from executor.folder import checkpoints, rundir
+from planner.spec import Layout, inputs
 
 pytestmark = pytest.mark.skipif(unusable() is not None, reason=str(unusable()))
 STEPS = 15

@@ -21,10 +21,10 @@ from test_faults import ROOT
 from test_launch import PROJECT, run_id
 from waiting import PATIENCE_S, until
 
-from executor import alive, checkpoints, rundir
-from executor.processes import processes_of
-from planner.plan import Plan, encode_plan
+from executor.folder import alive, checkpoints, rundir
+from executor.system.processes import processes_of
 from planner.spec import Layout
+from planner.spec.plan import Plan, encode_plan
 
 
 def tiny(layout: Layout, steps: int) -> Plan:

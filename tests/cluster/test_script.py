@@ -16,10 +16,10 @@ from agents import TINY, Finished, make_plan, run_warm
 
 import executor
 from executor.backends.launched import LAUNCHED
-from executor.contract import script_differences
-from executor.failures import first_failure
-from executor.launch import script_environment
-from executor.rundir import read_errors, read_measured, read_mesh
+from executor.folder.rundir import read_errors, read_measured, read_mesh
+from executor.preflight.contract import script_differences
+from executor.run.launch import script_environment
+from executor.watch.failures import first_failure
 from planner.spec import Layout, TrainingJob
 
 DDP = Layout(engine="ddp", dp_replicate=2)
@@ -75,7 +75,9 @@ BY_ACCELERATE = LLAMA + (
     "    optimizer.step()\n    optimizer.zero_grad()\nprint('stepped', flush=True)\n"
 )
 METERED = (
-    "import torch\nfrom executor.worker.metering import enter, held\nmeter = enter()\n" + GLOO + "with meter.load():\n"
+    "import torch\nfrom executor.worker.metering import (enter, held)\nmeter = enter()\n"
+    + GLOO
+    + "with meter.load():\n"
     "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n"
     "    optimizer = torch.optim.AdamW(model.parameters())\n"
     "meter.attach(lambda: held(model, optimizer))\n"

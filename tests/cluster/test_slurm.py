@@ -22,9 +22,8 @@ from slurms import TestSlurm, slurm
 from test_join import EXECUTOR, losses
 from waiting import PATIENCE_S, RANKS, until
 
-from planner import inputs
-from planner.plan import encode_plan
-from planner.spec import Layout
+from planner.spec import Layout, inputs
+from planner.spec.plan import encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

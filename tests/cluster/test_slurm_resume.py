@@ -23,10 +23,9 @@ from test_join import EXECUTOR
 from test_slurm import executor, log_of, pair, record_of  # noqa: F401 (pair is a fixture)
 from waiting import until
 
-from executor import alive, checkpoints, rundir
-from planner import inputs
-from planner.plan import Plan, encode_plan
-from planner.spec import Layout
+from executor.folder import alive, checkpoints, rundir
+from planner.spec import Layout, inputs
+from planner.spec.plan import Plan, encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

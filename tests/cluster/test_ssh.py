@@ -28,9 +28,8 @@ from numpy.testing import assert_allclose
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
 from waiting import PATIENCE_S, until
 
-from planner import inputs
-from planner.plan import Plan, encode_plan
-from planner.spec import Layout
+from planner.spec import Layout, inputs
+from planner.spec.plan import Plan, encode_plan
 
 pytestmark = [
     pytest.mark.cluster,

@@ -13,7 +13,7 @@ from agents import Finished, make_plan, run_warm
 from cases import BASE, FULL, PIPELINE
 from msgspec.structs import replace
 
-from executor import report
+from executor.measure import report
 from planner.spec import Layout
 
 STEPS, EACH_S, DRAG_S, PAUSE_S = 10, 0.2, 0.5, 2.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from cases import SplitRun
 
-from executor.report import join_memory, join_traffic
-from executor.rundir import read_measured, read_run_plan
-from executor.worker.trace import trace
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.measure.report import join_memory, join_traffic
+from executor.worker.trace.trace import trace
 
 CASES = (
     "ddp-accum1",

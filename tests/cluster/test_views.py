@@ -18,7 +18,7 @@ from agents import Finished, make_plan, run_warm
 from cases import CASES, SEQUENCES, Case
 from msgspec.structs import replace
 
-from executor.worker import shards
+from executor.worker.checkpoints import shards
 from planner.spec import Layout, Optimizer
 from planner.spec.job import Precision
 

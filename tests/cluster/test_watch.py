@@ -21,9 +21,10 @@ from test_launch import both_wait, run_id, start
 from test_resume import HOST, plan_of
 from waiting import until
 
-from executor import attach, launch
-from executor.checkpoint_policy import Policy
-from executor.processes import processes_of
+from executor.folder.checkpoint_policy import Policy
+from executor.follow import attach
+from executor.run import launch
+from executor.system.processes import processes_of
 
 PATIENCE_S = 300
 EXECUTOR = str(Path(sys.executable).with_name("executor"))

@@ -15,11 +15,11 @@ from cases import CASES
 from msgspec.structs import replace
 from rich.console import Console
 
-from executor import report, rundir
+from executor.folder import rundir
 from executor.launchers import local, namespaces
-from executor.report_text import render
-from planner import presets
-from planner.spec import Layout, Optimizer, Recipe, TrainingJob
+from executor.measure import report
+from executor.measure.report_text import render
+from planner.spec import Layout, Optimizer, Recipe, TrainingJob, presets
 
 STEPS = 10
 MOST_OVERHEAD = 0.02

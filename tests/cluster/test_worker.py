@@ -13,8 +13,8 @@ from agents import TINY, Finished, make_plan, run_warm
 from cases import SplitRun
 from msgspec.structs import replace
 
-from executor import launch
-from executor.rundir import read_measured, read_run_plan
+from executor.folder.rundir import read_measured, read_run_plan
+from executor.run import launch
 from planner.spec import Layout, Optimizer, Recipe, TrainingJob
 
 ONE = Layout(engine="single", micro_batch_size=4)
@@ -111,7 +111,7 @@ def test_validation_counts_every_token_once_however_it_is_split(tmp_path: Path) 
 def test_saved_weights_load_as_an_ordinary_transformers_model(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    from executor.worker.model import transformers_config
+    from executor.worker.model.model import transformers_config
 
     layout = Layout(engine="deepspeed", dp_shard=2, zero_stage=3, micro_batch_size=2)
     finished = run_warm(make_plan(layout, job(), nodes=1, per_node=2), tmp_path, "--no-meter", "--save-weights")

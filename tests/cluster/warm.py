@@ -37,7 +37,7 @@ MODULES = (
     "deepspeed.runtime.superoffload.superoffload_stage3",
     "executor.worker.engines.deepspeed",
     "executor.worker.engines.transformers_tp",
-    "executor.worker.meter",
+    "executor.worker.meter.meter",
     "executor.worker.readback",
     "executor.worker.train",
     "peft.tuners.lora.bnb",

@@ -192,13 +192,13 @@ if __name__ == "__main__":
     from test_rundir import make_plan
     from torch.distributed import FileStore
 
-    from executor import checkpoints
-    from executor.checkpoint_policy import Policy
-    from executor.worker import folders, shards
-    from executor.worker import saver as saver_module
-    from executor.worker.folders import Folders
-    from executor.worker.pieces import View
-    from executor.worker.saver import Saver
+    from executor.folder import checkpoints
+    from executor.folder.checkpoint_policy import Policy
+    from executor.worker.checkpoints import folders, shards
+    from executor.worker.checkpoints import saver as saver_module
+    from executor.worker.checkpoints.folders import Folders
+    from executor.worker.checkpoints.saver import Saver
+    from executor.worker.model.pieces import View
     from planner.spec import Layout
 
     torch.set_num_threads(1)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from executor import checkpoints
-from executor.checkpoints import File
-from planner.plan import Input, Plan
-from planner.record import RunRecord
+from executor.folder import checkpoints
+from executor.folder.checkpoints import File
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Recipe, Runtime, TrainingJob
+from planner.spec.plan import Input, Plan
+from planner.spec.record import RunRecord
 
 LINK = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
 CLUSTER = Cluster(

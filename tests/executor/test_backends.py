@@ -14,18 +14,18 @@ from executor.backends.accelerate import AccelerateBackend
 from executor.backends.common import OWN_ATTENTION
 from executor.backends.deepspeed import DeepSpeedBackend
 from executor.backends.transformers import FAMILIES, TransformersBackend
-from executor.prepare import check_launchable
-from planner.backend import Backend
-from planner.case import Case
+from executor.run.prepare import check_launchable
+from planner.ask.launchable import find_backend
+from planner.basics.errors import PlannerError
+from planner.decide.nearest import nearest_launchable
 from planner.engines.buckets import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
 from planner.engines.transformers_tp import NO_PLAN
-from planner.errors import PlannerError
-from planner.formats import FORMATS
 from planner.inventory import parameters
-from planner.launchable import find_backend
-from planner.nearest import nearest_launchable
-from planner.plan import Plan
+from planner.parallelism.backend import Backend
+from planner.parallelism.case import Case
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Moe, Optimizer, Runtime, TrainingJob
+from planner.spec.formats import FORMATS
+from planner.spec.plan import Plan
 
 EXPERTS = Moe(experts=8, top_k=2, expert_ffn=704)
 
@@ -366,7 +366,7 @@ def test_attention_is_not_recomputed_where_the_trainer_cannot_reach_it(family: s
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_trainable_elements_are_those_of_the_real_model(method: str, tied: bool) -> None:
-    from executor.worker.model import build_model
+    from executor.worker.model.model import build_model
 
     job = TrainingJob(
         method=method, seq_len=16, lora=Lora(rank=4, targets=("k_proj", "o_proj", "down_proj")), optimizer=Optimizer()

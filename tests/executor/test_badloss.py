@@ -15,15 +15,16 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import attempts, badloss, dryrun, join, joining, rundir, slurm_run
-from executor.badloss import History, Policy
-from executor.checkpoint_policy import Policy as Saved
-from executor.launch import worker_arguments
-from executor.prepare import Options, decided
-from planner.errors import PlannerError
-from planner.plan import Plan
-from planner.record import BadStep, RunRecord
+from executor.folder import badloss, joining, rundir
+from executor.folder.badloss import History, Policy
+from executor.folder.checkpoint_policy import Policy as Saved
+from executor.run import attempts, dryrun, join, slurm_run
+from executor.run.launch import worker_arguments
+from executor.run.prepare import Options, decided
+from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe
+from planner.spec.plan import Plan
+from planner.spec.record import BadStep, RunRecord
 
 SKIP = Policy(action="skip", factor=4.0, window=5, max_skips=2)
 

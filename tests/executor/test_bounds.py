@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 from test_rundir import make_plan
 
-from executor.prepare import Options, as_run
-from executor.stragglers import Turn, find, sentence
-from planner.plan import PhaseMemory, Prediction
+from executor.run.prepare import Options, as_run
+from executor.watch.stragglers import Turn, find, sentence
 from planner.spec import Layout, Recipe, TrainingJob
+from planner.spec.plan import PhaseMemory, Prediction
 
 DDP = make_plan(Layout(engine="ddp", dp_replicate=4))
 

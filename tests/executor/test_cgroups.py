@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor import cgroups
+from executor.system import cgroups
 
 V2 = "0::/user.slice/job\n"
 V1 = "5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n"

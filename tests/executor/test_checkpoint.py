@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from test_model import SPEC, plan
 
-from executor.checkpoint import check_checkpoint
-from planner.errors import PlannerError
-from planner.huggingface import config_dict
+from executor.preflight.checkpoint import check_checkpoint
+from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec, Recipe, TrainingJob
+from planner.spec.huggingface import config_dict
 
 
 @pytest.fixture

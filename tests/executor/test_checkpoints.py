@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 from test_rundir import make_plan
 
-from executor import checkpoint_policy, checkpoints
-from executor.checkpoints import Answer, File
-from planner.errors import PlannerError
-from planner.plan import CheckpointAdvice
+from executor.folder import checkpoint_policy, checkpoints
+from executor.folder.checkpoints import Answer, File
+from planner.basics.errors import PlannerError
 from planner.spec import Layout, Lora, Optimizer, TrainingJob
+from planner.spec.plan import CheckpointAdvice
 
 PLAN = make_plan(Layout(engine="ddp", dp_replicate=2))
 NAMES = ("rank-0.safetensors", "rank-1.safetensors")

@@ -21,18 +21,18 @@ from msgspec.structs import replace
 from test_preflight import on, refusal
 from test_rundir import make_plan
 
-from executor import preflight
-from executor.checkpoint_policy import Policy
-from executor.checks import compare, limits, network, table
-from executor.checks.causes import cause
-from executor.checks.check import Checked, ThisMachine, checked
-from executor.checks.findings import Finding, asked
-from executor.checks.host import Answer, answer, versions
+from executor.folder.checkpoint_policy import Policy
+from executor.hosts.checks import compare, network, table
+from executor.hosts.checks.check import Checked, ThisMachine, checked
+from executor.hosts.checks.host import Answer, answer, versions
 from executor.launchers import local
-from executor.prepare import Options, check_room
-from planner.errors import PlannerError
-from planner.plan import Plan, encode_plan
+from executor.preflight import limits, preflight
+from executor.preflight.causes import cause
+from executor.preflight.findings import Finding, asked
+from executor.run.prepare import Options, check_room
+from planner.basics.errors import PlannerError
 from planner.spec import Layout
+from planner.spec.plan import Plan, encode_plan
 
 GIB = 2**30
 EXECUTOR = Path(sys.executable).with_name("executor")

@@ -15,11 +15,12 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import cli, launch
-from planner import command, inputs
-from planner.errors import PlannerError
-from planner.plan import PhaseMemory, Plan, Prediction, encode_plan, read_plan
-from planner.spec import Gpu, Layout, Recipe
+from executor import cli
+from executor.run import launch
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.spec import Gpu, Layout, Recipe, inputs
+from planner.spec.plan import PhaseMemory, Plan, Prediction, encode_plan, read_plan
 
 PROJECT = Path(__file__).parents[2]
 
@@ -62,7 +63,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], code: int, words: str
 
 @pytest.mark.slow
 def test_help_opens_with_three_examples_and_imports_nothing_heavy(tmp_path):
-    code = "import sys; from executor import cli; from planner import command\n"
+    code = "import sys; from executor import cli; from planner.basics import command\n"
     code += "command.exit_code(cli.executor, ['--help'])\n"
     code += "print(sorted({'torch', 'rich', 'numpy', 'accelerate'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, text=True, capture_output=True, check=True)
@@ -355,7 +356,7 @@ def test_the_traceback_is_there_for_those_who_ask(monkeypatch, capsys):
 
 
 def test_a_reader_that_stops_reading_is_no_error():
-    code = "import click; from planner import command\n"
+    code = "import click; from planner.basics import command\n"
     code += "@click.command()\ndef talk():\n  for _ in range(99999): click.echo('x' * 99)\ncommand.main(talk, [])"
     pipe = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert pipe.stdout is not None and pipe.stderr is not None

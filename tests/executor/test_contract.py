@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.contract import Live, differences, refusal, script_differences
+from executor.preflight.contract import Live, differences, refusal, script_differences
 from planner.spec import Layout
 
 DDP = Layout(engine="ddp", dp_replicate=4)

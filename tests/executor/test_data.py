@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.datacheck import DEMO_TEXT, check_inputs
-from executor.worker.data import IGNORED, Windows, micro_batches, open_rows, validation_batches
-from executor.worker.order import Order
-from executor.worker.schedule import learning_rate
-from planner.errors import PlannerError
-from planner.plan import Plan
+from executor.preflight.datacheck import DEMO_TEXT, check_inputs
+from executor.worker.data.data import IGNORED, Windows, micro_batches, open_rows, validation_batches
+from executor.worker.data.order import Order
+from executor.worker.world.schedule import learning_rate
+from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Optimizer, Recipe, Runtime, TrainingJob
+from planner.spec.plan import Plan
 
 SEQ_LEN = 8
 
@@ -187,7 +187,7 @@ def test_data_that_only_tokenising_can_judge_is_refused_by_the_worker(tmp_path: 
 
 
 def test_checks_before_launch_import_no_torch() -> None:
-    modules = "executor.datacheck, executor.backends.accelerate, executor.backends.deepspeed"
+    modules = "executor.preflight.datacheck, executor.backends.accelerate, executor.backends.deepspeed"
     program = f"import sys, {modules}; print('torch' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from executor.environment import MASK, added, inherited, is_secret, masked
-from planner.errors import PlannerError
+from executor.system.environment import MASK, added, inherited, is_secret, masked
+from planner.basics.errors import PlannerError
 
 
 def test_only_the_allow_list_is_inherited():

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from test_supervise import rank_log
 
-from executor.failures import Blame, first_failure, last_error_line
-from executor.rundir import read_errors
-from executor.worker import lastwords
-from planner.errors import PlannerError
+from executor.folder.rundir import read_errors
+from executor.watch.failures import Blame, first_failure, last_error_line
+from executor.worker.world import lastwords
+from planner.basics.errors import PlannerError
 
 NOW_NS = 1_800_000_000_000_000_000
 NOW = NOW_NS / 1e9

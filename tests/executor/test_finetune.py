@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data import plan
 
-from executor.datacheck import check_inputs
-from executor.worker.data import open_rows, order_of, validation_batches
-from executor.worker.documents import WIDTH_MULTIPLE, Documents, packed_bins
-from executor.worker.order import Order, dealt
-from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
-from executor.worker.tokenizer import load_tokenizer
-from planner.errors import PlannerError
-from planner.plan import Plan
+from executor.preflight.datacheck import check_inputs
+from executor.worker.data.data import open_rows, order_of, validation_batches
+from executor.worker.data.documents import WIDTH_MULTIPLE, Documents, packed_bins
+from executor.worker.data.order import Order, dealt
+from executor.worker.data.rows import IGNORED, Batch, block_diagonal_mask
+from executor.worker.data.tokenizer import load_tokenizer
+from planner.basics.errors import PlannerError
 from planner.spec import Layout
+from planner.spec.plan import Plan
 
 CHAT = [
     {"role": "system", "content": "s"},
@@ -141,7 +141,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_when_it_does(tmp_path
 
 
 def _chat(messages: list[dict[str, str]]) -> Any:
-    from executor.examples import Chat
+    from executor.preflight.examples import Chat
 
     return Chat(messages)
 
@@ -193,7 +193,7 @@ def test_packing_loses_nothing_overfills_nothing_and_leaves_no_two_rows_that_fit
 def test_packed_documents_have_the_logits_and_losses_they_have_alone(family: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    from executor.worker.model import transformers_config
+    from executor.worker.model.model import transformers_config
     from planner.spec import ModelSpec
 
     given = {} if family == "llama" else {"norm": "layernorm", "positions": "learned", "activation": "gelu_new"}

@@ -15,13 +15,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from executor import alive, hangs, processes
-from executor.alive import Said
-from executor.hangs import Hang, HungRank, Watch, allowed_s, blamed, place_of, sentence
+from executor.folder import alive
+from executor.folder.alive import Said
+from executor.system import processes
+from executor.watch import hangs
+from executor.watch.hangs import Hang, HungRank, Watch, allowed_s, blamed, place_of, sentence
 
 HOSTS = ("one", "one", "two", "two")
 RANK = (
-    "import sys, time; from pathlib import Path; from executor import alive\n"
+    "import sys, time; from pathlib import Path; from executor.folder import alive\n"
     "alive.begin(Path(sys.argv[1]), int(sys.argv[2])); alive.say('step', 3)\n"
     "def busy():\n    while True: time.sleep(600)\n"
     "busy()"

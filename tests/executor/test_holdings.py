@@ -13,8 +13,8 @@ import pytest
 from test_checkpoints import NAMES, flip
 from test_rundir import make_plan
 
-from executor import checkpoints, holdings
-from executor.checkpoints import Complete, File
+from executor.folder import checkpoints, holdings
+from executor.folder.checkpoints import Complete, File
 from planner.spec import Layout
 
 PLAN = make_plan(Layout(engine="fsdp2", dp_shard=2, zero_stage=3))

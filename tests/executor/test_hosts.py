@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from executor import address, ssh_session
-from executor.fleet import fleet_of
-from executor.hosts import Machine, read_hosts
-from planner.errors import PlannerError
-from planner.plan import Plan, encode_plan, read_plan
+from executor.hosts import ssh_session
+from executor.hosts.fleet import fleet_of
+from executor.hosts.hosts import Machine, read_hosts
+from executor.system import address
+from planner.basics.errors import PlannerError
+from planner.spec.plan import Plan, encode_plan, read_plan
 
 
 @pytest.fixture

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from executor import address, joining
-from executor.dryrun import dry_run, write
-from executor.join import Asked, check_equal, prepared
-from executor.joining import End, Joined
-from executor.prepare import Options
-from executor.reap import Standing, standing
-from executor.supervise import hang_up
-from planner.errors import PlannerError
-from planner.plan import Plan, encode_plan, read_plan
+from executor.folder import joining
+from executor.folder.joining import End, Joined
+from executor.run.dryrun import dry_run, write
+from executor.run.join import Asked, check_equal, prepared
+from executor.run.prepare import Options
+from executor.run.reap import Standing, standing
+from executor.system import address
+from executor.watch.supervise import hang_up
+from planner.basics.errors import PlannerError
+from planner.spec.plan import Plan, encode_plan, read_plan
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ import yaml
 from test_cli import assert_refused, run
 from test_rundir import make_plan
 
-from executor import attempts, joining, launch_export, rundir
-from executor.checkpoint_policy import Policy
-from executor.launch_export import Asked, Exported
+from executor.folder import joining, rundir
+from executor.folder.checkpoint_policy import Policy
 from executor.launchers.kubernetes import MOUNTED, RUNS
-from executor.prepare import Options
-from planner import presets
-from planner.errors import PlannerError
-from planner.plan import Plan, encode_plan
-from planner.spec import Layout, Recipe, TrainingJob
+from executor.run import attempts, launch_export
+from executor.run.launch_export import Asked, Exported
+from executor.run.prepare import Options
+from planner.basics.errors import PlannerError
+from planner.spec import Layout, Recipe, TrainingJob, presets
+from planner.spec.plan import Plan, encode_plan
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 NASTY = "two words $(touch canary) `touch canary` ' \" \\ ;"
@@ -199,7 +199,7 @@ def test_a_task_of_skypilot_means_the_plan(tmp_path: Path, nodes: int, place: in
 def test_the_code_that_skypilot_copies_is_the_code_that_made_the_folder(tmp_path: Path, data: Path) -> None:
     export(tmp_path, plan_of(2, layouts(2)[0], data), "skypilot", Asked())
     code = tmp_path / "out/code"
-    asked = "from executor import joining; print(joining.code_digest(), joining.__file__)"
+    asked = "from executor.folder import joining; print(joining.code_digest(), joining.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", asked], env={"PYTHONPATH": str(code)}, cwd=tmp_path, capture_output=True, text=True
     )

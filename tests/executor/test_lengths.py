@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import lengths
-from executor.worker import lengths as counting
-from executor.worker.data import open_rows
-from executor.worker.documents import Documents
+from executor.preflight import lengths
+from executor.worker.data import lengths as counting
+from executor.worker.data.data import open_rows
+from executor.worker.data.documents import Documents
 from planner.spec import Layout, Recipe, TrainingJob
 
 SEQ_LEN = 96

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from executor.machine import Machine, this_machine
-from executor.matrix import BEYOND, Cell, cells
-from planner.devices import gpu_preset
-from planner.errors import PlannerError
-from planner.units import GIB
+from executor.measure.machine import Machine, this_machine
+from executor.measure.matrix import BEYOND, Cell, cells
+from planner.basics.errors import PlannerError
+from planner.basics.units import GIB
+from planner.spec.devices import gpu_preset
 
 HEAD = '[[cells]]\non = "cpu"\n'
 PLAIN = HEAD + 'model = "tiny-llama"\nlayout = "single"\n'

@@ -12,20 +12,21 @@ import msgspec
 import pytest
 from test_matrix import card
 
-from executor import cli, measure, measure_text
-from executor.machine import Machine, this_machine
-from executor.matrix import Cell, cells
-from executor.measured_row import made_row
-from executor.rundir import RankError
-from planner import command
-from planner.case import Case
-from planner.errors import PlannerError
-from planner.memory import memory_breakdown
-from planner.plan import PhaseMemory
-from planner.record import Measured, RunRecord
-from planner.truth.asked import asked
-from planner.truth.rows import Row, append_rows, encode_row, read_rows, row_of
-from planner.units import GIB
+from executor import cli
+from executor.folder.rundir import RankError
+from executor.measure import measure, measure_text
+from executor.measure.machine import Machine, this_machine
+from executor.measure.matrix import Cell, cells
+from executor.measure.measured_row import made_row
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.basics.units import GIB
+from planner.calibrate.asked import asked
+from planner.calibrate.rows import Row, append_rows, encode_row, read_rows, row_of
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec.plan import PhaseMemory
+from planner.spec.record import Measured, RunRecord
 
 CPU = this_machine("cpu")
 TWO = {"load": 1.0, "backward": 3.0}

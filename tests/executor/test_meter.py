@@ -16,14 +16,14 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 
-from executor.worker import cpu
-from executor.worker.memory import LiveTensors
-from executor.worker.meter import Meter
-from executor.worker.storages import Row
-from executor.worker.traffic import CONTROL_BYTES, group_name
-from planner.plan import Plan
-from planner.record import Measured
+from executor.worker.meter.memory import LiveTensors
+from executor.worker.meter.meter import Meter
+from executor.worker.meter.storages import Row
+from executor.worker.meter.traffic import CONTROL_BYTES, group_name
+from executor.worker.world import cpu
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
+from planner.spec.plan import Plan
+from planner.spec.record import Measured
 
 TINY = {"layers": 4, "hidden": 128, "heads": 4, "kv_heads": 4, "head_dim": 32, "ffn": 352, "vocab": 512}
 SEQ, BATCH = 128, 8

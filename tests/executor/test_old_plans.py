@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from executor import report
-from executor.prepare import check_launchable, load_backend
-from planner.case import Case
+from executor.measure import report
+from executor.run.prepare import check_launchable, load_backend
+from planner.basics.errors import PlannerError
 from planner.engines.common import implementation
-from planner.errors import PlannerError
-from planner.memory import memory_breakdown
-from planner.plan import read_plan
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec.plan import read_plan
 
 OLD = Path(__file__).parent / "old"
 

@@ -16,12 +16,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from executor.worker.model import build_optimizer, one_kind_each
-from planner import presets
-from planner.plan import Plan
-from planner.spec import Layout, Optimizer, TrainingJob
+from executor.worker.model.model import build_optimizer, one_kind_each
+from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import Implementation
+from planner.spec.plan import Plan
 
 STEPS: tuple[Implementation, ...] = ("fused", "foreach", "for-loop")
 

@@ -12,9 +12,9 @@ import pytest
 from test_rundir import make_plan
 
 from executor.cli import executor
-from planner import command
-from planner.plan import encode_plan
+from planner.basics import command
 from planner.spec import Layout, Recipe
+from planner.spec.plan import encode_plan
 
 COMMANDS = {
     "run": ("run", "plan.json", "--yes", "--run-dir"),

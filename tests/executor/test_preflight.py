@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import preflight
-from executor.checkpoints import expected_bytes
-from planner.case import Case
-from planner.errors import PlannerError
+from executor.folder.checkpoints import expected_bytes
+from executor.preflight import preflight
+from planner.basics.errors import PlannerError
 from planner.inventory import parameters
-from planner.plan import PhaseMemory, Plan, Prediction
+from planner.parallelism.case import Case
 from planner.spec import Gpu, Layout
+from planner.spec.plan import PhaseMemory, Plan, Prediction
 
 GIB = 2**30
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from executor import probe
-from planner.errors import PlannerError
+from executor.measure import probe
+from planner.basics.errors import PlannerError
 
 
 def quiet(_: str) -> None:
@@ -52,5 +52,5 @@ def test_emulated_nodes_start_as_those_of_a_run_do(tmp_path: Path):
     assert [one.node for one in spec.commands] == [0, 1]
     for one in spec.commands:
         assert "executor.worker.agent" in one.argv
-        assert one.argv[-3:] == ("-m", "executor.worker.probe", str(tmp_path))
+        assert one.argv[-3:] == ("-m", "executor.worker.probe.probe", str(tmp_path))
         assert one.argv[one.argv.index("--nproc-per-node") + 1] == "3"

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
-from executor import processes, reap, rundir
+from executor.folder import rundir
+from executor.run import reap
+from executor.system import processes
 from planner.spec import Layout
 
 

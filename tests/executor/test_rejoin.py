@@ -13,13 +13,14 @@ from kept import checkpoint, record
 from msgspec.structs import replace
 from test_cli import assert_refused, plan_file, run  # noqa: F401 (plan_file is a fixture)
 
-from executor import attempts, joining, rejoin, resume, rundir
-from executor.checkpoint_policy import Policy
-from executor.dryrun import dry_run, write
-from executor.joining import Joined
-from executor.prepare import Options
-from planner.errors import PlannerError
-from planner.plan import read_plan
+from executor.folder import joining, rundir
+from executor.folder.checkpoint_policy import Policy
+from executor.folder.joining import Joined
+from executor.run import attempts, rejoin, resume
+from executor.run.dryrun import dry_run, write
+from executor.run.prepare import Options
+from planner.basics.errors import PlannerError
+from planner.spec.plan import read_plan
 
 
 @pytest.fixture

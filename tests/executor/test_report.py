@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 from test_rundir import make_plan
 
-from executor import lines, report, rundir
-from executor.export import check_weights
-from executor.report_text import render
-from planner.errors import PlannerError
-from planner.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
-from planner.record import Measured, RunRecord, Wire
+from executor.folder import rundir
+from executor.measure import lines, report
+from executor.measure.report_text import render
+from executor.run.export import check_weights
+from planner.basics.errors import PlannerError
 from planner.spec import Layout, Moe
+from planner.spec.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
+from planner.spec.record import Measured, RunRecord, Wire
 
 MIB = 2**20
 

@@ -14,12 +14,14 @@ import pytest
 from kept import PLAN, checkpoint, record
 from msgspec.structs import replace
 
-from executor import attempts, checkpoints, report, resume, rundir
-from executor.alive import STEP, Said
-from executor.report_text import attempt_text, goodput_text
-from planner.errors import PlannerError
-from planner.plan import Plan
+from executor.folder import checkpoints, rundir
+from executor.folder.alive import STEP, Said
+from executor.measure import report
+from executor.measure.report_text import attempt_text, goodput_text
+from executor.run import attempts, resume
+from planner.basics.errors import PlannerError
 from planner.spec import Layout, TrainingJob
+from planner.spec.plan import Plan
 
 
 @pytest.fixture

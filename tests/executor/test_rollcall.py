@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from executor import rollcall
-from executor.rollcall import RollCall
+from executor.watch import rollcall
+from executor.watch.rollcall import RollCall
 
 NAMES = {0: "red", 1: "blue"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from executor import rundir
-from planner.errors import PlannerError
-from planner.plan import Plan
+from executor.folder import rundir
+from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Runtime, TrainingJob
+from planner.spec.plan import Plan
 
 NOW = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
 

@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from executor.backends.common import EXPERT_FAMILIES
-from executor.worker import pieces, shards
-from executor.worker.pieces import View
-from planner.errors import PlannerError
-from planner.formats import FORMATS
+from executor.worker.checkpoints import shards
+from executor.worker.model import pieces
+from executor.worker.model.pieces import View
+from planner.basics.errors import PlannerError
+from planner.spec.formats import FORMATS
 
 SHAPE = (7, 5, 4)
 

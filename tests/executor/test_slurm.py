@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from test_cli import assert_refused, plan_file, run  # noqa: F401  # a fixture
 from test_rundir import make_plan
 
-from executor import slurm
-from planner.errors import PlannerError
-from planner.plan import Plan
+from executor.launchers import slurm
+from planner.basics.errors import PlannerError
 from planner.spec import Layout
+from planner.spec.plan import Plan
 
 TASK = {"SLURM_JOB_ID": "12", "SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
 NASTY = ("two words", "$(touch canary)", "`touch canary`", "'", '"', "\\", ";touch canary", "-x", "*")

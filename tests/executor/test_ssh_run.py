@@ -15,16 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from executor import frames, ssh_run
-from executor.checkpoint_policy import Policy
-from executor.hosts import Machine
-from executor.node import CHUNK_BYTES, OWNER, Mirror, remove_stale
-from executor.prepare import Options
-from executor.processes import identity
-from executor.remote import Link
-from executor.ssh import Contact
-from executor.supervise import CHECKPOINT_S
-from planner.plan import read_plan
+from executor.folder.checkpoint_policy import Policy
+from executor.hosts import ssh_run
+from executor.hosts.hosts import Machine
+from executor.hosts.node import CHUNK_BYTES, OWNER, Mirror, remove_stale
+from executor.hosts.remote import Link
+from executor.hosts.ssh import Contact
+from executor.run.prepare import Options
+from executor.system import frames
+from executor.system.processes import identity
+from executor.watch.supervise import CHECKPOINT_S
+from planner.spec.plan import read_plan
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from executor.backends.deepspeed import PIPELINE_FAMILIES
-from executor.worker.model import transformers_config
-from executor.worker.stages import Head, Layers
+from executor.worker.model.model import transformers_config
+from executor.worker.model.stages import Head, Layers
 from planner.spec import ModelSpec
 
 LLAMA = ModelSpec(name="m", layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=300, max_seq_len=64)

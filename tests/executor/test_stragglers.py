@@ -7,9 +7,9 @@ import random
 import pytest
 from test_rundir import make_plan
 
-from executor.stragglers import LEAST_STEPS, SLOW, Straggler, Turn, find, sentence
-from planner.plan import Plan
+from executor.watch.stragglers import LEAST_STEPS, SLOW, Straggler, Turn, find, sentence
 from planner.spec import Layout
+from planner.spec.plan import Plan
 
 HOSTS = ["a", "a", "b", "b"]
 DDP = make_plan(Layout(engine="ddp", dp_replicate=4))

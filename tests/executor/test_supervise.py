@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from executor import processes, remote, supervise
+from executor.hosts import remote
 from executor.launchers import local
-from planner.errors import PlannerError
+from executor.system import processes
+from executor.watch import supervise
+from planner.basics.errors import PlannerError
 
 
 def rank_log(folder: Path, node: int, local_rank: int, text: str, stream: str = "stderr") -> Path:

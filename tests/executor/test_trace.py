@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from executor import trace as traces
-from executor import tracekernels
 from executor.cli import executor
-from executor.lines import Tolerances
-from planner.errors import PlannerError
-from planner.plan import PhaseMemory, Plan, encode_plan
+from executor.measure import trace as traces
+from executor.measure import tracekernels
+from executor.measure.lines import Tolerances
+from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
+from planner.spec.plan import PhaseMemory, Plan, encode_plan
 from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, Pair, large_terms, plan_of, traced
 
 EXTRAPOLATED_PERCENT = 0.1
@@ -109,7 +109,7 @@ def test_recomputed_attention_keeps_queries_and_keys_as_positions_leave_them(mod
     ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept", "ddp-recomputing"],
 )
 def test_two_and_four_layers_tell_what_seven_hold_and_send(layout: dict[str, object]) -> None:
-    from executor.worker.trace import trace
+    from executor.worker.trace.trace import trace
 
     plan = tiny_plan(7, **layout)
 
@@ -128,7 +128,7 @@ def test_two_and_four_layers_tell_what_seven_hold_and_send(layout: dict[str, obj
 
 
 def test_micro_batches_between_the_first_and_the_last_are_counted_though_one_is_run() -> None:
-    from executor.worker.trace import trace
+    from executor.worker.trace.trace import trace
 
     layout = {"engine": "fsdp2", "dp_shard": 2, "zero_stage": 3}
     three, seven = (trace(tiny_plan(2, **layout, grad_accum=accum), 0) for accum in (3, 7))
@@ -143,7 +143,7 @@ def test_micro_batches_between_the_first_and_the_last_are_counted_though_one_is_
 
 
 def test_a_term_predicted_twice_as_large_is_seen() -> None:
-    from executor.worker.trace import trace
+    from executor.worker.trace.trace import trace
 
     plan = plan_of(PAIRS["qwen3-4b-ddp-bf16"])
     one = trace(plan, 0, kernels=True)
@@ -188,7 +188,7 @@ def test_4_bit_weights_are_not_traced() -> None:
 
 
 def test_a_rank_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys) -> None:
-    from planner import command
+    from planner.basics import command
 
     plan = tmp_path / "plan.json"
     plan.write_bytes(encode_plan(tiny_plan(2, engine="ddp", dp_replicate=2)))

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor.worker import transport
+from executor.worker.meter import transport
 
 NAMES_OF_REAL_THREADS = """
 import os, time
 import torch, torch.distributed as dist
-from executor.worker import transport
+from executor.worker.meter import transport
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

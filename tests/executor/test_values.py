@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from test_model import SPEC, plan
 from torch import nn
 
-from executor.worker import values
-from executor.worker.model import build_model, transformers_config, unfilled_model, weight_dtype
+from executor.worker.model import values
+from executor.worker.model.model import build_model, transformers_config, unfilled_model, weight_dtype
 from planner.spec import ModelSpec, Moe, Recipe, TrainingJob
 
 EXPERTS = Moe(experts=4, top_k=2, expert_ffn=24)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from executor.failures import Blame, Failure
-from executor.rundir import RankError
-from executor.verdict import Ending, Evidence, LostAgent, judge, mesh_differences
-from planner.errors import PlannerError
+from executor.folder.rundir import RankError
+from executor.watch.failures import Blame, Failure
+from executor.watch.verdict import Ending, Evidence, LostAgent, judge, mesh_differences
+from planner.basics.errors import PlannerError
 
 OK, ENDED = Ending(ok=True), Ending(ok=False)
 BOTH = {0: {"world_size": 2}, 1: {"world_size": 2}}
@@ -27,7 +27,7 @@ def failure(code: int = 1, blame: Blame = Blame.EXCEPTION, oom_kills: int | None
 
 
 def refusal(code: int, **more: Any) -> Failure:
-    return failure(code, kind="planner.errors.PlannerError", refusal=True, **more)
+    return failure(code, kind="planner.basics.errors.PlannerError", refusal=True, **more)
 
 
 def evidence(ending: Ending = ENDED, *failures: Failure, **more: Any) -> Evidence:
@@ -36,7 +36,7 @@ def evidence(ending: Ending = ENDED, *failures: Failure, **more: Any) -> Evidenc
 
 
 EXCEPTION, SIGBUS = failure(kind="ValueError"), failure(-signal.SIGBUS, Blame.OWN_END)
-NO_ROOM = failure(5, kind="planner.errors.PlannerError", refusal=True, errno=errno.ENOSPC)
+NO_ROOM = failure(5, kind="planner.basics.errors.PlannerError", refusal=True, errno=errno.ENOSPC)
 OOM_KILL = failure(-signal.SIGKILL, Blame.OWN_END, oom_kills=1)
 PEER = failure(1, Blame.LOST_PEER, kind="RuntimeError")
 

@@ -12,14 +12,17 @@ import pytest
 from test_reap import ended, launched
 from test_rundir import make_plan
 
-from executor import alive, attempts, joining, processes, rundir, view
 from executor.cli import executor
-from executor.view import Lookout, RankView, View
-from executor.view_text import Changes, Screen, screen, summary
-from planner.command import exit_code
-from planner.errors import PlannerError
-from planner.record import RunRecord
+from executor.folder import alive, joining, rundir
+from executor.follow import view
+from executor.follow.view import Lookout, RankView, View
+from executor.follow.view_text import Changes, Screen, screen, summary
+from executor.run import attempts
+from executor.system import processes
+from planner.basics.command import exit_code
+from planner.basics.errors import PlannerError
 from planner.spec import Layout
+from planner.spec.record import RunRecord
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.truth.rows import Row, read_rows
+from planner.calibrate.rows import Row, read_rows
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 900

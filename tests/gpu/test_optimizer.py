@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from executor.worker.model import build_optimizer
-from planner import presets
-from planner.plan import Plan
-from planner.spec import Layout, Optimizer, TrainingJob
+from executor.worker.model.model import build_optimizer
+from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import Implementation
+from planner.spec.plan import Plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 WIDTH = 4096

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from planner.inventory import Moment, unit_weights
-from planner.model_rules import check_model
 from planner.spec import Mla, ModelSpec, Moe
+from planner.spec.model_rules import check_model
 
 BATCH, SEQ = 3, 40
 

@@ -10,7 +10,7 @@ from planner.spec import Quantization
 
 def pack(model: nn.Module, quantization: Quantization, dtype: torch.dtype) -> None:
     """Put 4-bit linears that hold the same numbers in the place of the layers' own."""
-    from executor.worker.quantized import awaits_codes, pack_layers, quantized
+    from executor.worker.model.quantized import awaits_codes, pack_layers, quantized
 
     weights = dict(model.named_parameters())
     pack_layers(model, quantization, dtype)

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from planner.answers import Answer, Estimate
-from planner.errors import PlannerError
-from planner.estimation import answer
+from planner.ask.options import question
+from planner.ask.question import GROUP_AXES
+from planner.basics.errors import PlannerError
+from planner.basics.units import format_bytes, format_seconds, format_volume
+from planner.decide.answers import Answer, Estimate
+from planner.decide.estimation import answer
+from planner.decide.reasons import reasons_of
+from planner.figures.steptime import Throughput
 from planner.inventory import parameters
-from planner.options import question
-from planner.question import GROUP_AXES
-from planner.reasons import reasons_of
-from planner.rules import divisors
+from planner.parallelism.rules import divisors
 from planner.spec import Cluster, Layout
 from planner.spec.engines import ENGINES
 from planner.spec.options import ENGINE_SWITCHES
-from planner.steptime import Throughput
-from planner.units import format_bytes, format_seconds, format_volume
 
 Given = dict[str, Any]
 PER_LAYOUT = (

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from executor.cli import executor
-from planner import command
+from planner.basics import command
+from planner.basics.errors import LONGEST_LINE, MOST_NAMES, PlannerError, did_you_mean, one_line
+from planner.basics.output import check_file, write_whole
+from planner.calibrate.probe import read_probe
 from planner.cli import planner
-from planner.errors import LONGEST_LINE, MOST_NAMES, PlannerError, did_you_mean, one_line
-from planner.huggingface import decoded, spec_of
-from planner.output import check_file, write_whole
-from planner.plan import decode_plan
-from planner.truth.probe import read_probe
+from planner.spec.huggingface import decoded, spec_of
+from planner.spec.plan import decode_plan
 
 ASKED = ("recommend", "--model", "gpt2", "--gpu", "h100", "--gpus", "1")
 ROW = {"id": "a", "source": {"repo_or_paper": "x"}, "method": "pretrain", "measured": {"step_time_s": 1.0}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner import command
+from planner.basics import command
 from planner.cli import planner
 
 SIXTY_FOUR = ["--model", "7b", "--gpus", "64"]

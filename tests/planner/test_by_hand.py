@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import TINY
 
-from planner import presets
 from planner.calibrate import bands
-from planner.case import Case
-from planner.comm import ranks_inside
 from planner.engines import fsdp2
-from planner.groups import axis_groups, axis_stride
-from planner.huggingface import config_dict, read_config
+from planner.figures.comm import ranks_inside
 from planner.inventory.tape import Storage, Tape
 from planner.inventory.tensors import Size
-from planner.spec import Layout, TrainingJob
+from planner.parallelism.case import Case
+from planner.parallelism.groups import axis_groups, axis_stride
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.huggingface import config_dict, read_config
 
 
 @given(*[st.integers(1, 9) for _ in range(3)], st.integers(2, 16))

@@ -9,21 +9,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planner import command, presets
+from planner.basics import command
+from planner.basics.units import GIB
 from planner.calibrate import fit, holdout, report
 from planner.calibrate.allocator import LEAST, fit_allocator, predicted_bytes
 from planner.calibrate.bands import band
 from planner.calibrate.compute import Speeds, Timer, fit_compute
+from planner.calibrate.rows import append_rows
 from planner.calibrate.samples import Sample, of_rows, of_run
-from planner.calibration import UNCALIBRATED, Calibration, calibration
-from planner.case import Case
 from planner.cli import planner
-from planner.plan import encode_plan
-from planner.planning import make_plan
-from planner.record import Measured, PhaseMemory, RunRecord
-from planner.spec import Allocator, Layout, TrainingJob
-from planner.truth.rows import append_rows
-from planner.units import GIB
+from planner.decide.planning import make_plan
+from planner.parallelism.case import Case
+from planner.spec import Allocator, Layout, TrainingJob, presets
+from planner.spec.calibration import UNCALIBRATED, Calibration, calibration
+from planner.spec.plan import encode_plan
+from planner.spec.record import Measured, PhaseMemory, RunRecord
 from tests.truth.published.reader import by_value, each
 
 ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"

@@ -11,14 +11,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planner import presets
-from planner.calibration import UNCALIBRATED, AllocatorEntry, Calibration, ComputeEntry, LinkEntry, as_toml, calibration
-from planner.case import Case
-from planner.errors import PlannerError
-from planner.memory import memory_breakdown
-from planner.question import Question, case_of
-from planner.spec import Layout, TrainingJob
-from planner.steptime import step_time
+from planner.ask.question import Question, case_of
+from planner.basics.errors import PlannerError
+from planner.figures.memory import memory_breakdown
+from planner.figures.steptime import step_time
+from planner.parallelism.case import Case
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.calibration import (
+    UNCALIBRATED,
+    AllocatorEntry,
+    Calibration,
+    ComputeEntry,
+    LinkEntry,
+    as_toml,
+    calibration,
+)
 
 H100 = ("h100-sxm-80gb", "cuda")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from planner import command
+from planner.basics import command
 from planner.cli import EXAMPLES, planner, question_params
-from planner.plan import read_plan
 from planner.spec.options import OPTIONS
+from planner.spec.plan import read_plan
 
 SEVEN_B = ["--model", "7b", "--gpus", "32"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -394,9 +394,10 @@ def heavy_modules(statement: str) -> list[str]:
     "statement",
     [
         "import planner",
-        "import planner.cli, planner.estimation, planner.search, planner.render, planner.explanation",
-        "from planner import cli, command; command.exit_code(cli.planner, 'estimate --model 7b --gpus 32'.split())",
-        "from planner import cli, command; command.exit_code(cli.planner, 'explain --model 7b --gpus 32'.split())",
+        "import planner.cli, planner.decide.estimation, planner.decide.search, planner.views.render",
+        "import planner.decide.explanation",
+        "from planner.cli import command, planner; command.exit_code(planner, 'estimate --model 7b --gpus 32'.split())",
+        "from planner.cli import command, planner; command.exit_code(planner, 'explain --model 7b --gpus 32'.split())",
     ],
 )
 def test_planning_imports_nothing_heavy(statement: str):
@@ -411,7 +412,7 @@ def test_the_check_for_heavy_imports_can_fail():
 def test_a_reader_that_has_seen_enough_is_no_failure(writer: str):
     """`planner ... | head -1`, whichever library prints."""
     code = (
-        "import sys, click, rich.console\nfrom planner.command import exit_code\n"
+        "import sys, click, rich.console\nfrom planner.basics.command import exit_code\n"
         f"@click.command()\ndef told():\n    for line in range(100_000):\n        {writer}('line ' + str(line))\n"
         "sys.exit(exit_code(told, []))"
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from planner import command
+from planner.basics import command
 from planner.cli import LATER, planner
 
 
@@ -17,7 +17,7 @@ def test_an_estimate_does_not_load_the_other_commands():
         [
             sys.executable,
             "-c",
-            "import sys; from planner import command; from planner.cli import planner;"
+            "import sys; from planner.basics import command; from planner.cli import planner;"
             "code = command.exit_code(planner, ['estimate', '--model', 'tiny-llama', '--gpus', '2']);"
             "print(code, *sys.modules)",
         ],
@@ -28,7 +28,13 @@ def test_an_estimate_does_not_load_the_other_commands():
 
     code, *modules = done.stdout.splitlines()[-1].split()
     assert code == "0"
-    assert not {"planner.cli_study", "planner.fit", "planner.sweep", "planner.cost", "planner.compare"} & set(modules)
+    assert not {
+        "planner.cli.study",
+        "planner.studies.fit",
+        "planner.studies.sweep",
+        "planner.studies.cost",
+        "planner.studies.compare",
+    } & set(modules)
 
 
 def test_help_lists_them_beside_the_others(capsys: pytest.CaptureFixture[str]):

@@ -8,12 +8,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner import presets
-from planner.calibration import Calibration, ComputeEntry, OverlapEntry, calibration
-from planner.question import Question, case_of
-from planner.spec import Layout, TrainingJob
-from planner.steptime import StepTime, step_time, whole_pass_seconds
-from planner.work import unit_work
+from planner.ask.question import Question, case_of
+from planner.figures.steptime import StepTime, step_time, whole_pass_seconds
+from planner.figures.work import unit_work
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.calibration import Calibration, ComputeEntry, OverlapEntry, calibration
 
 NAKED = {"half_size": 0.0, "operation_s": 0.0}
 
@@ -63,7 +62,7 @@ def test_small_products_reach_less_of_the_peak_rate_than_large_ones():
 
 
 def test_a_cube_of_three_half_sizes_reaches_half_the_share():
-    from planner.passes import matmul_seconds
+    from planner.figures.passes import matmul_seconds
 
     size = 3 * 500.0
     full, curved = (matmul_seconds(2 * size**3, 3 * size**2, 1e15, 0.8, half) for half in (0.0, 500.0))

@@ -14,19 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import presets
-from planner.blocks import Block, as_column, blocks_of
-from planner.bounds import memory_bound
-from planner.calibration import LinkCurve, calibration
-from planner.comm import Traffic, crosses, ranks_inside
-from planner.formula import known_formulas
-from planner.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
-from planner.memory import memory_lines, peak_at, peak_bytes
+from planner.ask.question import STRATEGIES, Question, Strategy, case_of
+from planner.basics.formula import known_formulas
+from planner.decide.blocks import Block, as_column, blocks_of
+from planner.decide.bounds import memory_bound
+from planner.figures.comm import Traffic, crosses, ranks_inside
+from planner.figures.memory import memory_lines, peak_at, peak_bytes
+from planner.figures.steptime import StepTime, step_time
+from planner.parallelism.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
 from planner.parallelism.zero import StateBytes
-from planner.question import STRATEGIES, Question, Strategy, case_of
-from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob
+from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob, presets
+from planner.spec.calibration import LinkCurve, calibration
 from planner.spec.engines import ENGINES
-from planner.steptime import StepTime, step_time
 from scripts.pages.formulas import page
 
 page()  # imports every module of the planner, so that every formula is known

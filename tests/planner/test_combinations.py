@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
 from scripts.pages.combinations import (
     CombinationRecord,
     CombinationRow,

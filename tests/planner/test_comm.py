@@ -5,16 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner import presets
-from planner.calibration import LinkCurve, calibration
-from planner.collectives import all_reduce_bytes, gloo_reduce_scatter_bytes
-from planner.comm import comm_volume, leaving_bytes, traffic
+from planner.ask.question import Question, case_of
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.linktime import tier_seconds
-from planner.question import Question, case_of
-from planner.spec import Cluster, Layout, Link, Lora, Tier, TrainingJob
-from planner.steptime import step_time
+from planner.figures.comm import comm_volume, leaving_bytes, traffic
+from planner.figures.linktime import tier_seconds
+from planner.figures.steptime import step_time
+from planner.parallelism.collectives import all_reduce_bytes, gloo_reduce_scatter_bytes
+from planner.spec import Cluster, Layout, Link, Lora, Tier, TrainingJob, presets
+from planner.spec.calibration import LinkCurve, calibration
 
 SMALL = presets.model("tiny")
 

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner import command, options
+from planner.ask import options
+from planner.basics import command
 from planner.cli import planner
-from planner.compare import compare
-from planner.plan import CheckpointAdvice, Plan, Prediction, encode_plan
-from planner.planning import plan_of
-from planner.recommendation import recommend
+from planner.decide.planning import plan_of
+from planner.decide.recommendation import recommend
+from planner.spec.plan import CheckpointAdvice, Plan, Prediction, encode_plan
+from planner.studies.compare import compare
 from planner.views.compare import compare_text
 
 SAME_JOB = {"model": "8b", "global_batch_size": "64", "seq_len": "4096"}

@@ -11,25 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner import command
+from planner.ask.options import question
+from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.cost import (
-    Length,
-    Rates,
-    cost,
-    energy_kwh,
-    expected_run_seconds,
-    goodput,
-    steps_needed,
-    work,
-)
-from planner.errors import PlannerError
-from planner.options import question
-from planner.plan import CheckpointAdvice
-from planner.planning import plan_of
-from planner.recommendation import recommend
-from planner.reply import reply_of
-from planner.saving import checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of, young_interval_s
+from planner.decide.planning import plan_of
+from planner.decide.recommendation import recommend
+from planner.figures.saving import checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of, young_interval_s
+from planner.spec.plan import CheckpointAdvice
+from planner.studies.cost import Length, Rates, cost, energy_kwh, expected_run_seconds, goodput, steps_needed, work
+from planner.studies.reply import reply_of
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 EIGHT_B = {"model": "8b", "gpus": "64", "global_batch_size": "256", "seq_len": "2048"}

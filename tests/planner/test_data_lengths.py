@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from planner import command, lengths
+from planner.ask.options import question
+from planner.ask.question import Question
+from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.errors import PlannerError
-from planner.options import question
-from planner.question import Question
+from planner.spec import lengths
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_plan_made_without_the_package_that_counts_says_so(chats, monkeypatch)
 
 
 def test_a_file_is_counted_once_for_many_questions_and_again_when_it_changes(chats, monkeypatch):
-    from executor import lengths as reader
+    from executor.preflight import lengths as reader
 
     lengths._read.cache_clear()
     calls: list[str] = []

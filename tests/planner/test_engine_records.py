@@ -8,16 +8,15 @@ from itertools import product
 import msgspec
 import pytest
 
-from planner import presets
-from planner.blocks import blocks_of
-from planner.capabilities import MODELS
-from planner.case import Case
+from planner.ask.options import question
+from planner.ask.question import usual_runtime
+from planner.decide.blocks import blocks_of
+from planner.decide.capabilities import MODELS
 from planner.engines import engine_of
-from planner.formats import FORMATS
-from planner.options import question
-from planner.question import usual_runtime
-from planner.spec import Layout, ModelSpec, TrainingJob
+from planner.parallelism.case import Case
+from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.spec.engines import ENGINES
+from planner.spec.formats import FORMATS
 from planner.spec.layout import CpMethod, PpSchedule
 
 AXES = ("tp", "pp", "cp", "ep")

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import presets
-from planner.case import Case
-from planner.collectives import WIRE
+from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.engines.common import parallel_calls
-from planner.errors import PlannerError
-from planner.memory import moments_of
-from planner.rules import check
-from planner.spec import Kernels, Layout, Lora, TrainingJob
+from planner.figures.memory import moments_of
+from planner.parallelism.case import Case
+from planner.parallelism.collectives import WIRE
+from planner.parallelism.rules import check
+from planner.spec import Kernels, Layout, Lora, TrainingJob, presets
 
 RUNTIMES = {
     "single": "accelerate-single",
@@ -447,7 +446,7 @@ def test_groups_that_do_not_fill_the_cluster_are_named_with_what_would():
 
 
 def test_more_tensor_parallel_ranks_than_key_value_heads_where_they_are_replicated():
-    from planner.technique_rules import tensor_rules
+    from planner.parallelism.technique_rules import tensor_rules
 
     case = case_of("transformers-tp", tp=16)
 

@@ -7,18 +7,17 @@ import json
 import msgspec
 import pytest
 
-from planner import presets
-from planner.calibration import calibration
-from planner.estimate_json import as_json
-from planner.estimation import answer
-from planner.options import question
-from planner.plan import decode_plan, encode_plan
-from planner.planning import make_plan, plan_of
-from planner.question import Pins, Question, case_of
-from planner.recommendation import recommend
-from planner.render import count_text
-from planner.spec import Layout, TrainingJob
-from planner.states import states_table
+from planner.ask.options import question
+from planner.ask.question import Pins, Question, case_of
+from planner.decide.estimate_json import as_json
+from planner.decide.estimation import answer
+from planner.decide.planning import make_plan, plan_of
+from planner.decide.recommendation import recommend
+from planner.parallelism.states import states_table
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.calibration import calibration
+from planner.spec.plan import decode_plan, encode_plan
+from planner.views.render import count_text
 
 STRATEGIES = ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "lora", "qlora"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from planner.calibration import calibration
-from planner.collectives import WIRE
-from planner.estimation import answer
-from planner.explanation import as_dict, derivation, folded, origins, origins_text, tree_text
-from planner.formula import Step
-from planner.options import question
+from planner.ask.options import question
+from planner.basics.formula import Step
+from planner.decide.estimation import answer
+from planner.decide.explanation import as_dict, derivation, folded, origins, origins_text, tree_text
+from planner.parallelism.collectives import WIRE
+from planner.spec.calibration import calibration
 
 
 @pytest.fixture(scope="module", params=["32", None], ids=["fsdp", "ddp"])

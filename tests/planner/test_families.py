@@ -12,13 +12,12 @@ from families import EXPERTS, PLAIN, SMALL, bytes_at, small
 from measured import MEASURED
 from msgspec.structs import replace
 
-from planner import presets
-from planner.errors import PlannerError
-from planner.formats import FORMATS
+from planner.basics.errors import PlannerError
 from planner.inventory import Compute, active_parameters, parameters, unit_weights, walk, whole_model
 from planner.inventory.block import execution_order
-from planner.model_rules import check_model
-from planner.spec import ModelSpec
+from planner.spec import ModelSpec, presets
+from planner.spec.formats import FORMATS
+from planner.spec.model_rules import check_model
 
 MODELS = presets.names("models")
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}

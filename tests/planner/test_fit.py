@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import command, options
+from planner.ask import options
+from planner.ask.question import Question
+from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.fit import Fitted, boundary, fit, gpu_sizes
-from planner.question import Question
-from planner.recommendation import Constraints, recommend
-from planner.reply import Resize
+from planner.decide.estimation import answer
+from planner.decide.recommendation import Constraints, recommend
+from planner.studies.fit import Fitted, boundary, fit, gpu_sizes
+from planner.studies.reply import Resize
 from planner.views.fit import fit_text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.formula import known_formulas
+from planner.basics.formula import known_formulas
 from scripts.pages.formulas import page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formulas.md"

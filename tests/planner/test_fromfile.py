@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
-from planner import command, estimation, fromfile, options, planning
+from planner.ask import fromfile, options
+from planner.ask.fromfile import files, hub, merge
+from planner.ask.fromfile.sheet import Sheet, Understood
+from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.cli import planner
+from planner.decide import estimation, planning
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
-from planner.errors import PlannerError
-from planner.fromfile import files, hub, merge
-from planner.fromfile.sheet import Sheet, Understood
 from planner.inventory import parameters
 from planner.spec import Layout
 from planner.spec.options import OPTIONS

@@ -10,10 +10,10 @@ from threading import Thread
 import msgspec
 import pytest
 
-from planner import presets
-from planner.errors import PlannerError
-from planner.hub import fetch_model, is_model_id
-from planner.huggingface import config_dict
+from planner.basics.errors import PlannerError
+from planner.spec import presets
+from planner.spec.hub import fetch_model, is_model_id
+from planner.spec.huggingface import config_dict
 
 GATED, BROKEN = "/meta/gated/resolve/main/config.json", "/some/broken/resolve/main/config.json"
 

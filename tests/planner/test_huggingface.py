@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner import presets
-from planner.errors import PlannerError
-from planner.huggingface import config_dict, read_config
-from planner.spec import ModelSpec
+from planner.basics.errors import PlannerError
+from planner.spec import ModelSpec, presets
+from planner.spec.huggingface import config_dict, read_config
 
 OLD_LLAMA: dict[str, Any] = {
     # The shape of a config.json from before transformers 5: no head_dim, no rope_parameters.

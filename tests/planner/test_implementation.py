@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from planner import fromfile, presets
+from planner.ask import fromfile
+from planner.basics.command import exit_code
 from planner.cli import planner
-from planner.command import exit_code
+from planner.spec import presets
 
 FSDP = ("explain", "--model", "7b", "--gpus", "8", "--dp-shard", "8")
 OFFLOADED = ("--dp-shard", "8", "--zero-stage", "3", "--offload-optimizer", "--offload-params")

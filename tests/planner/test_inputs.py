@@ -10,14 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planner import command, contents, inputs
+from planner.ask.options import question
+from planner.basics import command, contents
+from planner.basics.contents import content_of
+from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.contents import content_of
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.options import question
-from planner.plan import Input, Plan, decode_plan, encode_plan, hash_of, read_plan
-from planner.planning import plan_of
+from planner.decide.estimation import answer
+from planner.decide.planning import plan_of
+from planner.spec import inputs
+from planner.spec.plan import Input, Plan, decode_plan, encode_plan, hash_of, read_plan
 
 
 def planned(**recipe: str) -> Plan:

@@ -6,10 +6,9 @@ import pytest
 import torch
 from packed import pack
 
-from planner import presets
-from planner.huggingface import config_dict
 from planner.inventory import TERMS, Compute, Moment, parameters, unit_weights, walk, whole_model
-from planner.spec import Lora, ModelSpec, Quantization
+from planner.spec import Lora, ModelSpec, Quantization, presets
+from planner.spec.huggingface import config_dict
 
 MODEL = ModelSpec(
     name="small", layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=384, max_seq_len=128
@@ -120,7 +119,7 @@ def bytes_at(moment: Moment, model: ModelSpec, compute: Compute) -> float:
 
 def packed_in_two(compute: Compute) -> dict[str, torch.Tensor]:
     """What the trainer hands the model for rows of two documents."""
-    from executor.worker.rows import block_diagonal_mask
+    from executor.worker.data.rows import block_diagonal_mask
 
     positions = torch.cat([torch.arange(SEQ // 2), torch.arange(SEQ - SEQ // 2)]).repeat(BATCH, 1)
     mask = block_diagonal_mask(positions, torch.bfloat16 if compute.element_bytes == 2 else torch.float32)
@@ -131,9 +130,9 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
     """Peak live bytes beside weights and inputs, of the second step of the real model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from executor.worker import recompute
-    from executor.worker.memory import LiveTensors
-    from executor.worker.quantized import scales
+    from executor.worker.meter.memory import LiveTensors
+    from executor.worker.model import recompute
+    from executor.worker.model.quantized import scales
 
     torch.manual_seed(0)
     real = LlamaForCausalLM(LlamaConfig(**config_dict(model), attn_implementation="sdpa"))

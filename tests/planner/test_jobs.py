@@ -7,22 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner import presets
-from planner.calibration import calibration
-from planner.case import Case
+from planner.ask.options import question
+from planner.ask.question import Question, case_of
+from planner.basics.errors import PlannerError
+from planner.decide.estimation import answer
 from planner.engines import engine_of
-from planner.errors import PlannerError
-from planner.estimation import answer
+from planner.figures.memory import memory_breakdown
+from planner.figures.passes import matmul_rate, peak_flops
+from planner.figures.steptime import step_time, throughput
+from planner.figures.work import unit_work
 from planner.inventory import TERMS, Compute, Moment, walk, whole_model
 from planner.inventory.forms import nf4_scale_bytes
-from planner.memory import memory_breakdown
-from planner.options import question
-from planner.passes import matmul_rate, peak_flops
-from planner.question import Question, case_of
-from planner.rules import check
-from planner.spec import Layout, Lora, Quantization, TrainingJob
-from planner.steptime import step_time, throughput
-from planner.work import unit_work
+from planner.parallelism.case import Case
+from planner.parallelism.rules import check
+from planner.spec import Layout, Lora, Quantization, TrainingJob, presets
+from planner.spec.calibration import calibration
 
 DDP = Layout(engine="ddp", dp_replicate=8)
 FSDP = Layout(engine="fsdp2", dp_shard=8, zero_stage=3)

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from planner import presets
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
 from planner.inventory import TERMS, Compute, Size, Stage, walk
 from planner.inventory.compute import KERNELS, check_kernels
-from planner.spec import Kernels, ModelSpec
+from planner.spec import Kernels, ModelSpec, presets
 
 SEQ = 2048
 MIDDLE = Stage(False, False, 0, 6)

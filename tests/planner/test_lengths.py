@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from planner import command
+from planner.ask.options import question
+from planner.ask.question import case_of, warnings
+from planner.basics import command
 from planner.cli import planner
+from planner.decide.estimation import answer
 from planner.engines import engine_of
-from planner.estimation import answer
-from planner.options import question
-from planner.question import case_of, warnings
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
 from tui import state

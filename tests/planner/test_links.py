@@ -10,9 +10,9 @@ from statistics import median
 import msgspec
 import pytest
 
-from planner import presets
 from planner.calibrate.links import Sample, entries, errors, fit, left_out, predicted_s
-from planner.calibration import LinkCurve
+from planner.spec import presets
+from planner.spec.calibration import LinkCurve
 
 TRUE = {
     ("NVLink 4", None): LinkCurve(share=0.7, half_bytes=2e6, latency_s=4e-6),

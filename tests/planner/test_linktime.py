@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from planner import presets
-from planner.calibration import LinkCurve, calibration
-from planner.case import Case
-from planner.comm import traffic
+from planner.ask.question import Question, case_of
 from planner.engines.base import Call
-from planner.linktime import collective_seconds, tier_seconds
-from planner.question import Question, case_of
-from planner.spec import Cluster, Layout, TrainingJob
+from planner.figures.comm import traffic
+from planner.figures.linktime import collective_seconds, tier_seconds
+from planner.parallelism.case import Case
+from planner.spec import Cluster, Layout, TrainingJob, presets
+from planner.spec.calibration import LinkCurve, calibration
 
 CLUSTER = presets.cluster("dgx-h100", 512)
 

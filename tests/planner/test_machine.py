@@ -12,25 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor.probe import write
-from planner import command, presets
+from executor.measure.probe import write
+from planner.ask.options import question
+from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.calibrate import machine
-from planner.calibration import calibration
-from planner.case import Case
-from planner.cli import planner
-from planner.collectives import WIRE
-from planner.comm import leaving_bytes
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.linktime import collective_seconds
-from planner.options import question
-from planner.passes import attention_seconds, matmul_seconds, memory_seconds
-from planner.plan import encode_plan
-from planner.planning import make_plan, plan_of
-from planner.record import RunRecord
-from planner.spec import Layout, TrainingJob
-from planner.steptime import step_time
-from planner.truth.probe import (
+from planner.calibrate.probe import (
     Attention,
     Device,
     Exchange,
@@ -43,6 +30,19 @@ from planner.truth.probe import (
     read_probe,
     write_probe,
 )
+from planner.cli import planner
+from planner.decide.estimation import answer
+from planner.decide.planning import make_plan, plan_of
+from planner.figures.comm import leaving_bytes
+from planner.figures.linktime import collective_seconds
+from planner.figures.passes import attention_seconds, matmul_seconds, memory_seconds
+from planner.figures.steptime import step_time
+from planner.parallelism.case import Case
+from planner.parallelism.collectives import WIRE
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.calibration import calibration
+from planner.spec.plan import encode_plan
+from planner.spec.record import RunRecord
 
 PEAK, HALF, ATTENTION, ADDED, CHAINED = {"fp32": 1e11, "bf16": 3e11}, 20.0, 0.25e11, 40e9, 24e9
 OPERATION_S, HIDDEN = 5e-6, 0.4
@@ -145,7 +145,7 @@ def test_a_machine_made_from_coefficients_is_found_again(folder: Path):
 
 @pytest.mark.parametrize("op", sorted(INSIDE))
 def test_links_take_as_long_as_the_calls_they_were_measured_by(folder: Path, op: str):
-    from planner.comm import Traffic
+    from planner.figures.comm import Traffic
 
     cluster = presets.cluster("made-up", nodes=2, folders=[folder])
     known = calibration("made-up", (str(folder),)).of("accelerate-ddp", cluster.gpu.name, "cpu")

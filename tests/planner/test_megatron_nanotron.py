@@ -8,16 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from planner import presets
-from planner.arith import is_column
-from planner.case import Case, StageClass
+from planner.basics.arith import is_column
+from planner.basics.errors import PlannerError
 from planner.engines import engine_of, nanotron
 from planner.engines.base import Call, Held
-from planner.errors import PlannerError
+from planner.figures.memory import in_flight, memory_breakdown, moments_of, reserved_bytes
 from planner.inventory import TERMS, walk
-from planner.memory import in_flight, memory_breakdown, moments_of, reserved_bytes
-from planner.rules import check
-from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
+from planner.parallelism.case import Case, StageClass
+from planner.parallelism.rules import check
+from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob, presets
 
 GPT = msgspec.structs.replace(presets.model("gpt3-175b"), vocab=51_200, tied=True)
 LLAMA = presets.model("llama-3-8b")

@@ -9,11 +9,10 @@ import pytest
 from msgspec.structs import replace
 from planned import TINY
 
-from planner import presets
-from planner.case import Case
-from planner.optimizers import moved_bytes
-from planner.spec import Implementation, Kernels, Layout, Optimizer, TrainingJob
-from planner.work import Work, unit_work
+from planner.figures.work import Work, unit_work
+from planner.inventory.optimizers import moved_bytes
+from planner.parallelism.case import Case
+from planner.spec import Implementation, Kernels, Layout, Optimizer, TrainingJob, presets
 
 
 @pytest.mark.parametrize(

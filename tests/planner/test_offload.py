@@ -6,18 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from planner import presets
-from planner.calibration import calibration
-from planner.case import Case
-from planner.comm import comm_volume, traffic
+from planner.ask.question import Question, case_of
+from planner.basics.errors import PlannerError
 from planner.engines import engine_of
-from planner.errors import PlannerError
-from planner.host import host_terms, offload_traffic, transfer_seconds, update_seconds
-from planner.memory import host_bytes, in_flight, memory_breakdown, moments_of, peak_bytes
+from planner.figures.comm import comm_volume, traffic
+from planner.figures.host import host_terms, offload_traffic, transfer_seconds, update_seconds
+from planner.figures.memory import host_bytes, in_flight, memory_breakdown, moments_of, peak_bytes
+from planner.parallelism.case import Case
+from planner.parallelism.rules import check
 from planner.parallelism.zero import state_bytes
-from planner.question import Question, case_of
-from planner.rules import check
-from planner.spec import Layout, Link, Optimizer, TrainingJob
+from planner.spec import Layout, Link, Optimizer, TrainingJob, presets
+from planner.spec.calibration import calibration
 
 P = 6_738_415_616
 """Llama 2 7B."""

@@ -7,21 +7,21 @@ import json
 import msgspec
 import pytest
 
-from planner import command
-from planner.candidates import seconds_per_sequence
-from planner.case import Case
+from planner.ask.launchable import launches
+from planner.ask.offloading import ways_out
+from planner.ask.options import question
+from planner.ask.question import case_of, limit_bytes
+from planner.basics import command
 from planner.cli import planner
+from planner.decide.candidates import seconds_per_sequence
+from planner.decide.estimation import answer
+from planner.decide.recommendation import Constraints, recommend
+from planner.decide.space import layouts_of
 from planner.engines import engine_of
-from planner.estimation import answer
-from planner.launchable import launches
-from planner.memory import device_bytes, hosts_hold, peak_bytes
-from planner.offloading import ways_out
-from planner.options import question
-from planner.question import case_of, limit_bytes
-from planner.recommendation import Constraints, recommend
-from planner.render import answer_text
-from planner.rules import offloads
-from planner.space import layouts_of
+from planner.figures.memory import device_bytes, hosts_hold, peak_bytes
+from planner.parallelism.case import Case
+from planner.parallelism.rules import offloads
+from planner.views.render import answer_text
 
 BOX = {"model": "llama-3-8b", "cluster": "pcie-4x4090", "seq_len": "4096", "method": "full"}
 """W5: the most asked question of those with four cards of 24 GB."""

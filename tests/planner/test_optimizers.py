@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 from measured import MEASURED
 
-from planner import optimizers, presets
-from planner.calibration import calibration
+from planner.ask.question import Question, case_of
+from planner.basics.errors import PlannerError
 from planner.engines import engine_of
-from planner.errors import PlannerError
-from planner.inventory import unit_weights
-from planner.optimizers import Tensor, blockwise_8bit_bytes, factored_bytes, newton_schulz_flops, state_bytes
+from planner.figures.steptime import step_time
+from planner.inventory import optimizers, unit_weights
+from planner.inventory.optimizers import Tensor, blockwise_8bit_bytes, factored_bytes, newton_schulz_flops, state_bytes
+from planner.parallelism.rules import check
 from planner.parallelism.zero import moment_bytes
-from planner.plan import PhaseMemory
-from planner.question import Question, case_of
-from planner.rules import check
-from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
-from planner.steptime import step_time
+from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob, presets
+from planner.spec.calibration import calibration
+from planner.spec.plan import PhaseMemory
 
 NAMES = ("adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon")
 SMALL = ModelSpec(
@@ -39,7 +38,7 @@ def ask(layout: Layout, model: str = "7b", gpu: str = "dgx-h100", **job: Any):
 
 
 def optimizer_terms(layout: Layout, name: str, **job: Any) -> dict[str, float]:
-    from planner.memory import memory_breakdown
+    from planner.figures.memory import memory_breakdown
 
     case = ask(layout, optimizer=Optimizer(name=name), **job)
     (step,) = (phase for phase in memory_breakdown(case).phases if phase.phase == "optimizer")

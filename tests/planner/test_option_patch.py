@@ -23,8 +23,8 @@ ZERO3 = ("--model", "1b", "--gpus", "2", "--runtime", "deepspeed", "--zero-stage
 ASK = f"""
 import json, sys
 from pathlib import Path
-from executor.machine import this_machine
-from executor.matrix import cells
+from executor.measure.machine import this_machine
+from executor.measure.matrix import cells
 from scripts.fuzz import captured
 from tui import inputs
 

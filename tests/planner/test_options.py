@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.options import question, value
-from planner.question import DEFAULT_HEADROOM, GROUP_AXES, Pins, Question
-from planner.recommendation import recommend
+from planner.ask.options import question, value
+from planner.ask.question import DEFAULT_HEADROOM, GROUP_AXES, Pins, Question
+from planner.basics.errors import PlannerError
+from planner.decide.estimation import answer
+from planner.decide.recommendation import recommend
+from planner.decide.whynot import why_not
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob
 from planner.spec.options import LARGEST_SEQ, OPTIONS, TABLE, Option
-from planner.whynot import why_not
 
 PARTS = {
     "model": ModelSpec, "job": TrainingJob, "lora": Lora, "quantization": Quantization, "optimizer": Optimizer,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner import options
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.plan import Plan, decode_plan, encode_plan, hash_of
-from planner.planning import plan_of
+from planner.ask import options
+from planner.basics.errors import PlannerError
+from planner.decide.estimation import answer
+from planner.decide.planning import plan_of
+from planner.spec.plan import Plan, decode_plan, encode_plan, hash_of
 
 
 @pytest.fixture(scope="module")

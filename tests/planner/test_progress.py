@@ -6,18 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from planner import presets
-from planner.calibration import calibration
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.progress import Cancelled, watching
-from planner.question import Pins, Question
-from planner.recommendation import Constraints, as_json_object, recommend
-from planner.reply import ask
-from planner.search import Ranking, rank
-from planner.space import layouts_of
-from planner.spec import TrainingJob
+from planner.ask.question import Pins, Question
+from planner.basics.errors import PlannerError
+from planner.basics.progress import Cancelled, watching
+from planner.decide.estimation import answer
+from planner.decide.recommendation import Constraints, as_json_object, recommend
+from planner.decide.search import Ranking, rank
+from planner.decide.space import layouts_of
+from planner.spec import TrainingJob, presets
+from planner.spec.calibration import calibration
 from planner.spec.engines import ENGINES
+from planner.studies.reply import ask
 
 EVERY = 10**6
 LAUNCHED = ("ddp", "fsdp2", "deepspeed")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.errors import PlannerError
-from planner.quantities import duration_s, gpu_counts, large_count, length, share, whole
+from planner.basics.errors import PlannerError
+from planner.basics.quantities import duration_s, gpu_counts, large_count, length, share, whole
 
 
 @pytest.mark.parametrize(

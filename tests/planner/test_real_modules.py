@@ -13,12 +13,11 @@ from families import BATCH, SEQ, SMALL, small
 from measured import keep
 from packed import pack
 
-from executor.worker.memory import LiveTensors
-from executor.worker.model import transformers_config
-from planner import presets
+from executor.worker.meter.memory import LiveTensors
+from executor.worker.model.model import transformers_config
 from planner.inventory import default_lora, lora_targets, model_weights, parameters, unit_weights
 from planner.inventory.forms import is_layer_linear
-from planner.spec import ModelSpec, Quantization
+from planner.spec import ModelSpec, Quantization, presets
 
 MODELS = presets.names("models")
 IN_BF16 = ("gpt2", "falcon", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3")

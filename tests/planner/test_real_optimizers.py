@@ -15,7 +15,7 @@ def real_model(dtype: torch.dtype) -> tuple[torch.nn.Module, list[torch.nn.Param
     """A Llama with one gradient; its hidden matrices, and the rest."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from planner.huggingface import config_dict
+    from planner.spec.huggingface import config_dict
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**config_dict(SMALL))).to(dtype)
@@ -58,7 +58,7 @@ STEPS += [(name, step) for name in ("adamw", "sgd") for step in ("foreach", "fus
 
 @pytest.mark.parametrize(("name", "step"), STEPS)
 def test_peaks_of_the_real_steps_are_those_that_are_kept(name: str, step: str, pytestconfig: pytest.Config):
-    from executor.worker.memory import LiveTensors
+    from executor.worker.meter.memory import LiveTensors
 
     peaks = []
     for one in real_optimizers(name, torch.float32):
@@ -78,7 +78,7 @@ def test_peaks_of_the_real_steps_are_those_that_are_kept(name: str, step: str, p
 
 
 def test_the_peak_of_torchs_muon_is_the_one_that_is_kept(pytestconfig: pytest.Config):
-    from executor.worker.memory import LiveTensors
+    from executor.worker.meter.memory import LiveTensors
 
     for shape in ((96, 256), (256, 96), (128, 128)):
         weight = torch.nn.Parameter(torch.randn(shape))

@@ -9,20 +9,20 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from planner import command
-from planner.answers import Answer, Estimate
-from planner.case import Case
+from planner.ask.options import question
+from planner.ask.question import Question
+from planner.basics import command
+from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.cli import planner
-from planner.comm import comm_volume
-from planner.estimation import answer
-from planner.memory import memory_breakdown
-from planner.options import question
-from planner.plan import Collective
-from planner.question import Question
-from planner.reasons import RULES, reasons_of
-from planner.recommendation import recommend
-from planner.steptime import step_time
-from planner.units import format_bytes, format_seconds, format_volume
+from planner.decide.answers import Answer, Estimate
+from planner.decide.estimation import answer
+from planner.decide.reasons import RULES, reasons_of
+from planner.decide.recommendation import recommend
+from planner.figures.comm import comm_volume
+from planner.figures.memory import memory_breakdown
+from planner.figures.steptime import step_time
+from planner.parallelism.case import Case
+from planner.spec.plan import Collective
 
 RULE = "shard_inside_nodes_when_the_network_is_slow"
 SLOW = {"cluster": "pcie-8x4090", "gpus": "32"}

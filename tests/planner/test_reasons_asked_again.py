@@ -16,12 +16,12 @@ import pytest
 import readings
 from readings import Given, misread
 
-from planner.answers import Answer
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.options import question
-from planner.reasons import RULES, reasons_of
-from planner.recommendation import Constraints, recommend
+from planner.ask.options import question
+from planner.basics.errors import PlannerError
+from planner.decide.answers import Answer
+from planner.decide.estimation import answer
+from planner.decide.reasons import RULES, reasons_of
+from planner.decide.recommendation import Constraints, recommend
 
 # -- questions that are drawn ------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ def test_a_wrong_figure_and_an_unread_sentence_are_found(monkeypatch: pytest.Mon
     found = answer(question(given))
     assert misread(given, found)[0] == []
 
-    monkeypatch.setattr("planner.whatif.format_seconds", lambda value: "1.00 s")
+    monkeypatch.setattr("planner.decide.whatif.format_seconds", lambda value: "1.00 s")
     assert "step is " in misread(given, found)[0][0]
     monkeypatch.setattr(readings, "READINGS", ())
     assert all("no reading" in one for one in misread(given, found)[0])

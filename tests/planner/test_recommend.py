@@ -10,18 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner import command, options
-from planner.candidates import Candidate
-from planner.capabilities import capabilities
+from planner.ask import options
+from planner.ask.question import Question
+from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.errors import PlannerError
-from planner.objectives import OBJECTIVES, QUANTITIES, Reached, reach
-from planner.question import Question
-from planner.reasons import reasons_of
-from planner.recommendation import FREE, Constraints, differences, recommend, thinned
+from planner.decide.candidates import Candidate
+from planner.decide.capabilities import capabilities
+from planner.decide.reasons import reasons_of
+from planner.decide.recommendation import FREE, Constraints, differences, recommend, thinned
+from planner.decide.whynot import why_not
 from planner.spec import Layout
+from planner.studies.objectives import OBJECTIVES, QUANTITIES, Reached, reach
 from planner.views.ranking import trouble
-from planner.whynot import why_not
 
 SIXTY_FOUR = ("recommend", "--model", "7b", "--gpus", "64")
 ANY = Constraints(any_runtime=True)

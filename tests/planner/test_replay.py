@@ -12,18 +12,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planner import command
-from planner.calibration import calibration
+from planner.ask.options import question
+from planner.ask.question import exact_layout
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.calibrate.asked import Asked, asked, each
+from planner.calibrate.predict import Replayed, replay
+from planner.calibrate.rows import Collective, Measured, Row, Source, append_rows, encode_row, read_rows
+from planner.calibrate.score import summary
+from planner.calibrate.statistics import errors_of, factors_of, spearman
 from planner.cli import planner
-from planner.errors import PlannerError
-from planner.options import question
-from planner.plan import Plan
-from planner.question import exact_layout
-from planner.truth.asked import Asked, asked, each
-from planner.truth.predict import Replayed, replay
-from planner.truth.rows import Collective, Measured, Row, Source, append_rows, encode_row, read_rows
-from planner.truth.score import summary
-from planner.truth.statistics import errors_of, factors_of, spearman
+from planner.spec.calibration import calibration
+from planner.spec.plan import Plan
 
 TRUTH = Path(__file__).resolve().parents[1] / "truth"
 PAGE = TRUTH.parents[1] / "docs" / "adding-a-measurement.md"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from executor.cli import executor
-from planner import command
+from planner.basics import command
 from planner.cli import planner
 
 PROJECT = Path(__file__).parents[2]

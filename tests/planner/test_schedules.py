@@ -14,20 +14,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from planner import presets
-from planner.case import Case
-from planner.memory import memory_breakdown, memory_lines, peak_at
+from planner.figures.memory import memory_breakdown, memory_lines, peak_at
+from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch, virtual_stages_match
-from planner.parallelism.schedules import (
-    SCHEDULES,
-    ZERO_BUBBLE,
-    Action,
-    actions,
-    in_flight,
-    rank_of,
-    stage_of,
-)
-from planner.spec import Layout, TrainingJob
+from planner.parallelism.schedules import SCHEDULES, ZERO_BUBBLE, Action, actions, in_flight, rank_of, stage_of
+from planner.spec import Layout, TrainingJob, presets
 
 CHUNKS = {"interleaved": (2, 3, 4), "zb-h1": (1, 2, 3), "zb-v": (2,)}
 SHAPES = [

@@ -15,16 +15,17 @@ import jsonschema
 import msgspec
 import pytest
 
-from planner import command, options
+from planner.ask import options
+from planner.basics import command
+from planner.calibrate.rows import Row
 from planner.cli import planner
-from planner.estimation import answer
-from planner.plan import Collective, PhaseMemory, Plan, encode_plan
-from planner.planning import plan_of
-from planner.record import Attempt, BadStep, Measured, RunRecord, Wire
-from planner.truth.rows import Row
+from planner.decide.estimation import answer
+from planner.decide.planning import plan_of
+from planner.spec.plan import Collective, PhaseMemory, Plan, encode_plan
+from planner.spec.record import Attempt, BadStep, Measured, RunRecord, Wire
 
 PROJECT = Path(__file__).resolve().parents[2]
-SCHEMAS = PROJECT / "planner" / "schemas"
+SCHEMAS = PROJECT / "planner" / "spec" / "schemas"
 OLD = PROJECT / "tests" / "executor" / "old"
 TINY = {"model": "tiny-llama", "cluster": "localhost", "seq_len": "128"}
 ASKED: tuple[dict[str, Any], ...] = (

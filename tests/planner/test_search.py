@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import presets, search, walker
-from planner.blocks import Block, as_column, blocks_of
-from planner.bounds import memory_bound
-from planner.calibration import calibration
-from planner.candidates import Candidate, seconds_per_sequence
-from planner.case import Case
+from planner.ask.question import Pins, Question, case_of, limit_bytes
+from planner.decide import search, walker
+from planner.decide.blocks import Block, as_column, blocks_of
+from planner.decide.bounds import memory_bound
+from planner.decide.candidates import Candidate, seconds_per_sequence
+from planner.decide.search import rank
+from planner.decide.space import layouts_of
 from planner.engines import engine_of
-from planner.memory import memory_breakdown
-from planner.question import Pins, Question, case_of, limit_bytes
-from planner.rules import Rule, check
-from planner.search import rank
-from planner.space import layouts_of
-from planner.spec import Layout, TrainingJob
+from planner.figures.memory import memory_breakdown
+from planner.figures.steptime import step_time
+from planner.parallelism.case import Case
+from planner.parallelism.rules import Rule, check
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.calibration import calibration
 from planner.spec.engines import ENGINES
 from planner.spec.layout import strategy_name
-from planner.steptime import step_time
 
 LAUNCHED = ("single", "ddp", "fsdp2", "deepspeed")
 

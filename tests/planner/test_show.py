@@ -11,20 +11,20 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from planner import command
+from planner.ask.options import question
+from planner.ask.question import case_of
+from planner.basics import command
+from planner.basics.units import format_bytes
 from planner.cli import planner
-from planner.comm import comm_volume
-from planner.estimation import answer
-from planner.groups import axis_groups, coordinates
-from planner.options import question
-from planner.plan import Collective, Plan, Prediction, encode_plan
-from planner.planning import plan_of
-from planner.question import case_of
-from planner.show.picture import cells_of, picture_of
-from planner.show.svg import svg_of
-from planner.show.terminal import print_plan
+from planner.decide.estimation import answer
+from planner.decide.planning import plan_of
+from planner.figures.comm import comm_volume
+from planner.parallelism.groups import axis_groups, coordinates
 from planner.spec import Layout
-from planner.units import format_bytes
+from planner.spec.plan import Collective, Plan, Prediction, encode_plan
+from planner.views.show.picture import cells_of, picture_of
+from planner.views.show.svg import svg_of
+from planner.views.show.terminal import print_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from planner.calibration import calibration
-from planner.errors import PlannerError
-from planner.launchable import launches
-from planner.options import question
-from planner.plan import Plan
-from planner.planning import make_plan
-from planner.question import DEFAULT_HEADROOM, case_of, usable_bytes
-from planner.search import rank
-from planner.smaller import plan_on_fewer
+from planner.ask.launchable import launches
+from planner.ask.options import question
+from planner.ask.question import DEFAULT_HEADROOM, case_of, usable_bytes
+from planner.basics.errors import PlannerError
+from planner.decide.planning import make_plan
+from planner.decide.search import rank
+from planner.decide.smaller import plan_on_fewer
+from planner.spec.calibration import calibration
+from planner.spec.plan import Plan
 
 PLACES = {
     "llama-3-8b on 4 nodes": {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": "4", "global_batch_size": "96"},

@@ -10,18 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner import presets
-from planner.blocks import blocks_of
-from planner.calibration import calibration
-from planner.case import Case
-from planner.launchable import launches
-from planner.nearest import nearest_launchable
-from planner.question import MICRO_BATCHES, Pins, Question, checked_runtime, usual_runtime
-from planner.space import ACCUMULATIONS, layouts_of
-from planner.spec import Cluster, Layout, ModelSpec, TrainingJob
+from planner.ask.launchable import launches
+from planner.ask.question import MICRO_BATCHES, Pins, Question, checked_runtime, usual_runtime
+from planner.decide.blocks import blocks_of
+from planner.decide.nearest import nearest_launchable
+from planner.decide.space import ACCUMULATIONS, layouts_of
+from planner.decide.strategies import groups_of
+from planner.parallelism.case import Case
+from planner.spec import Cluster, Layout, ModelSpec, TrainingJob, presets
+from planner.spec.calibration import calibration
 from planner.spec.engines import ENGINES, EngineFacts
 from planner.spec.layout import STRATEGIES
-from planner.strategies import groups_of
 
 SIZES = range(1, 13)
 SEQ_LEN = 512

@@ -5,13 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner import presets
-from planner.calibration import calibration
+from planner.ask.question import Question, case_of
+from planner.figures.passes import coefficients
+from planner.figures.steptime import exposed_seconds, step_time, throughput
 from planner.parallelism.data import global_batch_size
-from planner.passes import coefficients
-from planner.question import Question, case_of
-from planner.spec import Layout, TrainingJob
-from planner.steptime import exposed_seconds, step_time, throughput
+from planner.spec import Layout, TrainingJob, presets
+from planner.spec.calibration import calibration
 
 FSDP = Layout(engine="fsdp2", dp_shard=32, zero_stage=3)
 KNOWN = calibration()

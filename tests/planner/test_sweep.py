@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner import command, options
+from planner.ask import options
+from planner.ask.question import Question
+from planner.basics import command
 from planner.cli import planner
-from planner.question import Question
-from planner.recommendation import recommend
-from planner.sweep import Point, marginal_return, scaling_efficiency, speed_up, sweep, where_it_stops
+from planner.decide.recommendation import recommend
+from planner.studies.sweep import Point, marginal_return, scaling_efficiency, speed_up, sweep, where_it_stops
 from planner.views.plot import log_plot
 from planner.views.sweep import sweep_text
 

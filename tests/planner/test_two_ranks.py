@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from planner import presets
-from planner.case import Case
-from planner.memory import memory_breakdown
-from planner.spec import Cluster, Gpu, Layout, Link, Lora, Runtime, TrainingJob
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec import Cluster, Gpu, Layout, Link, Lora, Runtime, TrainingJob, presets
 from planner.spec.job import Method, Precision
 
 PERCENT = 0.5

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner import presets
-from planner.case import Case
-from planner.comm import comm_volume
-from planner.memory import memory_breakdown
-from planner.question import usual_runtime
-from planner.spec import Cluster, Gpu, Layout, Link, TrainingJob
+from planner.ask.question import usual_runtime
+from planner.figures.comm import comm_volume
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec import Cluster, Gpu, Layout, Link, TrainingJob, presets
 from planner.spec.job import Precision
 
 PEAKS = {

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from planner import command
-from planner.calibration import Bands
+from planner.ask.options import question
+from planner.ask.question import verdict
+from planner.basics import command
+from planner.basics.units import format_byte_range
 from planner.cli import planner
-from planner.estimation import answer
-from planner.options import question
-from planner.question import verdict
-from planner.units import format_byte_range
+from planner.decide.estimation import answer
+from planner.spec.calibration import Bands
 from scripts.pages import fits
 from tui import inputs, state
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from planner import command, waiting
+from planner.basics import command, waiting
 from planner.cli import planner
 
 MOE = ("--model", "qwen3-30b-a3b", "--cluster", "aws-g5")

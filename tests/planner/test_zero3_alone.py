@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from planner import presets
-from planner.case import Case
-from planner.memory import memory_breakdown
-from planner.question import usual_runtime
-from planner.spec import Layout, TrainingJob
+from planner.ask.question import usual_runtime
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.spec import Layout, TrainingJob, presets
 
 
 def _gathered(layout: Layout) -> set[float]:

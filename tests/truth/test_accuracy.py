@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration import calibration
+from planner.calibrate.predict import replay
+from planner.calibrate.score import summary
 from planner.inventory import fused
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.walk import _sampled, walk
-from planner.truth.predict import replay
-from planner.truth.score import summary
+from planner.spec.calibration import calibration
 from tests.truth.published.reader import each
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from test_replay import changed
 
-from planner import command
-from planner.calibration import calibration
-from planner.errors import PlannerError
-from planner.memory import memory_breakdown
-from planner.truth.asked import CannotPredict, each
-from planner.truth.predict import replay
-from planner.truth.rows import Collective, Measured, Source, each_row
-from planner.units import GIB
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.basics.units import GIB
+from planner.calibrate.asked import CannotPredict, each
+from planner.calibrate.predict import replay
+from planner.calibrate.rows import Collective, Measured, Source, each_row
+from planner.figures.memory import memory_breakdown
+from planner.spec.calibration import calibration
 from tests.truth.published import reader
 from tests.truth.published.__main__ import published as commands
 from tests.truth.published.cases import case_of, row_case

@@ -15,9 +15,9 @@ from drawn import GIVEN, PATIENCE_S, drive, settled, text_of
 from terminal import EXPLORE, Terminal
 from textual.widgets import Input
 
-from planner import presets
-from planner.huggingface import config_dict
-from planner.plan import read_plan
+from planner.spec import presets
+from planner.spec.huggingface import config_dict
+from planner.spec.plan import read_plan
 from tui import inputs, state
 from tui.app import ExplorerApp
 

@@ -9,7 +9,7 @@ import pytest
 from drawn import GIVEN, GOLDEN, LARGE, SCREENS, SMALL, drawn, drive, settled, text_of
 from textual.widgets import Input
 
-from planner.plan import read_plan
+from planner.spec.plan import read_plan
 from tui import inputs, state
 from tui.app import ExplorerApp
 from tui.widgets.fields import Fields

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.errors import PlannerError
-from planner.options import question
+from planner.ask.options import question
+from planner.basics.errors import PlannerError
 from tui import inputs
 
 
@@ -101,7 +101,7 @@ def test_search_finds_nothing_for_what_does_not_exist_and_for_numbers():
 
 
 def test_every_preset_model_is_found_by_its_own_name():
-    from planner import presets
+    from planner.spec import presets
 
     for name in presets.names("models"):
         assert inputs.suggestions("model", name)[0].text == name

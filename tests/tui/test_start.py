@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from planner import explorer
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
+from planner.cli import explorer
 
 PROJECT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180
@@ -77,7 +77,13 @@ def test_the_fields_are_painted_before_the_cost_models_are_imported(tmp_path):
     assert status == 0, seen[-2000:]
     assert b"more options" in seen
     modules = loaded.read_text().split()
-    assert not {"planner.estimation", "planner.search", "planner.memory", "tui.state", "numpy"} & set(modules)
+    assert not {
+        "planner.decide.estimation",
+        "planner.decide.search",
+        "planner.figures.memory",
+        "tui.state",
+        "numpy",
+    } & set(modules)
 
 
 def test_without_a_terminal_it_says_so_in_one_line():
@@ -107,7 +113,7 @@ def test_when_it_is_not_installed_one_line_says_what_to_install(package):
 
 def test_another_package_s_explorer_is_found_by_its_entry_point_when_ours_is_not_there(monkeypatch):
     monkeypatch.setattr(explorer, "OWN", "no_such_package:explore")
-    other = EntryPoint("other", "planner.explorer:not_installed", explorer.ENTRY_POINTS)
+    other = EntryPoint("other", "planner.cli.explorer:not_installed", explorer.ENTRY_POINTS)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [other] if group == other.group else [])
 
     assert explorer.find_explorer() is explorer.not_installed
@@ -122,7 +128,8 @@ def test_ours_is_registered_under_the_group_that_is_looked_up():
 
 
 def test_an_unknown_option_is_refused_like_everywhere():
-    from planner import cli, command
+    from planner import cli
+    from planner.basics import command
 
     assert command.exit_code(cli.planner, ["explore", "--no-such"], name="planner") == 2
 

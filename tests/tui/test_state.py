@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError
-from planner.estimation import answer
-from planner.options import question
-from planner.plan import read_plan
-from planner.recommendation import Constraints, recommend
-from planner.render import trust_text
+from planner.ask.options import question
+from planner.basics.errors import PlannerError
+from planner.decide.estimation import answer
+from planner.decide.recommendation import Constraints, recommend
+from planner.spec.plan import read_plan
+from planner.views.render import trust_text
 from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -129,7 +129,7 @@ def test_a_question_that_the_planner_refuses_is_refused_alike():
 def test_everything_shown_can_be_had_as_json_without_loading_what_draws():
     code = (
         "import sys; sys.argv[1:] = ['explore', '--model', '7b', '--gpus', '8', '--json']\n"
-        "from planner import command, cli\n"
+        "from planner.basics import command; from planner import cli\n"
         "code = command.exit_code(cli.planner)\n"
         "print(sorted({'textual', 'torch'} & set(sys.modules)), file=sys.stderr)\n"
         "sys.exit(code)"

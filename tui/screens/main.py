@@ -20,7 +20,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Footer, Input, Static
 
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
 from tui import bars, inputs
 from tui.asking import Asking, Checked, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, Told

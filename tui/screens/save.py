@@ -14,7 +14,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 
-from planner.errors import PlannerError
+from planner.basics.errors import PlannerError
 
 Writer = Callable[[str, bool], tuple[str, ...]]
 """(path, overwrite) -> the path written to and what to tell of it; raises PlannerError."""

@@ -9,7 +9,7 @@ from executor.backends.launched import LAUNCHED
 
 if TYPE_CHECKING:
     from executor.worker.engines.base import Engine
-    from planner.plan import Plan
+    from planner.spec.plan import Plan
 
 
 _KEPT: list[Engine] = []

@@ -1,6 +1,6 @@
 """One device, DDP, FSDP2 and HSDP through Accelerate, configured by the environment its own launcher would set.
 
-Not here: that environment (executor/backends/accelerate.py) or CPU's obstacles (executor/worker/cpu.py).
+Not here: that environment (executor/backends/accelerate.py) or CPU's obstacles (executor/worker/world/cpu.py).
 """
 
 from __future__ import annotations
@@ -16,21 +16,14 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker import loading, waits
-from executor.worker.engines.base import (
-    Engine,
-    LiveMesh,
-    restored_in,
-    tensors_of,
-    update,
-    views_of,
-    whole_of,
-)
-from executor.worker.model import Unfilled
-from executor.worker.pieces import View
-from executor.worker.quantized import shape_codes
-from executor.worker.rows import Batch
-from planner.plan import Plan
+from executor.worker.data.rows import Batch
+from executor.worker.engines.base import Engine, LiveMesh, restored_in, tensors_of, update, views_of, whole_of
+from executor.worker.model import loading
+from executor.worker.model.model import Unfilled
+from executor.worker.model.pieces import View
+from executor.worker.model.quantized import shape_codes
+from executor.worker.world import waits
+from planner.spec.plan import Plan
 
 
 class AccelerateEngine(Engine):

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executor.worker import pieces
-from executor.worker.model import Unfilled
-from executor.worker.pieces import ALONE, Replica, View
-from executor.worker.quantized import scales
-from executor.worker.rows import IGNORED, Batch, block_diagonal_mask
-from planner.plan import Plan
+from executor.worker.data.rows import IGNORED, Batch, block_diagonal_mask
+from executor.worker.model import pieces
+from executor.worker.model.model import Unfilled
+from executor.worker.model.pieces import ALONE, Replica, View
+from executor.worker.model.quantized import scales
+from planner.spec.plan import Plan
 
 
 class NotFinite(ArithmeticError):

@@ -1,6 +1,6 @@
 """ZeRO stages 1 to 3 through DeepSpeed itself, configured by the run folder's deepspeed.json.
 
-Not here: writing that file (executor/backends/deepspeed.py) or CPU's obstacles (executor/worker/cpu.py).
+Not here: writing that file (executor/backends/deepspeed.py) or CPU's obstacles (executor/worker/world/cpu.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker import loading, pieces, timeouts
+from executor.worker.data.rows import Batch
 from executor.worker.engines import deepspeed_views
 from executor.worker.engines.base import Engine, LiveMesh, check_norm
 from executor.worker.engines.deepspeed_views import Part
-from executor.worker.model import Unfilled
-from executor.worker.pieces import View
-from executor.worker.quantized import scales
-from executor.worker.rows import Batch
-from planner.plan import Plan
+from executor.worker.model import loading, pieces
+from executor.worker.model.model import Unfilled
+from executor.worker.model.pieces import View
+from executor.worker.model.quantized import scales
+from executor.worker.world import timeouts
+from planner.spec.plan import Plan
 
 OFFLOAD_BUFFERS = (
     "param_buffer_of_bit16_for_cpu_offload_groups",

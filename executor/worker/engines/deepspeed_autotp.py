@@ -31,7 +31,7 @@ from typing_extensions import override
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.engines.deepspeed_views import Part, whole
-from executor.worker.model import Unfilled
+from executor.worker.model.model import Unfilled
 
 
 class DeepSpeedAutoTpEngine(DeepSpeedEngine):

@@ -1,7 +1,7 @@
 """Pipelines through DeepSpeed's PipelineModule, with ZeRO-1 among the replicas of each stage.
 
 DeepSpeed's own schedule runs; its instructions are put into the meter's phases, and its optimizer step waits for
-`step`. Not here: cutting the model (executor/worker/stages.py), or ZeRO (deepspeed.py).
+`step`. Not here: cutting the model (executor/worker/model/stages.py), or ZeRO (deepspeed.py).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 from typing_extensions import override
 
-from executor.worker import loading
-from executor.worker.adapters import ordinary_name
+from executor.worker.data.rows import Batch
 from executor.worker.engines import deepspeed_views
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension, split_part
 from executor.worker.engines.deepspeed_views import Part
-from executor.worker.model import Unfilled
-from executor.worker.rows import Batch
-from executor.worker.stages import Head, Layers
-from planner.plan import Plan
+from executor.worker.model import loading
+from executor.worker.model.adapters import ordinary_name
+from executor.worker.model.model import Unfilled
+from executor.worker.model.stages import Head, Layers
+from planner.spec.plan import Plan
 
 FORWARD = (schedule.ForwardPass, schedule.SendActivation, schedule.RecvActivation)
 BACKWARD = (schedule.BackwardPass, schedule.SendGrad, schedule.RecvGrad, schedule.ReduceTiedGrads, schedule.ReduceGrads)

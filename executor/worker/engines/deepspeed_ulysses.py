@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
+from executor.worker.data.rows import Batch
 from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
-from executor.worker.model import Unfilled
-from executor.worker.rows import Batch
-from planner.plan import Plan
+from executor.worker.model.model import Unfilled
+from planner.spec.plan import Plan
 
 
 class DeepSpeedUlyssesEngine(DeepSpeedEngine):

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from executor.worker import pieces
-from executor.worker.pieces import ALONE, Box, Replica, View
+from executor.worker.model import pieces
+from executor.worker.model.pieces import ALONE, Box, Replica, View
 
 
 class Part(NamedTuple):

@@ -1,7 +1,7 @@
 """Transformers' own tensor parallelism over FSDP2, as `from_pretrained(distributed_config=...)` sets them up.
 
 Not here: the configuration (executor/backends/transformers.py), the plans, which are the model classes' own, or the
-fake world that a trace runs it in (executor/worker/tracefake.py).
+fake world that a trace runs it in (executor/worker/trace/fake.py).
 """
 
 from __future__ import annotations
@@ -21,20 +21,13 @@ from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
-from executor.worker import loading, timeouts
-from executor.worker.engines.base import (
-    Engine,
-    LiveMesh,
-    restored_in,
-    tensors_of,
-    update,
-    views_of,
-    whole_of,
-)
-from executor.worker.model import Unfilled
-from executor.worker.pieces import ALONE, Replica, View
-from executor.worker.rows import Batch
-from planner.plan import Plan
+from executor.worker.data.rows import Batch
+from executor.worker.engines.base import Engine, LiveMesh, restored_in, tensors_of, update, views_of, whole_of
+from executor.worker.model import loading
+from executor.worker.model.model import Unfilled
+from executor.worker.model.pieces import ALONE, Replica, View
+from executor.worker.world import timeouts
+from planner.spec.plan import Plan
 
 LAYER_RULE = ".layers."
 """In the plans' names of whatever belongs to a layer."""

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import click
 
-from planner import cli_truth, command
+from planner.basics import command
+from planner.basics.output import may_write, write_whole
 from planner.calibrate import report
-from planner.calibration import UNCALIBRATED, calibration
-from planner.output import may_write, write_whole
-from planner.truth.asked import Asked
-from planner.truth.rows import append_rows
+from planner.calibrate.asked import Asked
+from planner.calibrate.rows import append_rows
+from planner.cli import truth as cli_truth
+from planner.spec.calibration import UNCALIBRATED, calibration
 from scripts.pages import fitted
 from tests.truth.published.reader import by_value, each
 

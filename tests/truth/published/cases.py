@@ -12,16 +12,15 @@ from typing import Any, get_args
 
 import msgspec
 
-from planner import presets
-from planner.case import Case
+from planner.basics.errors import PlannerError
+from planner.calibrate.asked import CannotPredict
 from planner.engines import engine_of, nanotron
-from planner.errors import PlannerError
 from planner.inventory import default_lora, lora_targets
-from planner.rules import check
-from planner.spec import Implementation, Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob
+from planner.parallelism.case import Case
+from planner.parallelism.rules import check
+from planner.spec import Implementation, Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
-from planner.truth.asked import CannotPredict
 from tests.truth.published import sources
 from tests.truth.published.machines import cluster_of
 from tests.truth.published.models import model_of, stated_seq_len

@@ -11,11 +11,10 @@ from functools import lru_cache
 
 import msgspec
 
-from planner import presets
-from planner.errors import PlannerError
-from planner.spec import Cluster, Gpu, Link, Nics
-from planner.truth.asked import CannotPredict
-from planner.units import GB, GIB
+from planner.basics.errors import PlannerError
+from planner.basics.units import GB, GIB
+from planner.calibrate.asked import CannotPredict
+from planner.spec import Cluster, Gpu, Link, Nics, presets
 from tests.truth.published import sources
 from tests.truth.published.notes import Notes, unknown
 from tests.truth.published.rows import WordRow

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from planner import presets
-from planner.spec import ModelSpec, Moe
-from planner.truth.asked import CannotPredict
+from planner.calibrate.asked import CannotPredict
+from planner.spec import ModelSpec, Moe, presets
 from tests.truth.published import sources
 from tests.truth.published.notes import Notes, unknown
 from tests.truth.published.rows import WordRow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.truth.asked import CannotPredict
+from planner.calibrate.asked import CannotPredict
 
 
 class Notes:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from planner.plan import Plan
-from planner.truth.asked import Asked, CannotPredict, asked
-from planner.truth.collective import group
-from planner.truth.rows import Row, Unread, each_row
+from planner.calibrate.asked import Asked, CannotPredict, asked
+from planner.calibrate.collective import group
+from planner.calibrate.rows import Row, Unread, each_row
+from planner.spec.plan import Plan
 from tests.truth.published.cases import memory_kind, row_case
 from tests.truth.published.machines import known_cluster
 from tests.truth.published.rows import WordRow, word_row

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.model_rules import LARGEST
+from planner.calibrate.rows import Positive, Row, decoded, keys_of, row_of
 from planner.spec import Implementation
-from planner.truth.rows import Positive, Row, decoded, keys_of, row_of
+from planner.spec.model_rules import LARGEST
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**30)]
 Elements = Annotated[int, msgspec.Meta(ge=1, le=10**15)]

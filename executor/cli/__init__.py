@@ -1,0 +1,327 @@
+"""The `executor` command: run a plan, report on a run, ask how one stands. Parses, calls one function, prints.
+
+Not here: any of the work (launch.py, report.py) or how errors end the process (planner.basics.command).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from executor.cli.options import (
+    CHECK,
+    CHECKPOINT_EVERY,
+    DEBUG_NETWORK,
+    KEEP_EVERY,
+    KEEP_LAST,
+    LOSS_SPIKE,
+    MAX_RESTARTS,
+    MAX_SKIPS,
+    MEET_TIMEOUT,
+    ON_BAD_LOSS,
+    SPIKE_WINDOW,
+    STALL_TIMEOUT,
+    TOLERANCE,
+)
+from executor.cli.output import confirm, console, end_on_hosts, finish, tell, tell_job, verdict
+from executor.folder import badloss, checkpoint_policy, rundir
+from executor.measure import lines
+from executor.measure import report as reports
+from executor.measure.report_text import render
+from executor.run import dryrun, launch
+from executor.run.reap import standing
+from executor.system import environment
+from planner import __version__
+from planner.basics import command
+from planner.spec.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    pass
+
+
+EXAMPLES = """
+ executor check plan.json                            # can it run here: devices, files, limits, an all-reduce
+ executor run plan.json --dry-run                    # show files, commands and environment; start nothing
+ executor run plan.json --run-dir runs/first --yes   # run it, live
+ executor run plan.json --hosts hosts.txt --yes      # run it on the hosts of this file, by ssh
+ executor join launch --node-rank 1 --master node1   # be one of several hosts, in a loop of your own over them
+ executor watch runs/first                           # how it goes, live, from any terminal
+ executor resume runs/first                          # go on from its newest checkpoint
+ executor report runs/first                          # predicted against measured, line by line
+ executor export runs/first my-model                 # the trained weights as one Hugging Face model
+ executor probe -o machine                           # measure this machine: a cluster preset and a calibration
+ executor trace plan.json                            # the real modules on fake tensors, no GPU
+ executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
+"""
+
+EMULATIONS = ("auto", "loopback", "namespaces")
+
+LATER = {
+    "attach": "executor.cli.watch:attach",
+    "check": "executor.cli.check:check",
+    "export": "executor.cli.export:export",
+    "export-launch": "executor.cli.export_launch:export_launch",
+    "join": "executor.cli.join:join",
+    "logs": "executor.cli.resume:logs",
+    "measure": "executor.cli.measure:measure",
+    "probe": "executor.cli.probe:probe",
+    "resume": "executor.cli.resume:run_again",
+    "stop": "executor.cli.resume:end",
+    "trace": "executor.cli.trace:trace",
+    "watch": "executor.cli.watch:watch",
+}
+"""Commands that are imported when they are called."""
+
+
+@click.group(
+    cls=command.Commands,
+    examples=EXAMPLES,
+    later=LATER,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="executor")
+def executor() -> None:
+    """Run a training plan for real and compare it with what was predicted."""
+
+
+@executor.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
+@click.option("--run-dir", type=command.NewPath(), help="Run folder (default: runs/<model>-<strategy>-<UTC time>).")
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "slurm"]),
+    default="local",
+    show_default=True,
+    help="How nodes are reached.",
+)
+@click.option(
+    "--sbatch",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="With --launcher slurm: an option of the job, such as partition=gpu or time=4:00:00. Repeatable.",
+)
+@click.option(
+    "--hosts",
+    default="auto",
+    show_default=True,
+    metavar="FILE|auto|loopback|namespaces",
+    help="Run on the hosts of this file, one a line, by ssh; or how nodes are emulated on this machine.",
+)
+@click.option(
+    "--master", metavar="HOST[:PORT]", help="With a host file: node 0 as the others reach it (default: found)."
+)
+@click.option(
+    "--remote-dir",
+    metavar="DIR",
+    help="With a host file: where a host that does not see the run folder makes its own (default: ~/.cache).",
+)
+@click.option("--dry-run", is_flag=True, help="Print files, commands and environment, on any machine; start nothing.")
+@click.option(
+    "-o",
+    "--output",
+    type=command.NewPath(),
+    metavar="DIR",
+    help="With --dry-run: write the files too, and a script for each node.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before starting.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
+@click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
+@click.option(
+    "--save-weights/--no-save-weights",
+    default=None,
+    help="Save the trained weights in the run folder, for executor export (default: saved).",
+)
+@CHECKPOINT_EVERY
+@KEEP_LAST
+@KEEP_EVERY
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    help="Run this program instead of the built-in trainer; its arguments after --.",
+)
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
+)
+@CHECK
+@TOLERANCE
+@MEET_TIMEOUT
+@DEBUG_NETWORK
+@STALL_TIMEOUT
+@MAX_RESTARTS
+@ON_BAD_LOSS
+@LOSS_SPIKE
+@SPIKE_WINDOW
+@MAX_SKIPS
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def run(
+    plan_file: Path,
+    script_arguments: tuple[str, ...],
+    nodes: int | None,
+    run_dir: Path | None,
+    launcher: str,
+    sbatch: tuple[str, ...],
+    hosts: str,
+    master: str | None,
+    remote_dir: str | None,
+    dry_run: bool,
+    yes: bool,
+    steps: int | None,
+    data: Path | None,
+    save_weights: bool | None,
+    checkpoint_every: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
+    script: Path | None,
+    env: tuple[str, ...],
+    output: Path | None,
+    judge: bool,
+    tolerance: tuple[str, ...],
+    meet_timeout: float,
+    debug_network: bool,
+    stall_timeout: float | None,
+    max_restarts: int,
+    on_bad_loss: str | None,
+    loss_spike: float | None,
+    spike_window: int | None,
+    max_skips: int | None,
+    as_json: bool,
+) -> int:
+    """Run PLAN, on this machine, on hosts by ssh or as a job of Slurm: check, launch, watch, record."""
+    if script_arguments and script is None:
+        raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
+    bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
+    if script and (steps or data or save_weights or checkpoint_every or bad_loss):
+        raise click.UsageError(
+            "--steps, --data, --save-weights, --checkpoint-every and --on-bad-loss are the built-in trainer's; give "
+            "--script its own after --"
+        )
+    if sbatch and launcher != "slurm":
+        raise click.UsageError("--sbatch is for a job of Slurm: add --launcher slurm")
+    by_ssh = hosts not in EMULATIONS
+    if by_ssh and launcher != "local":
+        raise click.UsageError("a host file is for ssh, and Slurm has its own: leave out --hosts or --launcher")
+    if (master or remote_dir) and not by_ssh:
+        raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
+    if max_restarts and launcher == "slurm":
+        raise click.UsageError(
+            "--max-restarts is for runs here or by ssh: Slurm itself starts a job again that loses a node (requeue), "
+            "and with --checkpoint-every it goes on"
+        )
+    if max_restarts and script:
+        raise click.UsageError("--max-restarts is for the built-in trainer: leave it out")
+    if output and not dry_run:
+        raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
+    tolerances = lines.parse_tolerances(tolerance)
+    plan = read_plan(plan_file)
+    options = launch.Options(
+        run_dir=run_dir or output or rundir.default_folder(plan),
+        nodes=plan.cluster.nodes if nodes is None else nodes,
+        hosts=hosts,
+        steps=steps,
+        data=data,
+        save_weights=save_weights is not False and script is None,
+        script=(str(script), *script_arguments) if script else (),
+        env=environment.debugging(env) if debug_network else env,
+        meet_s=meet_timeout,
+        stall_s=stall_timeout,
+        checkpoints=None if script else checkpoint_policy.asked(plan, checkpoint_every, keep_last, keep_every),
+        max_restarts=max_restarts,
+        bad_loss=bad_loss or badloss.STOP,
+    )
+    if launcher == "slurm":
+        return _by_slurm(plan, options, sbatch, (output, dry_run), tolerances if judge else None, as_json)
+    if by_ssh:
+        from executor.cli import ssh as cli_ssh  # where it is asked for
+
+        asked = cli_ssh.Asked(Path(hosts), master, remote_dir, dry_run, output, yes)
+        return cli_ssh.run(plan, options, asked, tolerances if judge else None, as_json)
+    if dry_run:
+        return _show_dry_run(plan, options, output, as_json)
+    ready = launch.prepare(plan, options, tell)
+    confirm(ready, yes)
+    record = launch.run(ready, tell)
+    return finish(ready, record, tolerances if judge else None, as_json)
+
+
+@executor.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@CHECK
+@TOLERANCE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
+    """Predicted against measured, line by line, from the folder RUN alone."""
+    tolerances = lines.parse_tolerances(tolerance)
+    built = reports.build(folder)
+    outside = reports.check(built, tolerances) if judge else None
+    if as_json:
+        click.echo(reports.as_json(built, outside, tolerances))
+    else:
+        render(built, console(stderr=False))
+    return verdict(outside)
+
+
+@executor.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def status(folder: Path, as_json: bool) -> int:
+    """How RUN stands: running, or ended and how. What a killed launcher left of it is ended and removed."""
+    stands = standing(folder, end_on_hosts)
+    if as_json:
+        found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
+        click.echo(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))
+        return 0
+    click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    return 0
+
+
+def main() -> None:
+    """Console script."""
+    command.main(executor, name="executor")
+
+
+def _show_dry_run(plan: Plan, options: launch.Options, output: Path | None, as_json: bool) -> int:
+    if output is not None:
+        rundir.check_new(output, "--output")
+    found = dryrun.dry_run(plan, options, tell)
+    click.echo(dryrun.as_json(found) if as_json else dryrun.as_text(found))
+    if output is not None:
+        tell(f"wrote {output}: {', '.join(dryrun.write(found, output))}")
+    return 0
+
+
+def _by_slurm(
+    plan: Plan,
+    options: launch.Options,
+    sbatch: tuple[str, ...],
+    dry: tuple[Path | None, bool],
+    tolerances: lines.Tolerances | None,
+    as_json: bool,
+) -> int:
+    """Show or write the job's script, or run in the allocation that there is, or submit the job."""
+    from executor.run import slurm_run  # where it is asked for
+
+    output, is_dry = dry
+    if is_dry:
+        if output is not None:
+            rundir.check_new(output, "--output")
+        found, script = slurm_run.dry_run(plan, options, tell, sbatch)
+        click.echo(dryrun.as_json(found) if as_json else script, nl=as_json)
+        if output is not None:
+            tell(f"wrote {output}: {', '.join(slurm_run.write(found, script, output, sbatch))}")
+        return 0
+    if slurm_run.inside():
+        ready, record = slurm_run.run(plan, options, tell)
+        return finish(ready, record, tolerances, as_json)
+    return tell_job(options.run_dir, slurm_run.submit(plan, options, tell, sbatch), as_json)
+
+
+if __name__ == "__main__":
+    main()

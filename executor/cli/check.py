@@ -1,0 +1,108 @@
+"""`executor check`: whether a plan can run on this machine or on hosts, as a table, before anything is started.
+
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (checks/).
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from executor.cli import output as cli_output
+from executor.folder import rundir
+from executor.hosts import ssh
+from executor.hosts.checks import check as checking
+from executor.hosts.checks import table
+from executor.hosts.checks.elsewhere import check_hosts
+from executor.hosts.fleet import fleet_of
+from executor.preflight.preflight import PREFLIGHT, visible_gpus
+from executor.run.prepare import Options, decided
+from planner.spec import inputs
+from planner.spec.plan import read_plan
+
+
+@click.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option(
+    "--hosts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Ask these hosts over ssh, a line each in the order of the nodes, instead of this machine.",
+)
+@click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
+@click.option(
+    "--master", metavar="HOST[:PORT]", help="With --hosts: node 0 as every node reaches it (default: found out)."
+)
+@click.option(
+    "--remote-dir",
+    metavar="DIR",
+    help="With --hosts: where a host that does not see the run folder makes its own (default: ~/.cache).",
+)
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run folder would be made.")
+@click.option(
+    "--save-weights/--no-save-weights", default=True, help="Ask for the weights' room on the disk.", show_default=True
+)
+@click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="As the run would be given it, such as GLOO_SOCKET_IFNAME=eth1. Repeatable.",
+)
+@click.option("--all-reduce/--no-all-reduce", default=True, show_default=True, help="Start all ranks for a moment.")
+@click.option("--debug-network", is_flag=True, help="Start them with the networks' own debugging on.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def check(
+    plan_file: Path,
+    hosts: Path | None,
+    nodes: int | None,
+    master: str | None,
+    remote_dir: str | None,
+    run_dir: Path | None,
+    save_weights: bool,
+    data: Path | None,
+    env: tuple[str, ...],
+    all_reduce: bool,
+    debug_network: bool,
+    as_json: bool,
+) -> int:
+    """Ask whether PLAN can run here, or on the hosts of a file: devices, packages, files, limits, the network."""
+    if (master or remote_dir) and hosts is None:
+        raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
+    plan = read_plan(plan_file)
+    wanted = plan.cluster.nodes if nodes is None else nodes
+    machines = fleet_of(hosts, plan, wanted, cli_output.tell).used if hosts else ()
+    options = Options(
+        run_dir=run_dir or rundir.default_folder(plan),
+        nodes=wanted,
+        data=data,
+        save_weights=save_weights,
+        env=env,
+    )
+    made = decided(plan, options, cli_output.tell)
+    whole = inputs.resolved(made.plan)
+    if machines:
+        names = tuple(one.name for one in machines)
+        with ssh.contact(machines, cli_output.tell) as contact:
+            found = check_hosts(
+                contact,
+                whole,
+                options,
+                ranks=made.processes,
+                master=master,
+                all_reduce=all_reduce,
+                debug=debug_network,
+                place=remote_dir,
+            )
+    else:
+        names, ranks = (socket.gethostname(),), made.ranks
+        if whole.cluster.gpu.kind == "cuda" and made.processes <= visible_gpus() < ranks:
+            cli_output.tell(f"this machine is asked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
+            ranks = made.processes
+        found = checking.checked(
+            checking.ThisMachine(), names, whole, options, ranks=ranks, all_reduce=all_reduce, debug=debug_network
+        )
+    click.echo(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names))
+    return PREFLIGHT if found.failed else 0

@@ -1,0 +1,79 @@
+"""`executor join`: be one node of a run, for loops of one's own over hosts.
+
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (join.py).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from executor.cli import options as cli_options
+from executor.cli import output as cli_output
+from executor.launchers import slurm
+from executor.run import join as joins
+from executor.system import environment
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--node-rank", type=int, metavar="N", help="Which node this host is, from 0.")
+@click.option(
+    "--master", metavar="HOST[:PORT]", help="Node 0 as every node reaches it; node 0 itself may leave it out."
+)
+@click.option("--slurm", "by_slurm", is_flag=True, help="Read both from what Slurm tells a task that srun started.")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Give this node's ranks this variable too; without a value, this host's own. Repeatable.",
+)
+@click.option(
+    "--resolve-timeout",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Seconds that node 0's name may take to resolve, where names come and go with pods.",
+)
+@click.option(
+    "--start",
+    metavar="WORD",
+    help="The word of this start, the same on every node: where RUN writes checkpoints and had a start of another word,"
+    " it goes on from the newest. With --slurm it is the job's.",
+)
+@cli_options.MEET_TIMEOUT
+@cli_options.DEBUG_NETWORK
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def join(
+    run: Path,
+    node_rank: int | None,
+    master: str | None,
+    by_slurm: bool,
+    env: tuple[str, ...],
+    resolve_timeout: float,
+    start: str | None,
+    meet_timeout: float,
+    debug_network: bool,
+    as_json: bool,
+) -> int:
+    """Be node N of the run in RUN, a folder made by executor run --dry-run -o RUN: shared, or a copy on each host."""
+    if by_slurm == (node_rank is not None) or (by_slurm and (master or start)):
+        raise click.UsageError("give --node-rank (and --master, --start), or --slurm, which reads them all")
+    part = slurm.part(os.environ) if by_slurm else None
+    if part is not None:
+        node_rank, master, start = part.node, part.master, part.start
+    assert node_rank is not None
+    env = environment.debugging(env) if debug_network else env
+    asked = joins.Asked(
+        node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout, start=start
+    )
+    ready, record = joins.join(run, asked, cli_output.tell)
+    if node_rank == 0:
+        return cli_output.finish(ready, record, None, as_json)
+    if as_json:
+        click.echo(msgspec.json.encode({"run_dir": str(run), "node": asked.node} | msgspec.to_builtins(record)))
+    if record.exit_code:
+        cli_output.tell(f"error: {record.message.rstrip('.')}. Logs: {ready.options.run_dir / 'logs'}")
+    return record.exit_code

@@ -1,0 +1,96 @@
+"""Options that several commands of `executor` take.
+
+Not here: any command (cli.py, cli_*.py), or what an option means to a run (badloss.py, checkpoint_policy.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from executor.folder import badloss
+from planner.basics import command
+
+if TYPE_CHECKING:
+    pass
+
+
+CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
+
+MEET_TIMEOUT = click.option(
+    "--meet-timeout",
+    type=click.FloatRange(min=1),
+    callback=command.finite,
+    default=600.0,
+    show_default=True,
+    help="Seconds for all ranks to meet.",
+)
+
+MAX_RESTARTS = click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="Start again from the newest checkpoint so often, where a rank or a node died or hung.",
+)
+
+STALL_TIMEOUT = click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=1),
+    callback=command.finite,
+    default=None,
+    help="Seconds without progress after which a run hangs (default: 60, or 20 median steps).",
+)
+
+CHECKPOINT_EVERY = click.option(
+    "--checkpoint-every",
+    metavar="STEPS|TIME|signal",
+    help="Write a checkpoint every 20 steps (20) or 10 minutes (10m), on a signal alone (signal), or never; on a "
+    "signal in any case (default: the plan's interval, where it states one, else never).",
+)
+
+KEEP_LAST = click.option("--keep-last", type=int, metavar="K", help="Checkpoints to keep (default: 2).")
+
+KEEP_EVERY = click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
+
+DEBUG_NETWORK = click.option(
+    "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."
+)
+
+ON_BAD_LOSS = click.option(
+    "--on-bad-loss",
+    type=click.Choice(badloss.ACTIONS),
+    help="When a loss or a gradient norm is not finite, or a loss explodes: stop the run, skip the step, or go back to "
+    "the newest checkpoint and leave out the batches since (default: stop).",
+)
+
+LOSS_SPIKE = click.option(
+    "--loss-spike",
+    type=click.FloatRange(min=0),
+    callback=command.finite,
+    metavar="DEVIATIONS",
+    help=f"A loss explodes that is so many robust deviations above the median (default: {badloss.FACTOR:g} with skip "
+    "and rollback; none with stop, and 0, judge none).",
+)
+
+SPIKE_WINDOW = click.option(
+    "--spike-window",
+    type=click.IntRange(min=3),
+    metavar="STEPS",
+    help=f"Median and deviation are of so many good steps before it (default: {badloss.WINDOW}).",
+)
+
+MAX_SKIPS = click.option(
+    "--max-skips",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"With skip: the run ends where more steps in a row are bad (default: {badloss.MAX_SKIPS}).",
+)
+
+TOLERANCE = click.option(
+    "--tolerance",
+    multiple=True,
+    metavar="NAME=PERCENT",
+    help="Band for --check: memory=5, payload=0, time=30. Repeatable.",
+)

@@ -1,0 +1,115 @@
+"""What commands that run a plan tell the person before and after, and the exit code that follows.
+
+Not here: the commands (cli.py, cli_*.py), or the report's tables (report_text.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from executor.folder import rundir
+from executor.measure import lines
+from executor.measure import report as reports
+from executor.measure.report_text import render
+from executor.run import launch
+from planner.basics.units import format_bytes, format_seconds
+from planner.spec.record import RunRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+OUTSIDE_BAND = 6
+
+
+def tell(text: str) -> None:
+    """Say something to the person, on stderr."""
+    click.echo(text, err=True)
+
+
+def console(stderr: bool) -> Console:
+    """Where text is drawn."""
+    from rich.console import Console  # rich only where something is drawn
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
+
+
+def confirm(ready: launch.Prepared, yes: bool) -> None:
+    """Say what will run, and ask whether it shall where somebody can answer."""
+    tell(_headline(ready))
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm("Start?", abort=True, default=True, err=True)
+
+
+def _headline(ready: launch.Prepared) -> str:
+    plan, layout, nodes = ready.plan, ready.plan.layout, len(ready.hosts.hosts)
+    sizes = " ".join(
+        f"{axis}={size}"
+        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+        if (size := getattr(layout, axis)) > 1
+    )
+    peak = max((phase.total for phase in plan.prediction.memory), default=None)
+    where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
+    step = format_seconds(plan.prediction.step_s) + " a step"
+    guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
+    predicted = f"predicted {format_bytes(peak)} a rank, {step}{guess}"
+    return (
+        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
+    )
+
+
+def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
+    """Print the job that a run was submitted as; the exit code of the command."""
+    from executor.launchers import slurm
+
+    word, sentence = slurm.standing(job)
+    if as_json:
+        click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
+    tell(f"{word}: {sentence}. How it stands: executor status {shlex.quote(os.path.relpath(run_dir))}")
+    return 0
+
+
+def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Tolerances | None, as_json: bool) -> int:
+    """Print how a run ended, and its report where there is one; the exit code of the command."""
+    folder = ready.options.run_dir
+    if record.exit_code:
+        tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+    built = reports.build(folder) if record.measured or tolerances else None
+    outside = reports.check(built, tolerances) if built and tolerances and not record.exit_code else None
+    if as_json:
+        whole = {"run_dir": str(folder)} | msgspec.to_builtins(record)
+        if built:
+            whole["report"] = msgspec.Raw(reports.as_json(built, outside, tolerances))
+        click.echo(msgspec.json.encode(whole))
+    elif built and not record.exit_code:
+        render(built, console(stderr=True))
+    elif ready.options.script and not record.exit_code:
+        tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
+    if not record.exit_code:
+        again = f"executor report {shlex.quote(os.path.relpath(folder))}"
+        tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
+        if ready.options.save_weights:
+            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
+    return record.exit_code or verdict(outside)
+
+
+def verdict(outside: tuple[str, ...] | None) -> int:
+    """The exit code of --check; what lies outside the band is told."""
+    if outside:
+        tell(f"error: outside the predicted band: {'; '.join(outside)}.")
+        return OUTSIDE_BAND
+    return 0
+
+
+def end_on_hosts(folder: Path, run_id: str) -> list[str]:
+    """End what a run whose launcher is gone left on other hosts; a sentence for each."""
+    from executor.hosts import ssh_run  # where a run was on other hosts
+
+    return ssh_run.ended_on_hosts(folder, run_id, tell)

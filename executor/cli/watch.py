@@ -1,0 +1,56 @@
+"""`executor watch` and `executor attach`: a run as it goes, and what its ranks print. Parses, looks, prints.
+
+Not here: what is to be seen (view.py, attach.py), or how it is drawn (view_text.py).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from executor.cli.output import tell
+from executor.follow.attach import follow
+from executor.follow.view import LOOK_S, Lookout
+from executor.follow.view_text import summary, writer
+from planner.basics.command import INTERRUPTED
+
+
+@click.command("watch")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="A JSON object on stdout for each change (watch/1).")
+def watch(folder: Path, as_json: bool) -> int:
+    """Show RUN as it goes until it ends, and end with its exit code: step, loss, speed, time left, ranks, checkpoint.
+
+    Only its folder is read, and nothing is ended: Ctrl-C ends the watching alone. A run whose launcher was killed is 7.
+    """
+    lookout, shown = Lookout(folder), writer(as_json)
+    try:
+        while True:
+            view = lookout.look()
+            shown.show(view)
+            if view.exit_code is not None:
+                return view.exit_code
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        tell("the watching ended, the run did not")
+        return INTERRUPTED
+
+
+@click.command("attach")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--rank", type=click.IntRange(min=0), help="This rank's output alone (default: all ranks').")
+@click.option("--from-start", is_flag=True, help="Begin with what was printed before, in earlier starts too.")
+def attach(folder: Path, rank: int | None, from_start: bool) -> int:
+    """Print what the ranks of RUN print, as `host:rank  line`, until it ends, and end with its exit code.
+
+    It goes on over restarts and after the launcher died. Ctrl-C ends the printing alone.
+    """
+    try:
+        view = follow(folder, rank, from_start=from_start, echo=click.echo)
+    except KeyboardInterrupt:
+        tell("detached: the run goes on")
+        return INTERRUPTED
+    tell(summary(view))
+    return view.exit_code or 0

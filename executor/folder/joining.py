@@ -1,0 +1,185 @@
+"""A run that its nodes join by themselves: join.json, which says what there is to join, and joined/node-N.json, in
+which each node says that it is there and how it ended.
+
+On a shared disk nodes read each other's; in copies of the folder each has its own alone. Not here: joining (join.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import executor
+import planner
+from executor.folder import badloss, rundir
+from executor.folder.checkpoint_policy import Policy
+from executor.system.environment import masked
+from planner.basics.errors import PlannerError
+from planner.spec.plan import write_whole
+
+JOIN, JOINED = "join.json", "joined"
+
+
+class Joining(msgspec.Struct, frozen=True, kw_only=True):
+    """join.json. `master` is node 0's address where it is known; `code` is the digest of the code that made the folder.
+
+    `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
+    where it is a secret, which each node has to be given. `checkpoints` says when they are written; None: never.
+    `bad_loss` is what a bad step does to the run.
+    `resume` is the checkpoint to go on from, under the run folder. `start` is the word of the start that this is for,
+    where its nodes were given one (rejoin.py).
+    """
+
+    schema: str = "join/1"
+    run_id: str
+    plan_hash: str
+    version: str
+    code: str
+    port: int
+    master: str | None = None
+    save_weights: bool = False
+    script: tuple[str, ...] = ()
+    environment: dict[str, str | None] = {}
+    stall_s: float | None = None
+    checkpoints: Policy | None = None
+    bad_loss: badloss.Policy = badloss.STOP
+    resume: str | None = None
+    start: str | None = None
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node ended, in the words of run.json."""
+
+    status: str
+    exit_code: int
+    message: str
+    cause: str = ""
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """joined/node-N.json: the host that is this node. `refusal` is why it could not be; a node that was refused may
+    join once more. `versions` are those of its packages, `contents` the digests of its inputs, `argv` and `environment`
+    are its agent's, without secrets."""
+
+    schema: str = "joined/1"
+    node: int
+    host: str
+    process: str
+    address: str = ""
+    interface: str = ""
+    versions: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    argv: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    refusal: str = ""
+    end: End | None = None
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of the code that runs here: every Python file of planner and executor by name and content."""
+    found, root = hashlib.sha256(), Path(executor.__file__).resolve().parent
+    packages = (root, Path(planner.__file__).resolve().parent)
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            found.update(f"{package.name}/{path.relative_to(package).as_posix()}\0".encode())
+            found.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{found.hexdigest()}"
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """An environment as join.json keeps it."""
+    return {name: value if value == environment[name] else None for name, value in masked(environment).items()}
+
+
+def write(folder: Path, one: Joining) -> None:
+    """join.json, readable by its owner alone."""
+    _write(folder / JOIN, one)
+
+
+def read(folder: Path) -> Joining:
+    """What there is to join; refuses a folder that has nothing."""
+    if not (folder / JOIN).is_file():
+        rule = f"holds no {JOIN}, so there is nothing to join"
+        raise PlannerError("run", folder, rule, "Make the folder with executor run PLAN --dry-run -o RUN")
+    return rundir.read_json(folder / JOIN, Joining)
+
+
+def claim(folder: Path, one: Joined) -> None:
+    """Say that this host is the node, as the only one to say so. A node that was refused before is no claim."""
+    target = _place(folder, one.node)
+    target.parent.mkdir(exist_ok=True)
+    mine = target.with_name(f".{one.node}.{one.host}.{os.getpid()}")
+    _write(mine, one)
+    try:
+        while True:
+            try:
+                os.link(mine, target)  # unlike a rename, it fails where there is one already
+            except FileExistsError:
+                other = _read(target)
+                if other is None or not other.refusal:
+                    raise _taken(folder, one, other) from None
+                target.unlink(missing_ok=True)
+            else:
+                return
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def refused(folder: Path, one: Joined) -> None:
+    """Say, where it can be said, why this host is not the node: others wait for it."""
+    with suppress(PlannerError, OSError):
+        claim(folder, one)
+
+
+def update(folder: Path, one: Joined) -> None:
+    """Say more of a node that was claimed. A folder that takes no file any more changes no ending."""
+    with suppress(PlannerError, OSError):
+        _write(_place(folder, one.node), one)
+
+
+def read_joined(folder: Path) -> dict[int, Joined]:
+    """The nodes that are there, as far as this folder shows, by number."""
+    found = (_read(path) for path in sorted((folder / JOINED).glob("node-*.json")))
+    return {one.node: one for one in found if one is not None}
+
+
+def environment_of(wanted: Joining, added: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What the person adds to the ranks' environment: of the folder, of this command line, and secrets of this host's
+    own."""
+    kept = {name: value for name, value in wanted.environment.items() if value is not None}
+    for name in (name for name, value in wanted.environment.items() if value is None and name not in added):
+        if name not in environment:
+            rule = "is a secret, so its value is not in the run folder, and it is not set here"
+            raise PlannerError("--env", name, rule, f"Set it on every node, or give --env {name}=VALUE")
+        kept[name] = environment[name]
+    return kept | dict(added)
+
+
+def _taken(folder: Path, one: Joined, other: Joined | None) -> PlannerError:
+    who = f" from {other.host}" if other else ""
+    rule = f"has joined {folder} already{who}"
+    fix = "Give each host a node rank of its own; a run that has ended needs a new folder"
+    return PlannerError("--node-rank", one.node, rule, fix)
+
+
+def _place(folder: Path, node: int) -> Path:
+    return folder / JOINED / f"node-{node}.json"
+
+
+def _read(path: Path) -> Joined | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Joined)
+    except (OSError, msgspec.DecodeError):  # gone, or somebody else's
+        return None
+
+
+def _write(path: Path, value: msgspec.Struct) -> None:
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    path.chmod(0o600)

@@ -1,0 +1,1 @@
+"""Runs from elsewhere than their launcher: shown, followed, stopped."""

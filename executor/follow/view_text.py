@@ -1,0 +1,132 @@
+"""A run as it goes, for people: drawn in place on a terminal, or a line for each change elsewhere.
+
+Not here: what is to be seen (view.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+import msgspec
+
+from executor.folder import alive
+from executor.follow.view import CheckpointView, RankView, Restart, View
+from executor.watch.stragglers import sentence
+from planner.basics.units import format_bytes, format_seconds
+
+UP, ERASE_BELOW = "\x1b[{}A", "\r\x1b[J"
+FEWEST_RANKS = 4
+SILENT = "nothing heard"
+LEAVE = "Ctrl-C ends the watching, not the run"
+
+
+@dataclass
+class Screen:
+    """Draws the newest look over the one before."""
+
+    stream: TextIO
+    _lines: int = 0
+
+    def show(self, view: View) -> None:
+        """Draw it, cut to the terminal's size; the last look stays."""
+        columns, rows = shutil.get_terminal_size()
+        lines = [line[: columns - 1] for line in screen(view, rows - 1)]
+        self.stream.write(UP.format(self._lines) * bool(self._lines) + ERASE_BELOW + "\n".join(lines) + "\n")
+        self.stream.flush()
+        self._lines = len(lines)
+
+
+@dataclass
+class Changes:
+    """Writes a line for each change, ages apart: text, or JSON."""
+
+    stream: TextIO
+    as_json: bool = False
+    _last: View | None = None
+    _told: set[tuple[object, ...]] = field(default_factory=set)
+
+    def show(self, view: View) -> None:
+        """Write what is new in it."""
+        known = msgspec.structs.replace(
+            view, ranks=tuple(msgspec.structs.replace(one, age_s=None) for one in view.ranks) if self.as_json else ()
+        )
+        if known == self._last:
+            return
+        for line in [msgspec.json.encode(view).decode()] if self.as_json else self._new(view):
+            self.stream.write(f"{line}\n")
+        self.stream.flush()
+        self._last = known
+
+    def _new(self, view: View) -> list[str]:
+        before = len(self._last.restarts) if self._last else 0
+        told = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
+        for one in view.stragglers:
+            what = one.rank, one.kind, one.at
+            told += [sentence(one)] * (what not in self._told)
+            self._told.add(what)
+        saved = f"  {checkpoint_text(view.checkpoint)}" if view.checkpoint is not None else ""
+        return [*told, summary(view) + saved]
+
+
+def screen(view: View, rows: int) -> list[str]:
+    """All of it, in so many rows: ranks that are behind, or silent for longest, come first where not all find room."""
+    lines = [f"{view.run_dir} · {len(view.ranks)} rank{'s' * (len(view.ranks) != 1)}", summary(view)]
+    if view.checkpoint is not None:
+        at = view.checkpoint.time
+        age = f", {format_seconds(max(0.0, time.time() - at))} ago" if at else ""
+        lines.append(f"newest {checkpoint_text(view.checkpoint)}{age}")
+    lines += [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][-FEWEST_RANKS:]
+    lines += [sentence(one) for one in view.stragglers[:FEWEST_RANKS]]
+    room = max(FEWEST_RANKS, rows - len(lines) - 3)
+    shown = list(view.ranks)
+    if len(shown) > room:
+        shown = sorted(shown, key=lambda one: (one.step, -(one.age_s or 0.0), one.rank))[:room]
+    width = max((len(one.host) for one in shown), default=4)
+    lines += [f"  rank  {'host':{width}}  step  now", *(_rank(one, width) for one in shown)]
+    if len(shown) < len(view.ranks):
+        lines.append(f"  and {len(view.ranks) - len(shown)} ranks that are further or heard of later")
+    return lines if view.over else [*lines, LEAVE]
+
+
+def summary(view: View) -> str:
+    """State, step and speed in a line."""
+    parts = [f"{view.status}: {view.message}" if view.message else view.status]
+    if view.step or not view.over:
+        parts.append(f"step {view.step}/{view.steps}")
+    if view.loss is not None:
+        parts.append(f"loss {view.loss:.4f}")
+    if view.tokens_per_s is not None:
+        parts.append(f"{view.tokens_per_s:,.0f} tok/s")
+    if view.left_s is not None:
+        parts.append(f"{format_seconds(view.left_s)} left")
+    return "  ".join(parts)
+
+
+def checkpoint_text(one: CheckpointView) -> str:
+    """The newest checkpoint, and its size where that is known."""
+    return f"checkpoint step-{one.step}" + (f" of {format_bytes(one.bytes)}" if one.bytes else "")
+
+
+def restart_text(one: Restart) -> str:
+    """How an earlier start ended, and from where the next went on."""
+    why = f" ({one.message.rstrip('.')})" if one.message else ""
+    return f"{one.status} after step {one.steps}{why}; went on after step {one.resumed_from}"
+
+
+def writer(as_json: bool) -> Screen | Changes:
+    """How a run is shown on this process's stdout."""
+    if sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb":
+        return Screen(sys.stdout)
+    return Changes(sys.stdout, as_json)
+
+
+def _rank(one: RankView, width: int) -> str:
+    now = one.stage or SILENT
+    if one.age_s is not None and one.stage != alive.END:
+        now += f", said {format_seconds(one.age_s) if one.age_s >= 1 else 'less than 1 s'} ago"
+    return f"  {one.rank:4d}  {one.host:{width}}  {one.step:4d}  {now}"

@@ -1,0 +1,235 @@
+"""Ask every host of a plan, in three questions, and join what they say: facts, then who reaches node 0, then an
+all-reduce over all ranks. A host that does not answer hides no other.
+
+Works over any contact with the hosts, one that starts processes elsewhere or this machine alone. Not here: what a host
+answers (host.py), what follows of the answers (compare.py), or how hosts are reached.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from executor.folder import joining
+from executor.hosts.checks import compare, host
+from executor.hosts.checks.host import Answer, Request
+from executor.launchers import local
+from executor.preflight.findings import Finding, Row
+from executor.run.prepare import Options
+from executor.system.environment import added, is_secret
+from executor.watch.supervise import Echo
+from planner.basics.errors import PlannerError
+from planner.calibrate.collective import call_seconds
+from planner.spec.calibration import calibration
+from planner.spec.plan import Plan, encode_plan
+
+ASK_S = {"facts": 60.0, "reach": 15.0}
+"""Longest waits for one answer; a host's own files may be large."""
+ROWS = {"facts": "answer", "reach": "reach", "reduce": "all-reduce"}
+"""The check that a host fails which has no answer to a question."""
+PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_")
+"""Variables of --env that change how ranks reach each other."""
+NEEDED = {"reach": ("master", "interface"), "reduce": ("master", "interface", "software", "devices")}
+"""Checks without which a later question has no answer."""
+
+
+class Said(Protocol):
+    """One host's answer: `value` or `error`."""
+
+    @property
+    def place(self) -> int:
+        """Which node it is of."""
+
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """What it answered."""
+
+    @property
+    def error(self) -> PlannerError | None:
+        """Why it did not."""
+
+
+class Contact(Protocol):
+    """What reaches hosts: requests by node go out together, answers come as they come."""
+
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterable[Said]:
+        """Every host's answer or error, once."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """One answer of this machine."""
+
+    place: int
+    value: dict[str, Any] | None
+    error: PlannerError | None = None
+
+
+class ThisMachine:
+    """The contact with this machine alone, as node 0."""
+
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Here]:
+        """Its answer."""
+        for place, request in requests.items():
+            try:
+                yield Here(place, host.answer(request))
+            except PlannerError as error:
+                yield Here(place, None, error)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All rows, in the order of checks, then nodes; how long each question took."""
+
+    rows: tuple[Row, ...]
+    seconds: dict[str, float]
+
+    @property
+    def failed(self) -> list[Row]:
+        """Rows that keep a run from starting."""
+        return [one for one in self.rows if one.status == "fail"]
+
+    def require(self, echo: Echo) -> None:
+        """Tell doubts, and all failed rows but the first; raise that one as a refusal that begins with its host."""
+        for one in self.rows:
+            if one.status == "warn":
+                echo(f"note: {one.error.sentence}")
+        for one in self.failed[1:]:
+            echo(f"error: {one.error.sentence}")
+        for one in self.failed:
+            raise one.error
+
+
+def checked(
+    contact: Contact,
+    names: Sequence[str],
+    plan: Plan,
+    options: Options,
+    *,
+    ranks: int,
+    master: str | None = None,
+    port: int = 0,
+    all_reduce: bool = True,
+    debug: bool = False,
+    copied: bool = False,
+    place: str | None = None,
+) -> Checked:
+    """Every row of a plan on the hosts `names`, node 0 first, each of which starts `ranks`. `copied`: hosts that do not
+    see the run folder are given one of their own, in `place`."""
+    request = _request(plan, options, ranks, len(names), master, port, debug=debug)
+    request = msgspec.structs.replace(request, copied=copied, place=place)
+    asking = _Asking(contact, names, request)
+    rows, here = list[Row](), {"code": joining.code_digest(), "plan": plan.content_hash}
+    facts = asking.step("facts", range(len(names)), rows)
+    rows += compare.rows_of_facts(facts, here) + compare.rows_of_findings(facts)
+    if len(names) > 1 and master is not None and 0 in (able := _able(facts, "reach")):
+        reached = asking.step("reach", able, rows)
+        rows += compare.rows_of_findings(reached) + compare.rows_of_clocks(reached)
+    every = (master is not None or len(names) == 1) and len(_able(facts, "reduce")) == len(names)
+    reach = [one for one in rows if one.check in ("reach", "port") and one.status == "fail"]
+    if all_reduce and every and not reach and ranks * len(names) > 1:
+        reduced = asking.step("reduce", range(len(names)), rows)
+        rows += compare.rows_of_reduce(reduced, ranks, _predicted(plan, ranks * len(names)))
+    elif all_reduce and ranks * len(names) > 1:
+        why = Finding(check="all-reduce", status="skip", measured="not asked: a check before it failed")
+        rows += [compare.row(why, node, name) for node, name in enumerate(names)]
+    return Checked(_ordered(rows), asking.seconds)
+
+
+@dataclass
+class _Asking:
+    contact: Contact
+    names: Sequence[str]
+    request: Request
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def step(self, step: str, nodes: Iterable[int], rows: list[Row]) -> dict[int, Answer]:
+        """Ask these nodes one question; those without an answer become rows."""
+        began, answers, errors = time.monotonic(), dict[int, Answer](), dict[int, PlannerError]()
+        asked = sorted(nodes)
+        requests = {}
+        for node in asked:
+            others = tuple(one for one in asked if one)
+            one = msgspec.structs.replace(self.request, step=step, node=node, expected=others)
+            requests[node] = msgspec.to_builtins(one)
+        for said in self.contact.ask(
+            requests, ASK_S.get(step) or host.reduce_seconds(len(self.names) * self.request.ranks) + 10
+        ):
+            found, error = _read(said)
+            if found is not None:
+                answers[said.place] = msgspec.structs.replace(found, host=self.names[said.place])
+            else:
+                assert error is not None
+                errors[said.place] = error
+        rows += compare.rows_of_refusals(errors, self.names, ROWS[step])
+        self.seconds[step] = round(time.monotonic() - began, 2)
+        return answers
+
+
+def _read(said: Said) -> tuple[Answer | None, PlannerError | None]:
+    if said.value is None:
+        return None, said.error
+    try:
+        return msgspec.convert(said.value, Answer), None
+    except msgspec.ValidationError as error:
+        rule, fix = f"is of another version ({error})", "Install the same meshwright on every node"
+        return None, PlannerError("answer", None, rule, fix, exit_code=3)
+
+
+def _request(
+    plan: Plan, options: Options, ranks: int, nodes: int, master: str | None, port: int, *, debug: bool
+) -> Request:
+    given = added(options.env, os.environ)
+    env = [f"{name}={value}" for name, value in given.items() if name.startswith(PASSED_ON) and not is_secret(name)]
+    token = secrets.token_hex(16)
+    return Request(
+        step="facts",
+        node=0,
+        nodes=nodes,
+        ranks=ranks,
+        plan=encode_plan(plan).decode(),
+        run_dir=str(options.run_dir.absolute()),
+        save_weights=options.save_weights,
+        script=options.script,
+        env=tuple(env),
+        master=master,
+        port=port or local.hold_port(local.Hosts("join", ()), token).number,
+        token=token,
+        debug=debug,
+    )
+
+
+def _able(facts: Mapping[int, Answer], step: str) -> list[int]:
+    """The nodes that can take part in a later question."""
+    return [
+        node
+        for node, one in sorted(facts.items())
+        if not any(found.check in NEEDED[step] and found.status == "fail" for found in one.findings)
+    ]
+
+
+def _predicted(plan: Plan, ranks: int) -> float | None:
+    """Seconds of the all-reduce by the plan's links, None where it has none of such a group."""
+    if ranks > plan.cluster.gpus:
+        return None
+    return call_seconds(plan.cluster, ranks, "all_reduce", host.REDUCED_BYTES, calibration())
+
+
+ORDER = (
+    "answer", "code", "plan", "python", "torch", "nccl", "accelerate", "deepspeed", "transformers", "peft",
+    "bitsandbytes", "meshwright", "software", "devices", "GPU", "driver", "GPU memory", "memory", "loading",
+    "shared memory", "locked memory", "open files", "script", "tokenizer", "data", "validation data", "checkpoint",
+    "output", "room", "master", "interface", "port", "reach", "clock", "all-reduce",
+)  # fmt: skip
+"""Checks as a table shows them; others (contents of inputs) come after the data."""
+
+
+def _ordered(rows: list[Row]) -> tuple[Row, ...]:
+    places = {name: place for place, name in enumerate(ORDER)}
+    return tuple(sorted(rows, key=lambda one: (places.get(one.check, places["checkpoint"] + 0.5), one.check, one.node)))

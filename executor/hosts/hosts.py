@@ -1,0 +1,172 @@
+"""The host file: one line a host, in the order of the nodes, and how Python is found on each.
+
+    *           python=/opt/venv/bin/python      # for all lines that follow
+    n[01-04]    slots=8
+    me@big      slots=4 port=2222 prelude="module load cuda"
+
+Every name is checked here, so that none is an option of ssh or a word of a shell. Not here: reaching a host (ssh.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from executor.folder import rundir
+from planner.basics.errors import PlannerError, did_you_mean
+from planner.spec.plan import write_whole
+
+FIELD = "--hosts"
+DEFAULTS = "*"
+NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:%-]*[A-Za-z0-9_])?")
+USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+RANGES = re.compile(r"(?P<head>[^\[\]]*)\[(?P<list>[0-9,-]+)\](?P<rest>.*)")
+MOST_HOSTS = 4096
+WORDS = ("slots", "user", "port", "python", "prelude", "container")
+EXAMPLE = "Try a line such as: node1 slots=8 python=/opt/venv/bin/python"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host. `name` is what ssh is given, `slots` how many ranks it takes at most (None: not said).
+
+    `python` is an interpreter there (None: this one's path where the host has it, else python3). `prelude` is a line
+    of shell that the host's bash runs first, `container` the command that Python is started through. `line` is where
+    the host file says so.
+    """
+
+    name: str
+    slots: int | None = None
+    user: str | None = None
+    port: int | None = None
+    python: str | None = None
+    prelude: str | None = None
+    container: str | None = None
+    line: int = 0
+
+
+def read_hosts(path: Path) -> tuple[Machine, ...]:
+    """The hosts of a file, as nodes from 0 on. Refuses, with the line's number, what is no host."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is no text"
+        raise PlannerError(
+            FIELD, path, f"cannot be read ({why})", "Give a file with one host a line, or auto, loopback or namespaces"
+        ) from None
+    found: list[Machine] = []
+    defaults = Machine("")
+    seen: dict[tuple[str, str | None, int | None], int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        names, settings = _words(path, number, line)
+        if names == DEFAULTS:
+            defaults = _set(replace(defaults, line=number), settings, path)
+        elif names:
+            for machine in _machines(path, number, names, settings, defaults):
+                key = (machine.name, machine.user, machine.port)
+                if key in seen:
+                    rule = f"is listed before, in line {seen[key]}"
+                    raise _refused(path, number, machine.name, rule, "Give a host once, with slots=K for K ranks")
+                seen[key] = number
+                found.append(machine)
+    if not found:
+        raise PlannerError(FIELD, path, "names no host", EXAMPLE)
+    return tuple(found)
+
+
+def _words(path: Path, number: int, line: str) -> tuple[str, list[str]]:
+    """The first word of a line and the others; of an empty line nothing."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise _refused(path, number, line.strip(), f"cannot be read ({error})", "Close every quote") from None
+    if any(not char.isprintable() for word in words for char in word):
+        raise _refused(path, number, line.strip(), "has a character that is not printed", "Remove it")
+    return (words[0], words[1:]) if words else ("", [])
+
+
+def _machines(path: Path, number: int, names: str, settings: list[str], defaults: Machine) -> Iterator[Machine]:
+    """The hosts of one line."""
+    user, at, rest = names.rpartition("@")
+    settings = [*settings, f"user={user}"] if at else settings
+    for name in _ranged(path, number, rest):
+        if not NAME.fullmatch(name):
+            rule = "is no name of a host: letters, digits, dots, colons and inner dashes"
+            raise _refused(path, number, name, rule, EXAMPLE)
+        yield _set(replace(defaults, name=name, line=number), settings, path)
+
+
+def _ranged(path: Path, number: int, text: str) -> Iterator[str]:
+    """n[01-03,7] as n01, n02, n03 and n7: digits are kept as wide as they are written."""
+    found = RANGES.fullmatch(text)
+    if found is None:
+        yield text
+        return
+    made = 0
+    for part in found["list"].split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdigit() and last.isdigit()) or int(first) > int(last):
+            raise _refused(path, number, text, f"has a range {part!r} that is none", "Try n[01-04]")
+        made += int(last) - int(first) + 1
+        if made > MOST_HOSTS:
+            raise _refused(path, number, text, f"names more than {MOST_HOSTS} hosts", "Try n[01-04]")
+        for one in range(int(first), int(last) + 1):
+            yield from _ranged(path, number, f"{found['head']}{one:0{len(first)}}{found['rest']}")
+
+
+def _set(machine: Machine, settings: list[str], path: Path) -> Machine:
+    """A host with what its line says of it."""
+    for setting in settings:
+        word, equals, value = setting.partition("=")
+        if word not in WORDS or not equals:
+            fix = did_you_mean(word, WORDS)
+            raise _refused(path, machine.line, setting, "is nothing that is said of a host", fix)
+        machine = replace(machine, **{word: _value(path, machine.line, word, value)})  # type: ignore[arg-type]
+    return machine
+
+
+def _value(path: Path, number: int, word: str, value: str) -> str | int:
+    if word in ("slots", "port"):
+        most = 2**16 - 1
+        if not re.fullmatch(r"[0-9]{1,5}", value) or not 1 <= int(value) <= most:
+            raise _refused(path, number, f"{word}={value}", f"is no number from 1 to {most}", f"Try {word}=8")
+        return int(value)
+    if word == "user" and not USER.fullmatch(value):
+        raise _refused(path, number, f"user={value}", "is no name of a user", "Try user=me")
+    if word == "container":
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            raise _refused(path, number, f"{word}={value}", f"cannot be read ({error})", "Close every quote") from None
+    if not value.strip() or (word == "python" and value.startswith("-")):
+        raise _refused(path, number, f"{word}={value}", "is empty, or an option", f"Leave {word} out")
+    return value
+
+
+def _refused(path: Path, number: int, value: object, rule: str, fix: str) -> PlannerError:
+    return PlannerError(f"{FIELD}: {path.name} line {number}", value, rule, fix)
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """hosts.json."""
+
+    schema: str = "hosts/1"
+    hosts: tuple[Machine, ...]
+
+
+def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
+    """Write the hosts of a run into its folder, for its owner alone to read."""
+    path = run / rundir.HOSTS
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_Kept(hosts=machines)), indent=2) + b"\n")
+    path.chmod(0o600)
+
+
+def kept_hosts(run: Path) -> tuple[Machine, ...]:
+    """The hosts that a run was started on, by node."""
+    return rundir.read_json(run / rundir.HOSTS, _Kept).hosts

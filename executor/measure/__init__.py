@@ -1,0 +1,1 @@
+"""Figures of real runs beside the plan's: reports, traces, matrices of runs, probes."""

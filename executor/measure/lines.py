@@ -1,0 +1,97 @@
+"""A figure on both sides, predicted and measured; its error, and the tolerances that judge it.
+
+Not here: which figures are compared (report.py, trace.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planner.basics.errors import PlannerError
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure on both sides. None means that this side does not have it: missing, which is not zero."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def error_percent(self) -> float | None:
+        """Signed: above zero, the prediction was too high. None unless both sides have a figure to compare."""
+        if self.predicted is None or not self.measured:
+            return 0.0 if self.predicted == 0 and self.measured == 0 else None
+        return (self.predicted / self.measured - 1) * 100
+
+
+class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
+    """Allowed distance between prediction and measurement, in percent. None: not judged."""
+
+    memory: float = 5.0
+    payload: float = 0.0
+    time: float | None = None
+
+
+def join(predicted: dict[str, float], measured: dict[str, float]) -> tuple[Line, ...]:
+    """Every name of either side once, in the order in which the prediction, then the measurement, brings them."""
+    names = [*predicted, *(name for name in measured if name not in predicted)]
+    return tuple(Line(name=name, predicted=predicted.get(name), measured=measured.get(name)) for name in names)
+
+
+def outside(judged: Iterable[tuple[str, Line, float]]) -> tuple[str, ...]:
+    """Sentences for those of (name, line, percent allowed) that are further off, or lack a side."""
+    found = []
+    for name, line, allowed in judged:
+        # 1e-9: sums of the same bytes in another order may differ in the last bit of a float.
+        if line.error_percent is None:
+            side = "predicted" if line.predicted is None else "measured"
+            found.append(f"{name}: none was {side}")
+        elif abs(line.error_percent) > allowed + 1e-9:
+            found.append(f"{name}: {line.error_percent:+.2f} % where {allowed:g} % is allowed")
+    return tuple(found)
+
+
+def parse_tolerances(given: Iterable[str]) -> Tolerances:
+    """`memory=5 payload=0 time=30`; a bare number is the memory's."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.rpartition("=")
+        name = name or "memory"
+        if name not in Tolerances.__struct_fields__:
+            raise PlannerError("--tolerance", text, "judges memory, payload or time", "Write it like memory=5")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise PlannerError("--tolerance", text, "is not a number of percent", "Write it like memory=5") from None
+        if not 0 <= found[name] < float("inf"):
+            raise PlannerError("--tolerance", text, "must be zero or more", "Write it like memory=5")
+    return Tolerances(**found)
+
+
+def encoded(
+    schema: str, report: msgspec.Struct, outside: tuple[str, ...] | None, tolerances: Tolerances | None
+) -> bytes:
+    """Any report of lines, by the name of its schema."""
+    whole = {"schema": schema} | with_errors(report)
+    if outside is not None:
+        whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
+    return msgspec.json.encode(whole)
+
+
+def with_errors(value: object) -> dict[str, object]:
+    """A struct as plain data, with `error_percent` added to every Line in it."""
+    plain: dict[str, object] = {}
+    for name in value.__struct_fields__:  # type: ignore[attr-defined]
+        one = getattr(value, name)
+        if isinstance(one, msgspec.Struct):
+            plain[name] = with_errors(one)
+        elif isinstance(one, tuple):
+            plain[name] = [with_errors(item) if isinstance(item, msgspec.Struct) else item for item in one]
+        else:
+            plain[name] = one
+    if isinstance(value, Line):
+        plain["error_percent"] = value.error_percent
+    return plain

@@ -1,0 +1,144 @@
+"""Cells and their results as a table of predicted beside measured, and as the measure/1 object.
+
+Not here: running anything (measure.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.measure.machine import Machine
+from executor.measure.matrix import Cell
+from executor.measure.measure import Result
+from planner.basics.units import GIB, format_bytes, format_seconds
+from planner.calibrate.rows import Row
+from planner.views.render import table
+
+SCHEMA = "measure/1"
+HEAD = ("cell", "memory", "measured", "error", "step", "measured", "error", "outcome")
+UNKNOWN = "n/a"
+
+
+def predicted(cell: Cell) -> dict[str, Any] | None:
+    """What the planner says of a cell; None where it refuses it. A fake world has no step time."""
+    one = cell.estimate
+    if one is None:
+        return None
+    capacity = one.case.cluster.gpu.memory_bytes
+    step_s = None if cell.fake_world or one.time.step_s is None else float(one.time.step_s)
+    return {
+        "peak_memory_gib": one.memory.peak.total / GIB,
+        "peak_phase": one.memory.peak.phase,
+        "reserved_gib": one.memory.reserved_bytes / GIB,
+        "device_gib": one.memory.device_bytes / GIB,
+        "capacity_gib": None if capacity is None else capacity / GIB,
+        "step_time_s": step_s,
+        "fits": capacity is None or one.memory.device_bytes <= capacity,
+    }
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """One cell with its prediction, its row and the errors in percent (above zero: the prediction was too high)."""
+    guess, row = predicted(result.cell), result.row
+    measured = None if row is None else msgspec.to_builtins(row.measured)
+    errors = {}
+    for name in ("peak_memory_gib", "reserved_gib", "device_gib", "step_time_s"):
+        errors[name] = _error(None if guess is None else guess[name], None if measured is None else measured[name])
+    return {
+        "id": result.cell.id,
+        "options": result.cell.options,
+        "fake_world": result.cell.fake_world,
+        "memory_limit_gib": None if result.cell.memory_limit is None else result.cell.memory_limit / GIB,
+        "predicted": guess,
+        "measured": measured,
+        "error_percent": errors,
+        "status": None if row is None else row.status,
+        "refusal": result.refusal,
+        "measured_before": result.known,
+    }
+
+
+def as_json(results: Sequence[Result], machine: Machine, output: Path | None) -> bytes:
+    """measure/1: this machine, and every cell."""
+    return msgspec.json.encode(
+        {
+            "schema": SCHEMA,
+            "machine": msgspec.structs.asdict(machine),
+            "output": None if output is None else str(output),
+            "cells": [as_dict(result) for result in results],
+        }
+    )
+
+
+def listing(cells: Sequence[Cell]) -> str:
+    """The cells and their predictions, nothing run."""
+    rows = []
+    for cell in cells:
+        guess = predicted(cell)
+        if guess is None:
+            rows.append((cell.id, UNKNOWN, "", UNKNOWN, cell.refusal or ""))
+            continue
+        fits = cell.refusal or ("fits" if guess["fits"] else "out of memory expected")
+        rows.append(
+            (cell.id, _memory(guess["peak_memory_gib"]), guess["peak_phase"], _time(guess["step_time_s"]), fits)
+        )
+    return table(("cell", "memory", "fullest in", "step", "predicted"), rows, left=1)
+
+
+def results_text(results: Sequence[Result]) -> str:
+    """Predicted beside measured, one line a cell."""
+    return table(HEAD, [_line(result) for result in results], left=1)
+
+
+def progress(result: Result) -> str:
+    """One finished cell in a line."""
+    _, memory, measured, error, step, step_measured, _, outcome = _line(result)
+    return f"    memory {memory} predicted, {measured} measured ({error}); step {step}, {step_measured}; {outcome}"
+
+
+def _line(result: Result) -> tuple[str, ...]:
+    guess, row = predicted(result.cell), result.row
+    peak, step_s = (guess["peak_memory_gib"], guess["step_time_s"]) if guess else (None, None)
+    measured, took = (row.measured.peak_memory_gib, row.measured.step_time_s) if row else (None, None)
+    errors = [_error(*pair) for pair in ((peak, measured), (step_s, took))]
+    shown = [_percent(error) for error in errors]
+    return (
+        result.cell.id,
+        _memory(peak),
+        _memory(measured),
+        shown[0],
+        _time(step_s),
+        _time(took),
+        shown[1],
+        _outcome(result),
+    )
+
+
+def _outcome(result: Result) -> str:
+    before = " (measured before)" if result.known else ""
+    return (f"not run: {result.refusal}" if result.row is None else outcome(result.row)) + before
+
+
+def outcome(row: Row) -> str:
+    """How a row's run ended, in its own words."""
+    return row.status or ("out of memory" if row.measured.oom else "completed")
+
+
+def _error(guess: float | None, measured: float | None) -> float | None:
+    return None if guess is None or not measured else (guess / measured - 1) * 100
+
+
+def _percent(error: float | None) -> str:
+    return UNKNOWN if error is None else f"{error:+.1f} %"
+
+
+def _memory(gib: float | None) -> str:
+    return UNKNOWN if gib is None else format_bytes(gib * GIB)
+
+
+def _time(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_seconds(seconds)

@@ -1,0 +1,1 @@
+"""What must hold before anything is started: machine, limits, data, checkpoint, a person's script."""

@@ -1,0 +1,112 @@
+"""Whether a checkpoint is the model of a plan, and whole: from config.json and the heads of its files, no torch.
+
+`executor run` asks before anything starts, and so does every rank. Not here: loading it (worker/model.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from planner.basics.errors import PlannerError
+from planner.spec import ModelSpec
+from planner.spec.huggingface import decoded, spec_of
+from planner.spec.plan import Plan
+
+FIELD = "recipe.checkpoint"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+OLD = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OTHERWISE_EQUAL = frozenset(
+    {"name", "parameters", "max_seq_len", "norm_eps", "rope_theta", "rope_theta_local", "rope_scaling", "query_scale"}
+)
+"""Fields of a model that change no byte and no operation: the checkpoint's own are trained."""
+
+
+def check_checkpoint(plan: Plan) -> None:
+    """Refuse a checkpoint that is not the plan's model, or that cannot be loaded whole (PlannerError)."""
+    given = plan.job.recipe.checkpoint
+    if given is None:
+        return
+    folder = Path(given)
+    if not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        raise PlannerError(
+            FIELD,
+            given,
+            "holds adapters alone, no model" if adapter else "is not a model folder (it has no config.json)",
+            "Merge them into their model first" if adapter else "Give a local Transformers folder",
+        )
+    _check_model(plan, folder, _config(folder / "config.json"))
+    _check_files(folder)
+
+
+def _check_model(plan: Plan, folder: Path, config: dict[str, Any]) -> None:
+    """Refuse another architecture, other sizes, or quantised weights."""
+    kind, model = config.get("model_type"), plan.model
+    if kind != model.family:
+        rule = f"its model_type is {kind}, the plan's {model.name} is a {model.family}"
+        raise PlannerError(FIELD, folder, rule, f"Make the plan with --model {folder}")
+    if (quantised := config.get("quantization_config")) is not None:
+        how = quantised.get("quant_method", "some format") if isinstance(quantised, dict) else quantised
+        rule = f"its weights are quantised ({how}, quantization_config of its config.json), which cannot be trained"
+        raise PlannerError(FIELD, folder, rule, "Give the model before it was quantised; QLoRA quantises it itself")
+    held = spec_of(config, folder / "config.json", model.name)
+    if differing := differences(model, held):
+        field, planned, found = differing[0]
+        more = f" (and {', '.join(name for name, *_ in differing[1:])})" if differing[1:] else ""
+        rule = f"its {field} is {found}, the plan's {model.name} has {planned}{more}"
+        raise PlannerError(FIELD, folder, rule, f"Make the plan with --model {folder}")
+    if model.positions == "learned" and plan.job.seq_len > held.max_seq_len:
+        rule = f"has {held.max_seq_len} learned positions, the plan's sequences are {plan.job.seq_len} tokens"
+        raise PlannerError(FIELD, folder, rule, f"Make the plan with --seq-len {held.max_seq_len} or less")
+
+
+def differences(planned: ModelSpec, held: ModelSpec) -> list[tuple[str, object, object]]:
+    """(field, planned, held) of what makes two models differ in memory or work."""
+    pairs = ((name, getattr(planned, name), getattr(held, name)) for name in planned.__struct_fields__)
+    return [(name, one, other) for name, one, other in pairs if name not in OTHERWISE_EQUAL and one != other]
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a checkpoint whose safetensors are absent, incomplete or cut short."""
+    index = folder / INDEX
+    if (folder / SINGLE).is_file():
+        files = [SINGLE]
+    elif index.is_file():
+        table = _config(index).get("weight_map")
+        if not isinstance(table, dict) or not table:
+            raise PlannerError(FIELD, index, "has no weight_map", "Fetch the folder again")
+        files = sorted({str(name) for name in table.values()})
+        if absent := [name for name in files if not (folder / name).is_file()]:
+            rule = f"{len(absent)} of the {len(files)} files of its index are missing: {', '.join(absent[:3])}"
+            raise PlannerError(FIELD, folder, rule, "Fetch what is missing")
+    elif any((folder / name).is_file() for name in OLD):
+        rule = "has its weights in pytorch_model.bin alone, a pickle, which may run code when it is read"
+        fix = "Convert it: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), where you trust it"
+        raise PlannerError(FIELD, folder, rule, fix)
+    else:
+        raise PlannerError(FIELD, folder, f"holds no weights (no {SINGLE} and no {INDEX})", "Fetch them")
+    for name in files:
+        _check_length(folder / name)
+
+
+def _check_length(file: Path) -> None:
+    """Refuse a safetensors file that is shorter or longer than its own head says: a download that broke off."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            size = file.stat().st_size
+            head = json.loads(opened.read(length)) if 2 <= length <= size - 8 else None
+        ends = [entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__"] if head else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        head = None
+    if not head or size != 8 + length + max(ends, default=0):
+        raise PlannerError(FIELD, file, "is no whole safetensors file", "Fetch it again: its download broke off")
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        return decoded(file.read_bytes(), str(file))
+    except OSError as error:
+        raise PlannerError(FIELD, file, f"cannot be read ({error.strerror})", "Check its permissions") from None

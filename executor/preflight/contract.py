@@ -1,0 +1,95 @@
+"""What a person's own script must be for its run to count as the plan's: its world, and what it is wrapped in.
+
+Not here: reading that from a running script (worker/live.py), or running one (worker/script.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from executor.backends.launched import LAUNCHED
+from planner.basics.errors import PlannerError
+from planner.spec import Layout
+
+
+class AnotherWorld(PlannerError):
+    """A script that trains in another world, or another engine, than the plan's."""
+
+    cause = "another world"
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script was found in: `engine` None where its weights are wrapped in nothing that is known.
+
+    `ranks` are those the wrapper works over, `shards` those that one copy of the weights is divided by; None where it
+    does not say.
+    """
+
+    world_size: int
+    rank: int
+    engine: str | None = None
+    wrapper: str | None = None
+    zero_stage: int | None = None
+    ranks: int | None = None
+    shards: int | None = None
+
+
+def differences(layout: Layout, found: Live) -> list[str]:
+    """In what a script is another run than the plan's; empty where it is the plan's."""
+    world = layout.world_size
+    if found.world_size != world:
+        where = "alone" if found.world_size == 1 else f"in a world of {found.world_size}"
+        return [f"trains {where}, the plan has {world} ranks"]
+    if world == 1:
+        return []  # nothing has to be wrapped
+    planned = _planned(layout)
+    if found.wrapper is None:
+        return [f"trains by itself: its model is in no wrapper of torch or DeepSpeed, the plan has {planned}"]
+    if not _same_engine(layout, found):
+        stage = "" if found.zero_stage is None else f" with ZeRO stage {found.zero_stage}"
+        return [f"trains in {found.wrapper}{stage}, the plan has {planned}"]
+    replicas = layout.dp_replicate * layout.dp_shard
+    if layout.facts.splits:
+        return []  # its wrapper may work over ranks of other axes too
+    if found.ranks not in (None, replicas):
+        return [f"has {found.wrapper} over {found.ranks} ranks, the plan has {planned} over {replicas}"]
+    if found.shards not in (None, layout.dp_shard):
+        return [f"divides its weights by {found.shards}, the plan by dp_shard={layout.dp_shard}"]
+    return []
+
+
+def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
+    """The refusal of a script that is another run than the plan's (exit code 4)."""
+    wrong = differences(layout, found)
+    if not wrong:
+        return None
+    return AnotherWorld("--script", script, "; ".join(wrong), LAUNCHED[layout.engine].way_out, exit_code=4)
+
+
+def script_differences(
+    layout: Layout, started: int, mesh: Mapping[int, Mapping[str, Any]], elsewhere: frozenset[int] = frozenset()
+) -> list[str]:
+    """The same of a run that has ended, from what its ranks recorded. A script that never stepped has not trained.
+    Nothing is known of ranks `elsewhere`."""
+    stepped = {rank: seen for rank, seen in mesh.items() if seen.get("stepped")}
+    wrong = []
+    if idle := sorted(set(range(started)) - set(stepped) - elsewhere):
+        wrong.append(f"ranks {idle} took no optimizer step")
+    first: dict[str, int] = {}
+    for rank, seen in sorted(stepped.items()):
+        for one in differences(layout, msgspec.convert(seen, Live)):
+            first.setdefault(one, rank)  # all ranks of a script differ alike
+    return wrong + [f"rank {rank} {one}" for one, rank in first.items()]
+
+
+def _same_engine(layout: Layout, found: Live) -> bool:
+    launched = LAUNCHED[layout.engine]
+    return found.engine in launched.shows_as and (not launched.stage_shows or found.zero_stage == layout.zero_stage)
+
+
+def _planned(layout: Layout) -> str:
+    launched = LAUNCHED[layout.engine]
+    return launched.wrapper + (f" with ZeRO stage {layout.zero_stage}" if launched.stage_shows else "")

@@ -1,0 +1,180 @@
+"""What can be said of a run's data, tokenizer and checkpoint before anything is launched: no torch, no tokens read.
+
+`executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here: what a
+line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py), or reading the data (worker/data.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import executor
+from executor.preflight.checkpoint import check_checkpoint
+from executor.preflight.examples import KINDS, kind_of, read_examples
+from planner.basics.contents import NOT_JSON
+from planner.basics.errors import PlannerError
+from planner.spec import TrainingJob
+from planner.spec.plan import Plan
+
+DEMO_TEXT = Path(executor.__file__).parent / "worker" / "demo.txt"
+SUFFIXES = (".txt", ".jsonl", ".bin")
+BYTE_VOCABULARY = 258
+"""Ids of the built-in tokenizer: 256 bytes, then begin and end of text."""
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+"""Where Transformers keeps a tokenizer's chat template beside tokenizer_config.json's key of that name."""
+
+
+def data_path(data: str | None) -> Path:
+    """The file a recipe names, or the text that ships with the project."""
+    return Path(data) if data else DEMO_TEXT
+
+
+def token_bytes(vocab: int) -> int:
+    """Bytes a token takes in a .bin file: two where every id of the model fits in 16 bits, else four."""
+    return 2 if vocab <= 2**16 else 4
+
+
+def by_documents(job: TrainingJob) -> bool:
+    """Whether the job is about documents of their own length even where the data are plain texts."""
+    return job.packing == "packed" or job.mean_seq_len is not None
+
+
+def check_inputs(plan: Plan, *, every_line: bool = True) -> None:
+    """Refuse data, tokenizer or checkpoint that cannot work (PlannerError). A rank, which reads every line anyway,
+    needs not `every_line` looked at here."""
+    for _, check in input_checks(plan, every_line=every_line):
+        check()
+
+
+def input_checks(plan: Plan, *, every_line: bool = True) -> list[tuple[str, Callable[[], None]]]:
+    """The same by the name of each input, to be run one by one."""
+    recipe, checks = plan.job.recipe, list[tuple[str, Callable[[], None]]]()
+    if tokenizer := recipe.tokenizer:
+        checks.append(("tokenizer", lambda: check_tokenizer(tokenizer, plan.model.vocab)))
+    checks.append(("data", lambda: check_data(plan, recipe.data, "recipe.data", every_line=every_line)))
+    if recipe.validation_data:
+        validation, field = recipe.validation_data, "recipe.validation_data"
+        checks.append(("validation data", lambda: check_data(plan, validation, field, every_line=every_line)))
+    return [*checks, ("checkpoint", lambda: check_checkpoint(plan))]
+
+
+def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = True) -> None:
+    """Refuse one data file that is missing, empty, too short or of an unknown kind."""
+    path, need = data_path(data), plan.job.seq_len + 1
+    if not path.is_file():
+        raise PlannerError(field, path, "does not exist or is not a file", "Give a path that every node can read")
+    if path.suffix not in SUFFIXES:
+        raise PlannerError(field, path, f"must end in {', '.join(SUFFIXES)}", "Rename it or convert it")
+    size = path.stat().st_size
+    if size == 0:
+        raise PlannerError(field, path, "is empty", "Give a file with text or tokens")
+    if by_documents(plan.job) and path.suffix != ".jsonl":
+        rule = "is one stream of tokens, and the plan has packing or mean_seq_len, which are of documents"
+        raise PlannerError(field, path, rule, "Give a .jsonl file, a document a line, or plan without the two")
+    if path.suffix == ".bin":
+        width = token_bytes(plan.model.vocab)
+        if size % width:
+            raise PlannerError(
+                field,
+                path,
+                f"holds {size} bytes, no whole number of {width}-byte tokens",
+                f"Write it as uint{8 * width}, little-endian, without a header",
+            )
+        too_short(field, path, size // width, need)
+        return
+    if path.suffix == ".jsonl":
+        _check_lines(plan, path, field, every_line=every_line)
+    if not plan.job.recipe.tokenizer:
+        if plan.model.vocab < BYTE_VOCABULARY:
+            raise PlannerError(
+                "model.vocab",
+                plan.model.vocab,
+                f"the built-in byte tokenizer has {BYTE_VOCABULARY} ids",
+                "Use a model with a larger vocabulary, or give a .bin file",
+            )
+        if path.suffix == ".txt":
+            too_short(field, path, size + 2, need)
+
+
+def _check_lines(plan: Plan, path: Path, field: str, *, every_line: bool) -> None:
+    tokenizer = plan.job.recipe.tokenizer
+    if kind_of(path, field) == "messages" and tokenizer and not has_chat_template(Path(tokenizer)):
+        raise no_chat_template(tokenizer)
+    if every_line:
+        for _ in read_examples(path, field):
+            pass
+
+
+def check_tokenizer(tokenizer: str, vocab: int) -> None:
+    """Refuse a tokenizer that is not there, or has ids that the model has no embedding for.
+
+    An embedding may be larger than its tokenizer: many are rounded up. The ids of a folder without tokenizer.json are
+    counted by the ranks, with the library that reads it.
+    """
+    path = Path(tokenizer)
+    check_tokenizer_folder(tokenizer)
+    ids = tokenizer_ids(path / "tokenizer.json" if path.is_dir() else path)
+    if ids is not None and ids > vocab:
+        raise vocabulary_too_small(tokenizer, ids, vocab)
+
+
+def check_tokenizer_folder(tokenizer: str) -> None:
+    """Refuse a tokenizer that is not there."""
+    if not Path(tokenizer).exists():
+        raise PlannerError(
+            "recipe.tokenizer", tokenizer, "does not exist", "Give a tokenizer.json or a tokenizer folder"
+        )
+
+
+def tokenizer_ids(path: Path) -> int | None:
+    """One more than the largest id of a tokenizer.json; None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        found: Any = msgspec.json.decode(path.read_bytes())
+        words = found["model"]["vocab"]
+        largest = max(words.values(), default=-1) if isinstance(words, dict) else len(words) - 1
+        return 1 + max([largest, *(int(one["id"]) for one in found.get("added_tokens") or ())])
+    except (*NOT_JSON, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlannerError(
+            "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
+        ) from None
+
+
+def has_chat_template(path: Path) -> bool:
+    """Whether a tokenizer's folder has a chat template. A tokenizer.json alone has none."""
+    if not path.is_dir():
+        return False
+    if any((path / name).exists() for name in TEMPLATE_FILES):
+        return True
+    config = path / "tokenizer_config.json"
+    try:
+        found = msgspec.json.decode(config.read_bytes()) if config.is_file() else {}
+    except NOT_JSON:
+        return True  # the library that reads it says what is wrong
+    return isinstance(found, dict) and bool(found.get("chat_template"))
+
+
+def no_chat_template(tokenizer: str) -> PlannerError:
+    """The refusal of chats for a tokenizer that cannot render them."""
+    rule = "has no chat template, which data with messages need"
+    fix = f"Give the tokenizer folder of a chat model, or lines of {KINDS['prompt/response']}"
+    return PlannerError("recipe.tokenizer", tokenizer, rule, fix)
+
+
+def vocabulary_too_small(tokenizer: str, ids: int, vocab: int) -> PlannerError:
+    """The refusal of a tokenizer whose ids the model cannot look up."""
+    rule = f"has ids up to {ids - 1}, so {ids} of them, and the model's vocabulary has {vocab}"
+    return PlannerError("recipe.tokenizer", tokenizer, rule, f"Use the model's own tokenizer, or a vocabulary of {ids}")
+
+
+def too_short(field: str, path: Path, tokens: int, need: int) -> None:
+    """Refuse data that does not fill one sequence."""
+    if tokens < need:
+        raise PlannerError(
+            field, path, f"has {tokens} tokens, one sequence needs {need}", "Give more data or lower --seq-len"
+        )

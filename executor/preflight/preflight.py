@@ -1,0 +1,226 @@
+"""What must hold before a run creates anything: the plan is whole, this machine has what it names, the data is there.
+
+Every check raises PlannerError with the exit code of its kind. Not here: checks of the run folder (rundir.py), or
+whether a model fits a GPU, which planning decides.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from executor.folder.checkpoints import expected_bytes
+from executor.system import cgroups
+from executor.system.facts import cores
+from planner.basics.errors import PlannerError
+from planner.basics.units import format_bytes
+from planner.figures.host import loading_bytes
+from planner.parallelism.case import Case
+from planner.spec.engines import ENGINES
+from planner.spec.plan import Plan
+
+PREFLIGHT = 3
+
+
+class Doubt(PlannerError):
+    """What may go wrong, and keeps no run from starting."""
+
+
+class Check(NamedTuple):
+    """One thing that must hold, by the name it has in a table. `run` raises PlannerError where it does not, Doubt where
+    it may not; else it may return the measured value, as a text. `of_host`: it says something of the machine that
+    asks, and of no file that all nodes share."""
+
+    name: str
+    run: Callable[[], object]
+    of_host: bool = False
+
+
+def require(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
+    """All of them, in order; the first that does not hold is the answer no. Doubts are told."""
+    for one in checks:
+        try:
+            one.run()
+        except Doubt as doubt:
+            echo(f"note: {doubt.sentence}")
+
+
+def refusals(checks: Iterable[Check]) -> dict[str, PlannerError]:
+    """Every check that does not hold here, or may not, by name."""
+    found = {}
+    for one in checks:
+        try:
+            one.run()
+        except PlannerError as error:
+            found[one.name] = error
+    return found
+
+
+def check_shape(plan: Plan, nodes: int) -> int:
+    """The processes each node starts; refuses a plan whose layout is not its cluster, or that K nodes cannot split."""
+    world = plan.layout.world_size
+    if plan.cluster.gpus != world:
+        raise PlannerError(
+            "plan: cluster.gpus",
+            plan.cluster.gpus,
+            f"the layout has {world} ranks",
+            "Make the plan again for as many devices as ranks",
+        )
+    if nodes < 1 or world % nodes:
+        divisors = ", ".join(str(count) for count in range(1, world + 1) if world % count == 0)
+        raise PlannerError("--nodes", nodes, f"does not divide the plan's {world} ranks", f"Try {divisors}")
+    return world // nodes
+
+
+def check_software(engine: str, method: str = "full") -> None:
+    """The packages the ranks will import are installed here. Nothing is imported to find out."""
+    adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
+    needed = dict.fromkeys(("torch", "transformers", ENGINES[engine].framework or "torch"))
+    check_packages([*needed, *adapted.get(method, [])])
+
+
+def check_packages(needed: list[str]) -> None:
+    """Refuse (exit code 3) when one of the packages is not installed here."""
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PlannerError(
+            "software",
+            None,
+            f"{' and '.join(missing)} not installed",
+            f"Install it: {sys.executable} -m pip install {' '.join(missing)}",
+            exit_code=PREFLIGHT,
+        )
+
+
+def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = None) -> str:
+    """This machine has the devices the plan names, or as many as `ranks`. `found` stands in for counting them."""
+    kind = plan.cluster.gpu.kind
+    if kind == "cpu":
+        return f"{cores()} CPU cores"
+    if kind != "cuda":
+        raise PlannerError(
+            "plan: cluster.gpu.kind",
+            kind,
+            "the local launcher starts cuda and cpu plans",
+            "Plan for one of these",
+            exit_code=PREFLIGHT,
+        )
+    have = visible_gpus() if found is None else found
+    if have < (plan.cluster.gpus if ranks is None else ranks):
+        raise PlannerError(
+            "plan: cluster",
+            f"{plan.cluster.gpus if ranks is None else ranks} x {plan.cluster.gpu.name}",
+            f"this machine shows {have or 'no'} CUDA device{'s' * (have > 1)}",
+            "Run it where the devices are, or plan with --cluster localhost",
+            exit_code=PREFLIGHT,
+        )
+    return f"{have} CUDA devices"
+
+
+def check_script(script: str) -> None:
+    """A person's own script is there."""
+    if not Path(script).is_file():
+        raise PlannerError("--script", script, "does not exist or is not a file", "Give the path of a Python file")
+
+
+def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int | None = None) -> str:
+    """On CPU the predicted peaks of all ranks (or of `ranks`) must fit in this machine's free memory together.
+
+    No prediction, no verdict.
+    """
+    peaks = [phase.total for phase in plan.prediction.memory]
+    if plan.cluster.gpu.kind != "cpu" or not peaks:
+        return "n/a"
+    ranks = plan.layout.world_size if ranks is None else ranks
+    fix = "Plan a smaller model, micro-batch or sequence, or fewer ranks"
+    rule = "predicted {need} on a machine with {have} free"
+    return _fits_in_host("memory", ranks, max(peaks), available, rule, fix)
+
+
+def check_copy_memory(plan: Plan, available: float | None = None, *, ranks: int) -> str:
+    """`ranks` copy their parts of a checkpoint into this host's memory; on a CPU beside their predicted peaks."""
+    of_rank = expected_bytes(plan) / plan.layout.world_size
+    if plan.cluster.gpu.kind == "cpu":
+        of_rank += max((phase.total for phase in plan.prediction.memory), default=0.0)
+    fix = "Use a host with more memory, or leave out checkpoints"
+    rule = "each rank copies its part of a checkpoint, and this machine has {have} free"
+    return _fits_in_host("--checkpoint-every", ranks, of_rank, available, rule, fix)
+
+
+def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: int) -> str:
+    """With GPUs every rank loads its part of the model through host memory: weight by weight, but where tensor ranks
+    cut a whole one (`planner.figures.host.loading_bytes`).
+
+    With CPUs the predicted peaks hold that moment (`check_host_memory`).
+    """
+    if plan.cluster.gpu.kind == "cpu":
+        return "n/a"
+    case = Case.of(plan)
+    need = max(float(loading_bytes(case.at(stage))) for stage in case.stages())
+    fix = "Use a host with more memory, or a smaller model"
+    rule = "that is what loading takes, and this machine has {have} free"
+    return _fits_in_host("host memory", ranks, need, available, rule, fix)
+
+
+def _fits_in_host(field: str, ranks: int, of_rank: float, available: float | None, rule: str, fix: str) -> str:
+    """So many bytes of each rank are free on this host; `rule` may name what is needed in all, and what is free."""
+    have, need = available_memory() if available is None else available, ranks * of_rank
+    if need > have:
+        value = f"{ranks} ranks x {format_bytes(of_rank)}"
+        said = rule.format(need=format_bytes(need), have=format_bytes(have))
+        raise PlannerError(field, value, said, fix, exit_code=PREFLIGHT)
+    return f"{format_bytes(need)} of {format_bytes(have)} free"
+
+
+def check_disk(folder: Path, need: float, field: str, fix: str) -> str:
+    """The disk on which a folder will stand has room for so many bytes of weights and logs."""
+    nearest = folder.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    free = shutil.disk_usage(nearest).free
+    if need > free:
+        rule = f"needs {format_bytes(need)} for weights and logs, and its disk has {format_bytes(free)} free"
+        raise PlannerError(field, folder, rule, fix, exit_code=PREFLIGHT)
+    return f"{format_bytes(need)} of {format_bytes(free)} free"
+
+
+def visible_gpus() -> int:
+    """CUDA devices a process started here would see, asked of the driver's own tool."""
+    return len(visible_cards())
+
+
+def visible_cards() -> list[int | str]:
+    """The same devices, each by the driver's number or its UUID."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return []
+    present = sum(line.startswith("GPU ") for line in listing.stdout.splitlines()) if listing.returncode == 0 else 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return list(range(present))
+    # CUDA stops reading the list at the first index that is not there.
+    found: list[int | str] = []
+    for name in filter(None, (part.strip() for part in chosen.split(","))):
+        if name.lstrip("-").isdigit() and not 0 <= int(name) < present:
+            break
+        found.append(int(name) if name.isdigit() else name)
+    return found[:present]
+
+
+def available_memory() -> float:
+    """Bytes this machine can still give, or this container, whichever is less."""
+    import psutil  # type: ignore[import-untyped]  # part of the [run] extra
+
+    free = float(psutil.virtual_memory().available)
+    limit = cgroups.limit_bytes()
+    return free if limit is None else min(free, limit)

@@ -1,0 +1,222 @@
+"""`executor run --dry-run`: what a launch would write and start, on any machine, and what could not be checked on it.
+
+A plan for other machines is shown with a name for each of its hosts. Not here: what a launch is (launch.py), or the
+checks (prepare.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.folder import joining, rundir
+from executor.launchers import local
+from executor.preflight import preflight
+from executor.run import attempts
+from executor.run.launch import configuration_environment, launch_spec
+from executor.run.prepare import Options, Prepared, decided, folder_checks, host_checks
+from executor.system.environment import inherited, masked
+from executor.watch.supervise import Echo
+from planner import __version__
+from planner.basics.errors import PlannerError
+from planner.parallelism.backend import Backend, LaunchSpec, NodeCommand
+from planner.spec import inputs
+from planner.spec.plan import Plan
+
+SCHEMA = "dry-run/1"
+OF_MACHINES = ("devices",)
+"""Checks that say whether this machine is one that the plan is for."""
+SCRIPT = "node-{}.sh"
+ANY_MASTER = "HOST"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What would be written and started. `unchecked` says, by check, what is not so here or could not be asked."""
+
+    ready: Prepared
+    spec: LaunchSpec
+    port: int
+    unchecked: dict[str, str]
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the hosts are other machines than this one."""
+        return self.ready.hosts.emulation == "elsewhere"
+
+    @property
+    def commands(self) -> tuple[NodeCommand, ...]:
+        """The nodes' commands, without the values of secrets."""
+        return tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in self.spec.commands)
+
+
+def dry_run(
+    plan: Plan, options: Options, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
+) -> DryRun:
+    """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run.
+
+    Without `read_back` the backend's variables are the plan's, and not what the framework, which takes seconds to
+    import, makes of its files here: every node asks the one that it has.
+    """
+    made = decided(plan, options, echo, backend)
+    checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
+    refused = {name: error.sentence for name, error in preflight.refusals(checks).items()}
+    hosts = _hosts(options, refused)
+    made = replace(
+        made,
+        plan=inputs.resolved(made.plan),
+        hosts=hosts,
+        options=replace(options, run_dir=options.run_dir.absolute()),
+    )
+    made = replace(made, files=made.backend.files(made.plan))
+    port = local.hold_port(hosts, made.run_id)
+    port.close()
+    configured = _configured(made, refused) if read_back else _expected(made)
+    return DryRun(made, launch_spec(made, port.number, configured), port.number, refused)
+
+
+def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
+    if options.hosts == "elsewhere" or any(name in refused for name in OF_MACHINES):
+        return local.describe(options.nodes, "elsewhere")
+    try:
+        emulation, reason = local.choose_emulation(options.hosts, options.nodes)
+    except PlannerError as error:
+        emulation, reason = "loopback", error.sentence
+    if reason:
+        refused["hosts"] = f"nodes share the loopback interface: {reason}"
+    return local.describe(options.nodes, emulation)
+
+
+def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
+    """What the framework makes of its files; where it is not installed, what the plan says it should."""
+    if "software" not in refused:
+        with tempfile.TemporaryDirectory() as scratch:
+            rundir.create(Path(scratch), made.plan, made.files)
+            try:
+                configured = configuration_environment(made, Path(scratch))
+            except PlannerError as error:
+                refused["configuration"] = error.sentence
+            else:
+                return {name: value.replace(scratch, str(made.options.run_dir)) for name, value in configured.items()}
+    else:
+        refused["configuration"] = (
+            f"{made.backend.name} is not here to read its file back: the variables are the plan's"
+        )
+    return _expected(made)
+
+
+def _expected(made: Prepared) -> dict[str, str]:
+    expected: Any = getattr(made.backend, "expected_environment", None)
+    return dict(sorted(expected(made.plan).items())) if expected else {}
+
+
+def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None) -> list[str]:
+    """A run folder that its nodes can join, with scripts by name, by default one for each node; the names of what was
+    written."""
+    if scripts is None:
+        nodes = len(found.ready.hosts.hosts)
+        scripts = {SCRIPT.format(node): script(node, nodes) for node in range(nodes)}
+    if not found.ready.options.again:
+        rundir.check_new(folder)
+    rundir.create(folder, found.ready.plan, found.ready.files)
+    attempts.keep_asked(found.ready, folder, launcher="join")
+    rundir.write_launch(folder, found.spec)
+    joining.write(folder, to_join(found))
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def to_join(found: DryRun) -> joining.Joining:
+    """What each node has to know to join the run."""
+    return joining_of(found.ready, found.port)
+
+
+def joining_of(ready: Prepared, port: int) -> joining.Joining:
+    """The same of what was prepared, with the port of node 0."""
+    program = ready.options.script
+    return joining.Joining(
+        run_id=ready.run_id,
+        plan_hash=ready.plan.content_hash,
+        version=__version__,
+        code=joining.code_digest(),
+        port=port,
+        save_weights=ready.options.save_weights,
+        stall_s=ready.options.stall_s,
+        script=(str(Path(program[0]).absolute()), *program[1:]) if program else (),
+        environment=joining.without_secrets(ready.environment),
+        checkpoints=ready.options.checkpoints,
+        bad_loss=ready.options.bad_loss,
+        resume=os.path.relpath(ready.options.resume, ready.options.run_dir) if ready.options.resume else None,
+    )
+
+
+def script(node: int, nodes: int) -> str:
+    """One node's command as a shell script that stands in the run folder, wherever that is on the host."""
+    words = f'exec executor join "$(dirname -- "$0")" --node-rank {node} "$@"'
+    lines = ["#!/bin/sh", f"# Node {node} of {nodes}."]
+    if nodes > 1:
+        lines[1] += f" Start every node's at about the same time, each with --master {ANY_MASTER}[:PORT] of node 0."
+    return "\n".join([*lines, words]) + "\n"
+
+
+def join_command(found: DryRun, node: int) -> str:
+    """What a node is joined by, as a person types it."""
+    words = ["executor", "join", str(found.ready.options.run_dir), "--node-rank", str(node)]
+    return shlex.join([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
+
+
+def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The dry-run/1 contract."""
+    commands = [{"node": one.node, "argv": one.argv, "env": one.env} for one in found.commands]
+    whole = {
+        "schema": SCHEMA,
+        "run_dir": str(found.ready.options.run_dir),
+        "files": _files(found),
+        "commands": commands,
+        "inherits": sorted(inherited(environment)),
+        "elsewhere": found.elsewhere,
+        "join": [join_command(found, one.node) for one in found.commands],
+        "unchecked": found.unchecked,
+    }
+    return msgspec.json.encode(whole)
+
+
+def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
+    """The same for people: what is not a comment can be copied into a shell."""
+    lines = [f"# run folder: {found.ready.options.run_dir} (nothing is started)"]
+    for name, text in _files(found).items():
+        lines += ["", f"# file {name}", text.rstrip()]
+    lines += [
+        "",
+        f"# every node inherits {' '.join(sorted(inherited(environment)))}, and nothing else of this environment",
+    ]
+    hosts = found.ready.hosts.hosts
+    if found.elsewhere:
+        names = f"{hosts[0].name} to {hosts[-1].name}" if len(hosts) > 1 else hosts[0].name
+        lines += [f"# {names}: hosts of yours, each with the folder that --output makes, shared or copied"]
+    for one in found.commands:
+        lines += ["", f"# node {one.node} ({hosts[one.node].name})"]
+        if found.elsewhere:
+            lines += [join_command(found, one.node), "# which starts there, with addresses and interface of the host:"]
+        started = [*(f"{name}={shlex.quote(value)} \\" for name, value in one.env.items()), shlex.join(one.argv)]
+        lines += [f"#   {line}" for line in started] if found.elsewhere else started
+    if not found.elsewhere:
+        lines += ["", f"# on hosts of yours, each with the folder that --output makes: {join_command(found, 0)}"]
+    if found.unchecked:
+        lines += ["", "# not so on this machine, or not checked here:"]
+        lines += [f"#   {name}: {sentence}" for name, sentence in found.unchecked.items()]
+    return "\n".join(lines)
+
+
+def _files(found: DryRun) -> dict[str, str]:
+    changed = found.ready.plan.content_hash
+    return {rundir.PLAN: f"(the plan as it would run, {changed})", **found.spec.files}

@@ -1,0 +1,237 @@
+"""From a plan and what the person asked for to a run that may start: everything decided and checked, nothing made.
+
+Checks come in three parts, since they are true of different things: of the plan (anywhere), of a host (on that host)
+and of the run folder. Not here: the checks themselves (preflight.py, datacheck.py, rundir.py), or starting (launch.py).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from executor.folder import badloss, checkpoints, rundir
+from executor.folder.checkpoint_policy import Policy
+from executor.launchers import local
+from executor.preflight import datacheck, limits, preflight
+from executor.preflight.preflight import Check
+from executor.system import environment
+from executor.watch.supervise import Echo
+from planner.ask.launchable import OWN, find_backend
+from planner.ask.question import usual_runtime
+from planner.basics.errors import PlannerError, did_you_mean
+from planner.decide.nearest import changes_text, nearest_launchable
+from planner.engines import engine_of
+from planner.inventory import parameters
+from planner.parallelism.backend import Backend
+from planner.parallelism.case import Case
+from planner.parallelism.rules import check, one_of
+from planner.spec import inputs
+from planner.spec.plan import Plan
+
+TRAINER = "executor.worker.train"
+STEP_BYTES = 400
+"""Of a step in metrics.jsonl and in rank 0's log."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the person asked for beside the plan. `script` is their own program and its arguments, `env` what they add
+    to the ranks' environment (NAME or NAME=VALUE).
+
+    `stall_s` is after how many seconds without progress a run hangs (None: the rule of hangs.py).
+    `max_restarts` is how often a start that failed is followed by another. `again` is one in a folder that there is
+    already, which goes on from the checkpoint `resume`, or from the beginning.
+    `trainer` is the module that every rank runs otherwise. `fake_world` starts rank 0 alone, in a process group that
+    only pretends the others; `build_on_meta` gives its shards zeros for numbers. `memory_limit` is how many bytes a
+    rank may take of its device. `checkpoints` says when checkpoints are written and which stay; None: none are.
+    Hosts that ssh reaches and that do not see the run folder make one in `place`, and keep their parts of checkpoints
+    under the name `kept`, which all starts of the run share.
+    `bad_loss` is what a loss that is no number, or that explodes, does to the run.
+    """
+
+    run_dir: Path
+    nodes: int
+    hosts: str = "auto"
+    steps: int | None = None
+    data: Path | None = None
+    save_weights: bool = False
+    script: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    meet_s: float = 600.0
+    stall_s: float | None = None
+    max_restarts: int = 0
+    again: bool = False
+    resume: Path | None = None
+    trainer: str = TRAINER
+    fake_world: bool = False
+    build_on_meta: bool = False
+    memory_limit: float | None = None
+    checkpoints: Policy | None = None
+    place: str | None = None
+    kept: str = ""
+    bad_loss: badloss.Policy = badloss.STOP
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything decided and checked, nothing made yet. `environment` is what the person adds to the ranks', `node` the
+    one whose agent this launcher starts, or the first of them."""
+
+    plan: Plan
+    backend: Backend
+    hosts: local.Hosts
+    options: Options
+    run_id: str
+    processes: int
+    files: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+    node: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that are really started: all of the plan's, or one in a fake world."""
+        return 1 if self.options.fake_world else self.plan.layout.world_size
+
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's node."""
+        return self.hosts.hosts[rank // self.processes].name
+
+
+def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+    """Check plan, machine, data and folder, and decide how nodes are emulated. PlannerError is the answer no.
+
+    `backend` stands in for the one the plan names.
+    """
+    made = decided(plan, options, echo, backend)
+    preflight.require(host_checks(made.plan, options, made.ranks), echo)
+    made = replace(made, plan=inputs.resolved(made.plan))
+    preflight.require(folder_checks(made.plan, options), echo)
+    emulation, reason = local.choose_emulation(options.hosts, options.nodes)
+    if reason:
+        echo(f"nodes share the loopback interface: {reason}")
+    return replace(
+        made,
+        options=replace(options, run_dir=options.run_dir.absolute()),
+        hosts=local.describe(options.nodes, emulation),
+        files=made.backend.files(made.plan),
+    )
+
+
+def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+    """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
+    backend = backend or load_backend(plan)
+    check_launchable(plan, backend)
+    badloss.check(options.bad_loss, options.checkpoints)
+    processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
+    added = environment.added(options.env, os.environ)
+    plan = as_run(plan, options, echo)
+    hosts = local.Hosts("elsewhere", ())
+    return Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, backend.files(plan), added)
+
+
+def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
+    """What must hold of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were
+    when the plan was made. `every_line` of the data is read, or the first alone."""
+    checks = [
+        Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
+        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job.method), of_host=True),
+        Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks), of_host=True),
+        Check("GPU memory", lambda: limits.check_gpu_memory(plan, ranks), of_host=True),
+        Check("shared memory", lambda: limits.check_shared_memory(plan, ranks), of_host=True),
+        Check("locked memory", lambda: limits.check_locked_memory(plan, options.nodes), of_host=True),
+        Check("open files", lambda: limits.check_open_files(plan.layout.world_size), of_host=True),
+    ]
+    if options.script:
+        return (*checks, Check("script", lambda: preflight.check_script(options.script[0])))
+    if not options.build_on_meta:
+        checks.append(Check("loading", lambda: preflight.check_loading_memory(plan, ranks=ranks), of_host=True))
+    if options.checkpoints is not None:
+        checks.append(Check("copies", lambda: preflight.check_copy_memory(plan, ranks=ranks)))
+    checks += [Check(name, part) for name, part in datacheck.input_checks(plan, every_line=every_line)]
+    checks += [Check(f"{one.field}'s content", partial(inputs.check_content, one)) for one in plan.inputs]
+    return tuple(checks)
+
+
+def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
+    """What must hold of the place where the run folder will be."""
+    fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
+    return (
+        Check("run folder", lambda: None if options.again else rundir.check_new(options.run_dir)),
+        Check("room", lambda: check_room(plan, options, "--run-dir", fix)),
+    )
+
+
+def check_room(plan: Plan, options: Options, field: str, fix: str) -> str:
+    """The disk of a run folder, which `field` named, has room for logs, and for the weights and the checkpoints if they
+    will be saved: as many as are kept, and the one that is being written."""
+    need: float = rundir.ROOM_BYTES + STEP_BYTES * plan.job.recipe.steps
+    if options.save_weights:
+        adapters = plan.job.adapters if rundir.base_is_checkpoint(plan) else None
+        need += 4 * parameters(plan.model, adapters, trainable=adapters is not None)  # in fp32; bf16 needs half
+    if options.checkpoints is not None:
+        need += (options.checkpoints.keep_last + 1) * checkpoints.expected_bytes(plan)
+    return preflight.check_disk(options.run_dir, need, field, fix)
+
+
+def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
+    """The plan with what the command line changes: it is what the run folder keeps, under its own hash.
+
+    Steps and data change no prediction. Another number of nodes changes the links, so predicted times are dropped.
+    """
+    recipe, contents = plan.job.recipe, plan.inputs
+    if options.steps is not None:
+        warmup = min(recipe.warmup_steps, options.steps)
+        recipe = msgspec.structs.replace(recipe, steps=options.steps, warmup_steps=warmup)
+    if options.data is not None:
+        recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()))
+        contents = tuple(one for one in contents if one.field != "data")
+        if plan.job.mean_seq_len is not None:
+            echo(f"the plan's rows are as long as its own data: at most {plan.job.seq_len:,} tokens are taken of each")
+    cluster, prediction = plan.cluster, plan.prediction
+    if options.nodes != cluster.nodes and not options.fake_world:
+        echo(
+            f"planned for {cluster.nodes} node(s), run on {options.nodes}: predicted times do not hold and are left out"
+        )
+        per_node = plan.layout.world_size // options.nodes
+        cluster = msgspec.structs.replace(cluster, nodes=options.nodes, gpus_per_node=per_node)
+        prediction = msgspec.structs.replace(prediction, step_s=None, tokens_per_s=None)
+    job = msgspec.structs.replace(plan.job, recipe=recipe)
+    changed = msgspec.structs.replace(plan, job=job, cluster=cluster, prediction=prediction, inputs=contents)
+    return changed.sealed()
+
+
+def load_backend(plan: Plan) -> Backend:
+    """The backend the plan names, else its engine's usual one: ours, or another package's."""
+    name = plan.runtime.backend or usual_runtime(plan.layout.engine).backend
+    if name is None:
+        rule = f"runtime {plan.runtime.name} names no backend: the plan can be looked at, not launched"
+        raise PlannerError("engine", plan.layout.engine, rule, _nearest(Case.of(plan)), exit_code=preflight.PREFLIGHT)
+    backend = find_backend(name)
+    if backend is None:
+        rule, known = "no such backend is installed", did_you_mean(name, OWN)
+        raise PlannerError("plan: runtime.backend", name, rule, known, exit_code=preflight.PREFLIGHT)
+    return backend
+
+
+def check_launchable(plan: Plan, backend: Backend) -> None:
+    """Refuse a plan that its backend cannot run (exit code 3), with the rule and the nearest plan that it can."""
+    case = Case.of(plan)
+    try:
+        if plan.layout.engine not in backend.engines:
+            rule = f"is not one that {backend.name} runs: {one_of(backend.engines)}"
+            raise PlannerError("engine", plan.layout.engine, rule)
+        # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
+        check(case, (*engine_of(plan.layout.engine).rules, *backend.rules))
+    except PlannerError as error:
+        told = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
+        raise PlannerError("plan", None, told, _nearest(case), exit_code=preflight.PREFLIGHT) from None
+
+
+def _nearest(case: Case) -> str:
+    other = nearest_launchable(case)
+    return f"Nearest that runs: {changes_text(case, other)}" if other else ""

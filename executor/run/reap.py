@@ -1,0 +1,160 @@
+"""Leftovers of a run whose launcher was killed: found by who that was, ended, and written down.
+
+`executor status` does it for one run, and every run does it for all of this machine before it starts. Not here: how a
+process is recognised (processes.py), or ending a run whose launcher lives (supervise.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from executor.folder import rundir
+from executor.folder.joining import JOIN, read_joined
+from executor.folder.rundir import Launcher
+from executor.launchers import namespaces, slurm
+from executor.system import processes
+from executor.watch.verdict import NODE_LOST
+from planner.spec.record import RunRecord
+
+GRACE_S = 8.0
+BOOT_ID, MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id")
+
+Seen = Literal["alive", "gone", "elsewhere"]
+
+
+def this_launcher(run_id: str, *, in_namespaces: bool) -> Launcher:
+    """This process as the launcher of a run."""
+    return Launcher(
+        run_id=run_id,
+        process=processes.identity(),
+        host=socket.gethostname(),
+        machine=_said(MACHINE_ID),
+        boot=_said(BOOT_ID),
+        namespace=_pid_namespace(),
+        network=os.getpid() if in_namespaces else None,
+    )
+
+
+def reap() -> None:
+    """End and remove what launchers that no longer live left on this machine."""
+    processes.end(processes.orphans, GRACE_S)
+    namespaces.reap_stale()
+
+
+def seen(launcher: Launcher) -> Seen:
+    """Whether a run's launcher lives, as far as that can be seen from here."""
+    if launcher.boot != _said(BOOT_ID):
+        same = (launcher.host, launcher.machine) == (socket.gethostname(), _said(MACHINE_ID))
+        return "gone" if same and launcher.boot and launcher.machine else "elsewhere"  # started anew, or another one
+    if launcher.namespace != _pid_namespace():
+        return "elsewhere"
+    return "alive" if processes.alive(launcher.process) else "gone"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands: in a word, in a sentence, and with the exit code of one that has ended."""
+
+    status: str
+    message: str = ""
+    exit_code: int | None = None
+    processes: int = 0
+
+
+def standing(folder: Path, on_hosts: Callable[[Path, str], list[str]] | None = None) -> Standing:
+    """How the run in a folder stands; one whose launcher was killed is buried. Refuses what is no run folder.
+
+    `on_hosts` ends what such a run left on other hosts, by folder and run id, and says so in sentences."""
+    rundir.read_run_plan(folder)
+    record, launcher = rundir.read_record(folder), rundir.read_launcher(folder)
+    if record is None and launcher is not None:
+        where = seen(launcher)
+        if where == "elsewhere":
+            return Standing("running", f"on {launcher.host}, as far as can be seen from here: ask there")
+        if where == "gone":
+            elsewhere = on_hosts(folder, launcher.run_id) if on_hosts and (folder / rundir.HOSTS).is_file() else []
+            record = bury(folder, launcher, elsewhere)
+    if record is not None:
+        return Standing(record.status, record.message, record.exit_code)
+    run_id = launcher.run_id if launcher else _run_id(folder)
+    found = len(processes.processes_of(run_id)) if run_id else 0
+    if launcher is not None and (folder / rundir.HOSTS).is_file():
+        names = dict.fromkeys(one.host for one in read_joined(folder).values())
+        return Standing("running", f"on {', '.join(names)}" if names else "no host has begun", processes=found)
+    if launcher is not None or found:
+        return Standing("running", f"{found} processes", processes=found)
+    if (folder / JOIN).is_file():  # node 0 says who launched, and nobody else
+        job = slurm.read_job(folder)
+        there = [one for one in read_joined(folder).values() if not one.refusal]
+        ends = [f" ({one.end.status})" if one.end else "" for one in there]
+        said = ", ".join(f"node {one.node} on {one.host}{end}" for one, end in zip(there, ends, strict=True))
+        if job is not None and not there:
+            return Standing(*slurm.standing(job))
+        return Standing("joined", said) if there else Standing("not started", "no node has joined")
+    return Standing("ended without a record", "its launcher was killed")
+
+
+def _run_id(folder: Path) -> str:
+    """Of a folder that an earlier version made."""
+    spec = rundir.read_launch(folder)
+    return spec.commands[0].env.get(processes.RUN_ID_VARIABLE, "") if spec else ""
+
+
+def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> RunRecord:
+    """End what a dead launcher left of its run, and write the run.json that it could not. `elsewhere` is what was ended
+    on other hosts."""
+    ended = processes.end(partial(processes.processes_of, launcher.run_id), GRACE_S)
+    stale = namespaces.reap_stale() if launcher.network is not None else []
+    left = " and ".join([f"{len(ended)} processes"] * bool(ended) + ["its network"] * (launcher.network in stale))
+    plan = rundir.read_run_plan(folder)
+    began = (folder / rundir.PLAN).stat().st_mtime
+    last = max((path.stat().st_mtime for path in folder.rglob("*") if path.is_file()), default=began)
+    record = RunRecord(
+        plan_hash=plan.content_hash,
+        status="launcher lost",
+        exit_code=NODE_LOST,
+        started=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        seconds=round(last - began, 3),
+        backend=plan.runtime.backend or "",
+        launcher=_launched_by(folder, launcher),
+        world_size=plan.layout.world_size,
+        nodes=plan.cluster.nodes,
+        losses=rundir.read_losses(folder),
+        measured=rundir.read_measured(folder),
+        message=f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
+        + (f"; {left} that it left are ended" if left else "")
+        + "".join(f"; {one}" for one in elsewhere),
+        cause="launcher lost",
+    )
+    rundir.keep_record(folder, record)
+    return record
+
+
+def _launched_by(folder: Path, launcher: Launcher) -> str:
+    """The launcher as run.json names it."""
+    if (folder / rundir.HOSTS).is_file():
+        return "ssh"
+    if (folder / JOIN).is_file():
+        return "slurm" if slurm.read_job(folder) is not None else "join"
+    return "local/namespaces" if launcher.network is not None else "local/loopback"
+
+
+def _said(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # not Linux
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

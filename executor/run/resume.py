@@ -1,0 +1,207 @@
+"""Go on with a run from its newest checkpoint, in its own folder: what may go on, from where, and under which plan.
+
+Not here: checking and launching, which are those of any run (prepare.py, launch.py), or the files of earlier starts
+(attempts.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from executor.folder import rundir
+from executor.folder.checkpoints import Complete
+from executor.launchers import slurm
+from executor.run import attempts, launch, reap
+from executor.run.attempts import Place, named, read_asked, set_aside, tell_skipped
+from executor.run.prepare import Options, Prepared
+from executor.watch.supervise import Echo
+from planner.basics.errors import PlannerError
+from planner.spec.plan import Plan
+from planner.spec.record import RunRecord
+
+NO = 3
+FREE = ("steps", "data", "validation_data", "tokenizer", "checkpoint")
+"""Fields of a recipe that another plan need not repeat: the run's own are taken, and files are compared by content."""
+Launcher = Literal["local", "ssh", "slurm", "join"]
+OnHosts = Callable[[Path, str], list[str]]
+PREDICTED = ("mean_seq_len", "global_batch_size", "recipe", "optimizer")
+"""Fields of a job that are compared otherwise, or only predicted with."""
+
+
+def prepare(
+    folder: Path,
+    other: Plan | None,
+    echo: Echo,
+    *,
+    env: tuple[str, ...] = (),
+    changed: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] = os.environ,
+    on_hosts: OnHosts | None = None,
+    launcher: Callable[[Plan, Options, Echo], Prepared] = launch.prepare,
+    find: Callable[[Path, Plan], Place] | None = None,
+) -> tuple[Prepared, Place]:
+    """Everything that must hold for going on, and what is launched; nothing is changed in the folder.
+
+    `other` is another plan for the same training, `env` variables as of `executor run`, `changed` options that are to
+    be others than the run had, `find` finds the newest checkpoint where it is not in the folder here. PlannerError
+    (exit code 3) says by name what cannot go on.
+    """
+    folder = folder.absolute()
+    plan, asked = rundir.read_run_plan(folder), read_asked(folder)
+    check_ended(folder, on_hosts)
+    wanted = plan if other is None else with_layout(plan, other)
+    place = newest(folder, None if find is None else find(folder, wanted))
+    assert place.checkpoint is not None and place.found is not None
+    tell_skipped(place, echo)
+    check_same(wanted, place.found, place.checkpoint)
+    kept = {name: value for name, value in asked.environment.items() if value is not None}
+    given = {text.partition("=")[0] for text in env}
+    for name in (name for name, value in asked.environment.items() if value is None and name not in given):
+        if name not in environment:
+            rule = "is a secret, so its value is not in the run folder, and it is not set here"
+            raise PlannerError("--env", name, rule, f"Set it, or give --env {name}=VALUE")
+        env = (*env, name)
+    options = Options(
+        run_dir=folder, nodes=wanted.cluster.nodes, hosts=asked.hosts, save_weights=asked.save_weights,
+        env=(*(f"{name}={value}" for name, value in kept.items() if name not in given), *env),
+        meet_s=asked.meet_s, stall_s=asked.stall_s, checkpoints=asked.checkpoints, max_restarts=asked.max_restarts,
+        again=True, resume=place.checkpoint, place=asked.place, kept=asked.kept, bad_loss=asked.bad_loss,
+    )  # fmt: skip
+    if asked.trainer:
+        options = replace(options, trainer=asked.trainer)
+    return launcher(wanted, replace(options, **(changed or {})), echo), place
+
+
+def execute(ready: Prepared, place: Place, echo: Echo, start: Callable[[Prepared, Echo], RunRecord]) -> RunRecord:
+    """Put the earlier start aside and go on, as `start` does."""
+    put_aside(ready, place, echo)
+    return start(ready, echo)
+
+
+def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:
+    """Make room for the next start, where the last one left anything."""
+    if attempts.started(ready.options.run_dir):
+        set_aside(ready.options.run_dir, place.step, place.skipped)
+    echo(f"going on after step {place.step} of {ready.plan.job.recipe.steps}, from {named(place)}")
+
+
+def launcher_of(folder: Path) -> Launcher:
+    """How the nodes of a run were started, the last time."""
+    if (folder / rundir.HOSTS).is_file():
+        return "ssh"
+    record = rundir.read_record(folder)
+    if slurm.read_job(folder) is not None or (record is not None and record.launcher == "slurm"):
+        return "slurm"
+    asked = read_asked(folder).launcher
+    return "slurm" if asked == "slurm" else "join" if asked else "local"
+
+
+def check_ended(folder: Path, on_hosts: OnHosts | None = None) -> None:
+    """Refuse a run that is under way, or that has completed. `on_hosts` ends what a killed launcher left on other
+    hosts."""
+    if (script := rundir.script_of(folder)) is not None:
+        rule = "is of your own script, which writes and reads checkpoints of its own"
+        raise PlannerError("run", script, rule, "Start it again with executor run --script", exit_code=NO)
+    record, launcher, job = rundir.read_record(folder), rundir.read_launcher(folder), slurm.read_job(folder)
+    if job is not None and slurm.holds(job):
+        rule = f"is {slurm.standing(job)[0]} as job {job}"
+        raise PlannerError("run", folder, rule, f"Wait for it, or end it: scancel {job}", exit_code=NO)
+    if job is not None and record is None and launcher is not None:  # on a node that was lost
+        reap.bury(folder, launcher)
+    stands = reap.standing(folder, on_hosts)
+    if stands.status == "running":
+        rule = f"is running ({stands.message})"
+        raise PlannerError("run", folder, rule, "Wait for it, or end it with executor stop", exit_code=NO)
+    check_not_completed(folder, rundir.read_record(folder))
+
+
+def check_not_completed(folder: Path, record: RunRecord | None) -> None:
+    """Refuse a run that came to its end."""
+    if record is not None and record.status == "completed":
+        fix = "Make a plan with more steps for a new run"
+        raise PlannerError("run", folder, "has completed: there is nothing to go on with", fix, exit_code=NO)
+
+
+def newest(folder: Path, place: Place | None = None) -> Place:
+    """The highest step whose checkpoint is whole, found here or elsewhere; refuses a run that has none, with the
+    reasons."""
+    place = place or attempts.newest(folder)
+    if place.checkpoint is None:
+        why = "".join(f"; {name}: {reason}" for name, reason in place.skipped)
+        rule = f"holds no whole checkpoint{why}"
+        raise PlannerError("run", folder, rule, "Start anew with executor run --checkpoint-every 20", exit_code=NO)
+    return place
+
+
+def with_layout(plan: Plan, other: Plan) -> Plan:
+    """The run's training in another plan's layout, on its cluster and runtime. Refuses, by field, another training."""
+    for name in ("model", "job"):
+        for field, mine, theirs in _differing(getattr(plan, name), getattr(other, name), name):
+            raise _refused(field, theirs, f"is {_brief(mine)} in the run")
+    digests = {one.field: one.digest for one in plan.inputs}
+    for one in other.inputs:
+        if one.field in digests and one.digest != digests[one.field]:
+            raise _refused(f"recipe.{one.field}", one.path, "has another content than the run's")
+        if one.field not in digests and getattr(plan.job.recipe, one.field) is None:
+            raise _refused(f"recipe.{one.field}", one.path, "is not given in the run")
+    batch, now = plan.layout.global_batch_size, other.layout.global_batch_size
+    if batch != now:
+        rule = f"is {batch} in the run, and its place in the data is step x batch"
+        raise _refused("global batch size", now, rule)
+    optimizer = msgspec.structs.replace(plan.job.optimizer, implementation=other.job.optimizer.implementation)
+    job = msgspec.structs.replace(plan.job, optimizer=optimizer)
+    return msgspec.structs.replace(other, job=job, inputs=plan.inputs).sealed()
+
+
+def check_same(plan: Plan, found: Complete, folder: Path) -> None:
+    """Refuse a checkpoint of other data, another tokenizer, seed or batch than the plan's."""
+    digests = {one.field: one.digest for one in plan.inputs}
+    for field in sorted(found.inputs.keys() | digests.keys()):
+        if found.inputs.get(field) != digests.get(field):
+            raise _foreign(folder, f"of another recipe.{field}")
+    if found.seed != plan.job.recipe.seed:
+        raise _foreign(folder, f"of seed {found.seed}, and the plan has {plan.job.recipe.seed}")
+    if found.global_batch_size != plan.layout.global_batch_size:
+        raise _foreign(folder, f"of batches of {found.global_batch_size}, the plan has {plan.layout.global_batch_size}")
+    if found.step > plan.job.recipe.steps:
+        raise _foreign(folder, f"of step {found.step}, and the plan has {plan.job.recipe.steps}")
+
+
+def _differing(mine: Any, theirs: Any, name: str) -> list[tuple[str, Any, Any]]:
+    """(field, the run's value, the other plan's) where they are another training."""
+    found = []
+    for field in mine.__struct_fields__:
+        one, two = getattr(mine, field), getattr(theirs, field)
+        if name == "job" and field in PREDICTED:
+            skipped = {"recipe": FREE, "optimizer": ("implementation",)}.get(field)
+            if skipped is not None:
+                inner = [part for part in one.__struct_fields__ if part not in skipped]
+                found += [
+                    (f"{field}.{part}", getattr(one, part), getattr(two, part))
+                    for part in inner
+                    if getattr(one, part) != getattr(two, part)
+                ]
+        elif one != two:
+            found.append((field if name == "job" else f"{name}.{field}", one, two))
+    return found
+
+
+def _brief(value: object) -> str:
+    return str(value)[:80]
+
+
+def _refused(field: str, value: object, rule: str) -> PlannerError:
+    return PlannerError(
+        f"--plan: {field}", _brief(value), rule, "Plan the same training in another layout", exit_code=NO
+    )
+
+
+def _foreign(folder: Path, what: str) -> PlannerError:
+    fix = "Remove it, or resume the run that wrote it"
+    return PlannerError("checkpoint", folder.name, f"is {what}", fix, exit_code=NO)

@@ -1,0 +1,122 @@
+"""What a host and its cards say of themselves, without timing anything: the system's words, and NVML's.
+
+What is not said is None or left out, never guessed. Not here: which preset that is (machine.py, planner.spec.devices),
+or what torch sees of a device (worker/probe_facts.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def processor() -> str:
+    """The processor's name as Linux gives it, else as Python does."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def network_bits_per_s() -> float | None:
+    """All physical interfaces that are up, together, as their drivers say (megabits)."""
+    total = 0.0
+    for interface in Path("/sys/class/net").glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            if (interface / "device").exists() and (interface / "operstate").read_text().strip() == "up":
+                total += max(float((interface / "speed").read_text()), 0.0) * 1e6
+    return total or None
+
+
+def first_visible() -> int | str:
+    """The first card that CUDA would show a process started here, by NVML's number or its UUID."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return first if first.startswith("GPU-") else int(first) if first.isdigit() else 0
+
+
+def card_facts(card: int | str) -> dict[str, Any]:
+    """What NVML says of a card, by its number or UUID: bytes, watts, Hz; None where this card or driver does not say.
+
+    Empty where NVML's Python package or library is missing.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, or no library: each its own type
+        return {}
+    try:
+        by_uuid = isinstance(card, str)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(card) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(card)
+        asked: dict[str, Callable[[], Any]] = {
+            "name": lambda: pynvml.nvmlDeviceGetName(handle),
+            "memory_bytes": lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "driver": pynvml.nvmlSystemGetDriverVersion,
+            "cuda_driver": pynvml.nvmlSystemGetCudaDriverVersion_v2,
+            "capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
+            "power_w": lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+            "clock_hz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6,
+            "memory_clock_hz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM) * 1e6,
+            "ecc": lambda: bool(pynvml.nvmlDeviceGetEccMode(handle)[0]),
+            "mig": lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]),
+            "link": lambda: _link(pynvml, handle),
+        }
+        return {name: _said(ask, pynvml.NVMLError) for name, ask in asked.items()}
+    except pynvml.NVMLError:  # no such card
+        return {}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def free_memory(card: int | str) -> float | None:
+    """Bytes of a card that nothing uses now, or None where NVML does not say."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, or no library: each its own type
+        return None
+    try:
+        by_uuid = isinstance(card, str)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(card) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(card)
+        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except pynvml.NVMLError:  # no such card
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def link_bits_per_s(interface: str) -> float | None:
+    """What the driver of a physical interface says of its speed; of a virtual one nothing is known."""
+    place = Path("/sys/class/net") / interface
+    with contextlib.suppress(OSError, ValueError):
+        if (place / "device").exists() and (speed := float((place / "speed").read_text())) > 0:
+            return speed * 1e6
+    return None
+
+
+def _said(ask: Callable[[], Any], refusal: type[Exception]) -> Any:
+    try:
+        value = ask()
+    except refusal:
+        return None
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _link(pynvml: Any, card: Any) -> str:
+    """NVLink with its version where a link is up, else the PCI Express the card sits in."""
+    with contextlib.suppress(pynvml.NVMLError):
+        if pynvml.nvmlDeviceGetNvLinkState(card, 0):
+            return f"NVLink {pynvml.nvmlDeviceGetNvLinkVersion(card, 0)}"
+    return f"PCIe {pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)} x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)}"

@@ -1,0 +1,1 @@
+"""Checkpoints of one rank: saved, found, fetched, loaded."""

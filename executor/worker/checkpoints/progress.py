@@ -1,0 +1,236 @@
+"""What rank 0 says and keeps of each step: a dense line, a progress bar on a terminal, metrics.jsonl, result.json.
+
+Not here: measuring memory or traffic (meter.py).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from executor.folder import badloss
+from executor.folder.steplines import ROLLED_BACK
+from executor.worker.checkpoints.saver import Saved
+from executor.worker.data.rows import Rows
+from planner.basics.errors import PlannerError
+from planner.basics.units import format_bytes, format_seconds
+from planner.spec.plan import Plan
+from planner.spec.record import BadStep
+
+LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
+
+
+LOGGED_RANKS = 64
+"""A line of metrics.jsonl has as many busy times on average, whatever the ranks."""
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of metrics.jsonl. `loss` is the mean over the global batch's target tokens, before the update.
+
+    `tokens` are those of the rows without their padding; `time` is the Unix time at which the step was over, so that
+    what happens between steps can be seen too. `memory_bytes` is rank 0's: on a GPU what its allocator had at most
+    since the meter last started its count, on a CPU what is resident of the process now. `busy_s` is for how long each
+    rank was busy itself (executor.watch.stragglers), by rank; left out of one rank, where it is not known, and of all
+    but every n-th step of n times LOGGED_RANKS ranks.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    target_tokens: int
+    step_s: float
+    time: float
+    memory_bytes: float
+    busy_s: tuple[float, ...] = ()
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of metrics.jsonl after a pass over the validation data: the mean loss over its `validation_tokens` targets
+    once `step` steps were done."""
+
+    step: int
+    validation_loss: float
+    validation_tokens: int
+    time: float
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of metrics.jsonl about a checkpoint after `step` steps: its bytes, how long the slowest rank's training
+    stood still for it, and how long it took beside the training until it was complete. `error` is why there is none."""
+
+    step: int
+    checkpoint_bytes: int
+    pause_s: float
+    write_s: float
+    time: float
+    error: str = ""
+
+
+class Reporter:
+    """Rank 0 reports; on other ranks every call does nothing."""
+
+    def __init__(self, plan: Plan, folder: str, rank: int, first: int = 0) -> None:
+        """`first` steps were done by earlier starts of the run, whose lines in metrics.jsonl stay."""
+        self.plan, self.folder, self.speaks = plan, Path(folder), rank == 0
+        self.steps: list[StepMetrics] = []
+        self.validation: list[dict[str, float]] = []
+        self.data: dict[str, str] = {}
+        self._bar: Any = None
+        if not self.speaks:
+            return
+        if not first:
+            (self.folder / "metrics.jsonl").write_bytes(b"")
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=plan.job.recipe.steps, initial=first, unit="step", dynamic_ncols=True)
+
+    def opened(self, rows: Rows, validation: Rows | None) -> None:
+        """Say what the data are, where they are documents."""
+        found = {"data": rows.summary, "validation data": validation.summary if validation else ""}
+        self.data = {name: text for name, text in found.items() if text}
+        for name, text in self.data.items():
+            self.say(f"{name}: {text}")
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Log one optimizer step."""
+        self.steps.append(metrics)
+        if not self.speaks:
+            return
+        self._write(metrics)
+        self.say(
+            f"step {metrics.step + 1}/{self.plan.job.recipe.steps}"
+            f"  loss {metrics.loss:.4f}  grad_norm {metrics.grad_norm:.3f}"
+            f"  lr {metrics.lr:.2e}  {metrics.tokens / metrics.step_s:,.0f} tok/s  {memory_text(metrics.memory_bytes)}"
+        )
+        if self._bar is not None:
+            self._bar.update()
+
+    def passed(self, line: BadStep) -> None:
+        """Log a step that was not taken; one that the run went back from takes the steps since then with it."""
+        back = line.action == ROLLED_BACK
+        if back:
+            self.steps = [one for one in self.steps if one.step < line.step]
+            self.validation = [one for one in self.validation if one["step"] < line.step]
+        if not self.speaks:
+            return
+        if back:
+            badloss.go_back(self.folder, line)
+        else:
+            self._write(line)
+        self.say(f"step {line.bad_step}/{self.plan.job.recipe.steps}  {badloss.text(line)}")
+        if self._bar is not None:
+            self._bar.update(line.step - self._bar.n)
+
+    def seconds_after(self, step: int) -> float:
+        """How long the steps of this start took that came after so many."""
+        return sum(one.step_s for one in self.steps if one.step >= step)
+
+    def validated(self, step: int, loss: float, tokens: int) -> None:
+        """Log one pass over the validation data."""
+        self.validation.append({"step": step, "loss": loss, "tokens": tokens})
+        if self.speaks:
+            self._write(Validation(step=step, validation_loss=loss, validation_tokens=tokens, time=time.time()))
+        self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")
+
+    def saved(self, one: Saved) -> None:
+        """Log what became of a checkpoint. A line that finds no room ends nothing: it is said all the same."""
+        if not self.speaks:
+            return
+        line = Checkpoint(
+            step=one.step,
+            checkpoint_bytes=one.bytes,
+            pause_s=one.pause_s,
+            write_s=one.write_s,
+            time=time.time(),
+            error=one.error,
+        )
+        with suppress(PlannerError):
+            self._write(line)
+        if one.error:
+            self.say(f"step {one.step}  no checkpoint: {one.error}")
+            return
+        times = f"training paused {format_seconds(one.pause_s)}, complete after {format_seconds(one.write_s)}"
+        older = f", {', '.join(one.deleted)} deleted" if one.deleted else ""
+        self.say(f"step {one.step}  checkpoint of {format_bytes(one.bytes)}: {times}{older}")
+
+    def _write(self, line: StepMetrics | Validation | Checkpoint | BadStep) -> None:
+        """One more line of metrics.jsonl, where it is found should the run die. PlannerError where there is no room."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            with path.open("ab") as lines:
+                lines.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            raise PlannerError("output", path, f"cannot be written ({error.strerror})", exit_code=5) from None
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+        if not self.speaks:
+            return
+        if self._bar is not None:
+            self._bar.write(line)
+        else:
+            print(line, flush=True)
+
+    def result(self, seconds: float) -> dict[str, object]:
+        """The content of result.json."""
+        return {
+            "schema": "result/1",
+            "plan_hash": self.plan.content_hash,
+            "losses": [step.loss for step in self.steps],
+            "grad_norms": [step.grad_norm for step in self.steps],
+            "step_s": [step.step_s for step in self.steps],
+            "validation": self.validation,
+            "data": self.data,
+            "seconds": seconds,
+            "tokens": sum(step.tokens for step in self.steps),
+            "target_tokens": sum(step.target_tokens for step in self.steps),
+            "versions": versions(),
+        }
+
+    def close(self) -> None:
+        """Take the progress bar down."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def shown(busy_s: Sequence[float], step: int) -> tuple[float, ...]:
+    """The busy times that a step's line has, to a tenth of a millisecond."""
+    known = len(busy_s) > 1 and min(busy_s) > 0 and step % math.ceil(len(busy_s) / LOGGED_RANKS) == 0
+    return tuple(round(one, 4) for one in busy_s) if known else ()
+
+
+def memory_in_use() -> float:
+    """Bytes of this process: the peak of the device's allocator, or on CPU the resident set."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated())
+    import psutil
+
+    return float(psutil.Process().memory_info().rss)
+
+
+def memory_text(in_use: float) -> str:
+    """`memory_in_use` for people."""
+    return f"{format_bytes(in_use)} {'peak' if torch.cuda.is_available() else 'resident'}"
+
+
+def versions() -> dict[str, str]:
+    """Python's and each training library's version; one that is absent is left out."""
+    found = {"python": sys.version.split()[0]}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Rows of tokens for one rank: documents, examples, their order."""

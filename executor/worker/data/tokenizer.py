@@ -1,0 +1,172 @@
+"""Text to token ids: one id a byte by default, or a tokenizer the person has on disk. Nothing is downloaded.
+
+An example becomes ids and, for each, whether it is an answer's: what training takes the loss of. Not here: reading
+the lines (executor/preflight/examples.py), or laying examples out in sequences (documents.py).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from executor.preflight.datacheck import BYTE_VOCABULARY, no_chat_template, vocabulary_too_small
+from executor.preflight.examples import Chat, Example, Pair
+from planner.basics.errors import PlannerError
+
+BEGIN_OF_TEXT, END_OF_TEXT = 256, 257
+
+Marked = tuple[list[int], list[bool]]
+"""Ids, and which of them are answers' tokens."""
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""The mark by which a chat template says what the assistant writes."""
+
+
+class Tokenizer(ABC):
+    """What the trainer asks of a tokenizer."""
+
+    size: int
+    """One more than its largest id."""
+
+    @abstractmethod
+    def stream(self, text: str) -> list[int]:
+        """One document of a stream, with the marks that separate it from the next."""
+
+    @abstractmethod
+    def _pieces(self, before: str, answer: str) -> tuple[list[int], list[int]]:
+        """Ids of a text that begins a sequence, and of the answer that follows it and ends the sequence."""
+
+    @abstractmethod
+    def _chat(self, messages: list[dict[str, str]], place: str) -> Marked:
+        """Ids of a whole chat, and which the assistant writes. `place` names the example in a refusal."""
+
+    def marked(self, example: Example, place: str) -> Marked:
+        """An example's ids, and which of them are answers'."""
+        if isinstance(example, Chat):
+            return self._chat(example.messages, place)
+        before, answer = (example.prompt, example.response) if isinstance(example, Pair) else ("", example.text)
+        first, last = self._pieces(before, answer)
+        return first + last, [False] * len(first) + [True] * len(last)
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes between begin-of-text and end-of-text. In a chat each message is such a text: its role, a line break
+    and its content; the answer is the content and the end."""
+
+    size = BYTE_VOCABULARY
+
+    @override
+    def stream(self, text: str) -> list[int]:
+        return [BEGIN_OF_TEXT, *text.encode(), END_OF_TEXT]
+
+    @override
+    def _pieces(self, before: str, answer: str) -> tuple[list[int], list[int]]:
+        return [BEGIN_OF_TEXT, *before.encode()], [*answer.encode(), END_OF_TEXT]
+
+    @override
+    def _chat(self, messages: list[dict[str, str]], place: str) -> Marked:
+        ids: list[int] = []
+        answers: list[bool] = []
+        for message in messages:
+            head, body = self._pieces(message["role"] + "\n", message["content"])
+            ids += head + body
+            answers += [False] * len(head) + [message["role"] == "assistant"] * len(body)
+        return ids, answers
+
+
+class OwnTokenizer(Tokenizer):
+    """A tokenizer.json, or a Transformers tokenizer folder with its chat template."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # only when asked for: slow to import
+
+        self.path = path
+        try:
+            if Path(path).is_dir():
+                self.own: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            else:
+                self.own = PreTrainedTokenizerFast(tokenizer_file=path)
+        except Exception as error:  # the libraries raise many kinds for a broken file
+            raise PlannerError(
+                "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
+            ) from None
+        self.size = max(self.own.get_vocab().values(), default=-1) + 1
+        self.end = [] if self.own.eos_token_id is None else [self.own.eos_token_id]
+        begin = self.own.bos_token_id
+        self.begin = [begin] if begin is not None and self.own("")["input_ids"][:1] == [begin] else []
+        self.says_what_it_generates: bool | None = None
+
+    @override
+    def stream(self, text: str) -> list[int]:
+        return [*self._plain(text), *self.end]
+
+    @override
+    def _pieces(self, before: str, answer: str) -> tuple[list[int], list[int]]:
+        # Apart, as the model will see the prompt when it answers.
+        return self.begin + (self._plain(before) if before else []), self._plain(answer) + self.end
+
+    def _plain(self, text: str) -> list[int]:
+        ids: list[int] = self.own(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    @override
+    def _chat(self, messages: list[dict[str, str]], place: str) -> Marked:
+        if self.says_what_it_generates is None:
+            if not self.own.chat_template:
+                raise no_chat_template(self.path)
+            self.says_what_it_generates = bool(GENERATION.search(self.own.get_chat_template()))
+        if self.says_what_it_generates:
+            whole = self._rendered(messages, place, return_assistant_tokens_mask=True)
+            return whole["input_ids"], [bool(one) for one in whole["assistant_masks"]]
+        return self._by_prefixes(messages, place)
+
+    def _by_prefixes(self, messages: list[dict[str, str]], place: str) -> Marked:
+        """An answer is what its turn adds to the chat before it with the template's opening of an answer. That holds
+        only where what is rendered so far never changes as the chat goes on, which is checked."""
+        ids: list[int] = self._rendered(messages, place)["input_ids"]
+        answers = [False] * len(ids)
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if index == 0:
+                raise PlannerError("recipe.data", place, "begins with the assistant", "Begin with the user or a system")
+            before = self._rendered(messages[:index], place, add_generation_prompt=True)["input_ids"]
+            after = self._rendered(messages[: index + 1], place)["input_ids"]
+            if after[: len(before)] != before or ids[: len(after)] != after:
+                rule = f"its chat template renders turn {index + 1} of {place} otherwise when more of the chat follows"
+                fix = "Mark the answers in the template with {% generation %}"
+                raise PlannerError("recipe.tokenizer", self.path, f"{rule}, so its tokens cannot be told", fix)
+            for at in range(len(before), self._end_of_answer(after, len(before))):
+                answers[at] = True
+        return ids, answers
+
+    def _end_of_answer(self, ids: list[int], begin: int) -> int:
+        """After the answer's end token: many templates add a line break that no model has to write."""
+        for at in range(len(ids) - 1, begin - 1, -1):
+            if ids[at] in self.end:
+                return at + 1
+        return len(ids)
+
+    def _rendered(self, messages: list[dict[str, str]], place: str, **options: bool) -> Any:
+        try:
+            return self.own.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+        except Exception as error:  # what a template says of messages that it does not take
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise PlannerError(
+                "recipe.tokenizer",
+                self.path,
+                f"its chat template refuses {place} ({reason})",
+                "Change the messages or the template",
+            ) from None
+
+
+def load_tokenizer(path: str | None, vocab: int) -> Tokenizer:
+    """The built-in byte tokenizer or the person's own, whose ids the model's vocabulary must hold."""
+    tokenizer = ByteTokenizer() if path is None else OwnTokenizer(path)
+    if tokenizer.size > vocab and path is not None:
+        raise vocabulary_too_small(path, tokenizer.size, vocab)
+    return tokenizer

@@ -1,0 +1,1 @@
+"""One step measured on one rank: bytes held, bytes sent, seconds."""

@@ -1,0 +1,250 @@
+"""Every collective this rank calls in one optimizer step: operation, group, unit, phase and payload bytes.
+
+Seen where PyTorch dispatches them, so calls made by C++ (DDP's reducer) count too. Not here: what a transport puts
+on the wire for a payload, or memory (memory.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup  # private: wrapped while measuring
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+
+from executor.backends.launched import LAUNCHED
+from executor.worker.meter.kernels import python_kernel
+from planner.parallelism.groups import MESH_AXES, axis_groups, axis_size
+from planner.spec import Layout
+from planner.spec.plan import Collective
+
+CONTROL_BYTES = 1024
+"""Calls below this carry norms, flags and losses, not model data."""
+
+# c10d operation -> (name, argument that holds the payload, whether the payload is that argument times the group).
+# The argument is the whole tensor, the gathered result or the whole input, as planner.spec.plan.Collective counts.
+_C10D: dict[str, tuple[str, int, bool]] = {
+    "allreduce_": ("all_reduce", 0, False),
+    "allreduce_coalesced_": ("all_reduce", 0, False),
+    "broadcast_": ("broadcast", 0, False),
+    "reduce_": ("reduce", 0, False),
+    "allgather_": ("all_gather", 0, False),
+    "_allgather_base_": ("all_gather", 0, False),
+    "allgather_coalesced_": ("all_gather", 0, False),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0, False),
+    "gather_": ("gather", 1, True),
+    "scatter_": ("scatter", 0, True),
+    "reduce_scatter_": ("reduce_scatter", 1, False),
+    "_reduce_scatter_base_": ("reduce_scatter", 1, False),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, False),
+    "alltoall_": ("all_to_all", 1, False),
+    "alltoall_base_": ("all_to_all", 1, False),
+    "send": ("send", 0, False),  # what is received was sent by somebody, and counts there
+    "barrier": ("barrier", 0, False),
+}
+# The functional forms: all take the input first and the group's name last; a gather's result is input x group.
+_FUNCTIONAL: dict[str, tuple[str, bool]] = {
+    "all_reduce": ("all_reduce", False),
+    "all_reduce_coalesced": ("all_reduce", False),
+    "broadcast": ("broadcast", False),
+    "all_gather_into_tensor": ("all_gather", True),
+    "all_gather_into_tensor_out": ("all_gather", True),
+    "all_gather_into_tensor_coalesced": ("all_gather", True),
+    "reduce_scatter_tensor": ("reduce_scatter", False),
+    "reduce_scatter_tensor_out": ("reduce_scatter", False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
+    "all_to_all_single": ("all_to_all", False),
+}
+
+LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
+"""How families number their layers in module paths."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call as this rank made it."""
+
+    op: str
+    ranks: tuple[int, ...]
+    unit: str
+    phase: str
+    payload_bytes: int
+
+
+class Traffic(TorchDispatchMode):
+    """While entered, notes every collective; `phase`, and `path` for the module at work, are asked at each call."""
+
+    def __init__(self, layout: Layout, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
+        super().__init__()
+        self._layout, self._phase, self._path, self._units = layout, phase, path, FsdpUnits()
+        self.calls: list[Call] = []
+
+    def __enter__(self) -> Traffic:
+        self._units.install()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._units.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # a DTensor: its collectives come through once it has unwrapped
+        if sends_activations(self._layout):
+            self._path()  # asked at every operation, it knows a forward's modules again in backward
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._note(func, args)
+        inside = python_kernel(func, "")
+        if inside is None:
+            return func(*args, **(kwargs or {}))
+        super().__enter__()
+        try:
+            return inside(*args, **(kwargs or {}))
+        finally:
+            super().__exit__(None, None, None)
+
+    def _note(self, func: Any, args: Any) -> None:
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "c10d" and name in _C10D:
+            op, place, times_group = _C10D[name]
+            ranks = _ranks_of(args)
+            if op == "send":
+                ranks = (dist.get_rank(), ranks[args[2]])
+            payload = args[place]
+        elif name.removesuffix("_") in _FUNCTIONAL:
+            op, times_group = _FUNCTIONAL[name.removesuffix("_")]
+            ranks = _ranks_of_named(_group_name(args))
+            payload = args[0]
+        else:
+            return  # waits and other bookkeeping move nothing
+        if len(ranks) == 1:
+            return  # neither does a group of one
+        tensors = [tensor for tensor in tree_leaves(payload) if isinstance(tensor, Tensor)]
+        size = sum(tensor.nbytes for tensor in tensors)
+        whole_numbers = any(tensor.dtype == torch.int64 for tensor in tensors)
+        size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
+        phase = self._phase().removesuffix(".next")
+        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
+
+    def _unit(self, op: str, ranks: tuple[int, ...], phase: str, whole_numbers: bool) -> str:
+        if unit := self._units.current():
+            return unit
+        if self._layout.cp > 1 and (op == "all_to_all" or whole_numbers):
+            return "layer"  # attention's heads and positions; nobody else sends either
+        if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
+            path = self._path()
+            return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
+        if self._layout.facts.copies == "replicas" and op == "all_reduce" and phase == "backward":
+            return "bucket"
+        return LAUNCHED[self._layout.engine].units.get(op, "other")
+
+
+def sends_activations(layout: Layout) -> bool:
+    """Whether modules send what they compute, told apart by the module that sends."""
+    return layout.tp > 1 or layout.ep > 1
+
+
+def _ranks_of(args: Any) -> tuple[int, ...]:
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument)))
+    return ()
+
+
+def _ranks_of_named(name: str) -> tuple[int, ...]:
+    registry: Any = dist.distributed_c10d  # private: the functional collectives name their group, not pass it
+    return tuple(dist.get_process_group_ranks(registry._resolve_process_group(name)))
+
+
+def _group_name(args: Any) -> str:
+    return next(argument for argument in reversed(args) if isinstance(argument, str))
+
+
+def group_name(layout: Layout, ranks: tuple[int, ...], op: str = "") -> str:
+    """The mesh axis these ranks form in the plan's layout; "world" for all ranks of a mesh with several axes. Two that
+    send to each other are of the axis that has both. Where the ranks that split experts are also another axis', the
+    operation tells: tokens travel by all_to_all."""
+    experts: tuple[str, ...] = () if layout.ep == 1 else ("ep", "edp")
+    for axis in (*experts[: op == "all_to_all"], *MESH_AXES, "dp_shard_cp", "pp_ends", *experts):
+        if axis_size(layout, axis) > 1 and sorted(ranks) in axis_groups(layout, axis):
+            return axis
+    if len(ranks) == 2 and any(set(ranks) < set(group) for group in axis_groups(layout, "pp")):
+        return "pp"
+    return "world" if len(ranks) == layout.world_size else "ranks " + ",".join(map(str, sorted(ranks)))
+
+
+def collectives(calls: list[Call], layout: Layout) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """The calls summed by key: those that carry model data, and the small ones (control) apart."""
+    sums: dict[tuple[bool, str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for call in calls:
+        small = call.payload_bytes < CONTROL_BYTES
+        entry = sums[small, call.op, group_name(layout, call.ranks, call.op), len(call.ranks), call.unit, call.phase]
+        entry[0] += 1
+        entry[1] += call.payload_bytes
+    data: dict[bool, list[Collective]] = {False: [], True: []}
+    for (small, op, group, size, unit, phase), (count, payload) in sums.items():
+        data[small].append(
+            Collective(op=op, group=group, ranks=size, unit=unit, phase=phase, count=count, payload_bytes=payload)
+        )
+    return tuple(data[False]), tuple(data[True])
+
+
+class FsdpUnits:
+    """While installed, knows which FSDP2 unit is gathering weights or reducing gradients.
+
+    `gathered` is told every whole weight that a unit has waited for.
+    """
+
+    def __init__(self, gathered: Callable[[Tensor], None] | None = None) -> None:
+        self._gathered = gathered
+        self._stack: list[str] = []
+        self._originals: dict[str, Any] = {}
+
+    def current(self) -> str:
+        """layer, embed or tail; "" outside FSDP2's own work."""
+        return self._stack[-1] if self._stack else ""
+
+    def install(self) -> None:
+        """Wrap the methods that gather and reduce."""
+        for name in ("unshard", "wait_for_unshard", "post_backward"):
+            self._originals[name] = original = getattr(FSDPParamGroup, name)
+            setattr(FSDPParamGroup, name, self._within(original))
+
+    def remove(self) -> None:
+        """Put FSDP2's own methods back."""
+        for name, original in self._originals.items():
+            setattr(FSDPParamGroup, name, original)
+
+    def _within(self, original: Any) -> Any:
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stack.append(fsdp_unit(group.modules, group._module_fqn))
+            try:
+                result = original(group, *args, **kwargs)
+                if self._gathered is not None and original.__name__ == "wait_for_unshard":
+                    for weight in group.fsdp_params:
+                        if (whole := getattr(weight, "_unsharded_param", None)) is not None:
+                            self._gathered(whole)
+                return result
+            finally:
+                self._stack.pop()
+
+        return call
+
+
+def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
+    """What an FSDP2 unit is by the name and kind of its modules: layer, embed or tail.
+
+    The root is tail too: all that it has of its own is GPT-2's table of positions, which it gathers beside the tail.
+    Experts that are spread over ranks are a unit within their layer.
+    """
+    found = LAYER.search(fqn or "")
+    if found is not None and (found.end() == len(fqn or "") or (fqn or "").endswith(".experts")):
+        return "layer"
+    return "embed" if len(modules) == 1 and isinstance(modules[0], nn.Embedding) else "tail"

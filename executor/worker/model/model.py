@@ -1,0 +1,157 @@
+"""The model and its optimizer, before any framework touches them: without data, and where its numbers come from.
+
+Not here: the numbers (values.py), adapters (adapters.py), 4-bit weights (quantized.py), wrapping and sharding
+(engines/), or putting numbers where they stay (loading.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from executor.worker.model import loading, recompute
+from executor.worker.model.adapters import add_adapters, is_adapter, ordinary_name
+from executor.worker.model.quantized import pack_layers
+from executor.worker.model.seeds import seed_weights
+from executor.worker.model.values import Both, Drawn, Recorder, Stored, Values
+from planner.engines.common import implementation
+from planner.parallelism.case import Case
+from planner.spec import ModelSpec, TrainingJob
+from planner.spec.huggingface import config_dict
+from planner.spec.plan import Plan
+
+
+@dataclass(frozen=True)
+class Unfilled:
+    """A model without data, in the format its weights are held in, and the numbers that it is to have."""
+
+    model: Any
+    values: Values
+
+    def filled(self, device: torch.device) -> Any:
+        """The model with all its weights on one device."""
+        return loading.fill(self.model, self.values, device)
+
+
+def unfilled_model(plan: Plan) -> Unfilled:
+    """The Transformers model with adapters if the method has them; nothing but its buffers takes memory.
+
+    Every rank and every layout gets the same numbers. A checkpoint that lacks a weight is refused (PlannerError).
+    """
+    from transformers import AutoModelForCausalLM
+
+    job, dtype = plan.job, weight_dtype(plan.job)
+    seed_weights(job.recipe.seed)
+    recorder = Recorder()
+    with _WithoutData():
+        if job.recipe.checkpoint:
+            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
+        else:
+            with recorder:
+                model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
+    model.config.use_cache = False
+    if plan.model.moe is not None:
+        model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
+    loading.restore_buffers(model)
+    stored = Stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else None
+    names = {} if stored else {id(weight): name for name, weight in model.named_parameters()}
+    if job.base_quantization is not None:
+        pack_layers(model, job.base_quantization, dtype)
+    if job.adapters is not None:
+        with _WithoutData(), recorder:
+            add_adapters(model, job, dtype)
+        names |= {id(weight): ordinary_name(name) for name, weight in model.named_parameters() if is_adapter(name)}
+    # peft draws adapters in fp32 and gives them the base's format, whatever they are held in afterwards.
+    drawn = Drawn(recorder.calls, names, job.recipe.seed, adapters=dtype)
+    recompute.enable(model, plan)
+    return Unfilled(model.train(), Both(stored, drawn) if stored else drawn)
+
+
+def build_model(plan: Plan) -> nn.Module:
+    """The model with all its weights on one device: on CPU, but where 4-bit weights are made on a GPU."""
+    on_gpu = plan.job.base_quantization is not None and plan.cluster.gpu.kind != "cpu"
+    model: nn.Module = unfilled_model(plan).filled(torch.device("cuda" if on_gpu else "cpu"))
+    return model
+
+
+class _WithoutData(TorchFunctionMode):
+    """While entered, what modules make for their weights is on "meta".
+
+    Other tensors are real, so buffers are what they will be. And unlike under torch.device("meta") Transformers still
+    calls what initialises weights (it asks where `torch.tensor([])` is), so a Recorder sees it.
+    """
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.ones, torch.zeros) and kwargs.get("device") is None:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
+
+
+def weight_dtype(job: TrainingJob) -> torch.dtype:
+    """Format of the weights at rest. Mixed precision trains fp32 weights, but a frozen base is never updated: bf16."""
+    if job.precision == "fp32" or (job.precision == "bf16" and job.method == "full"):
+        return torch.float32
+    return torch.bfloat16
+
+
+def model_config(plan: Plan) -> Any:
+    """The model's Transformers configuration: its checkpoint's own, or the one of the plan's sizes."""
+    from transformers import AutoConfig
+
+    if plan.job.recipe.checkpoint:
+        return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True)
+    return transformers_config(plan.model, plan.job.seq_len)
+
+
+def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
+    """The Transformers configuration of a spec."""
+    from transformers import AutoConfig
+
+    facts = config_dict(spec) | {
+        "use_cache": False,
+        "pad_token_id": None,
+        # Ids of the built-in byte tokenizer; they only matter to someone who generates from the saved weights.
+        "bos_token_id": min(256, spec.vocab - 1),
+        "eos_token_id": min(257, spec.vocab - 1),
+    }
+    if spec.positions == "rope":  # learned positions are as many as the model has
+        facts["max_position_embeddings"] = max(spec.max_seq_len, seq_len)
+    return AutoConfig.for_model(**facts)
+
+
+def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """torch's AdamW or SGD over every trainable weight, stepping as the plan is predicted (planner.engines.common).
+
+    Weight decay does not spare norms, so all engines shard one list; only where tensors of several kinds are trained it
+    is several.
+    """
+    chosen, step = plan.job.optimizer, implementation(Case.of(plan))
+    how: dict[str, bool] = {"fused": step == "fused", "foreach": step == "foreach"}
+    groups = one_kind_each(parameter for parameter in model.parameters() if parameter.requires_grad)
+    if chosen.name == "sgd":
+        return torch.optim.SGD(groups, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **how)
+    return torch.optim.AdamW(
+        groups,
+        lr=chosen.lr,
+        betas=(chosen.beta1, chosen.beta2),
+        eps=chosen.eps,
+        weight_decay=chosen.weight_decay,
+        **how,
+    )
+
+
+def one_kind_each(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameter groups, one a mesh and one of plain tensors: a fused or list update of several kinds raises ("got mixed
+    torch.Tensor and DTensor", or on meshes that differ). Number formats torch separates by itself."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for weight in weights:
+        groups.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+    return [{"params": alike} for alike in groups.values()]

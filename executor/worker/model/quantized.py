@@ -1,0 +1,159 @@
+"""QLoRA's base: the layers' linear modules as bitsandbytes' 4-bit ones, and their weights whole again.
+
+Not here: adapters (adapters.py), or which bytes the planner counts for them (planner/inventory/forms.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.spec import Quantization
+from planner.spec.formats import FORMATS
+
+QUANT_TYPE = "nf4"
+STORAGE = {"uint8": torch.uint8, "bf16": torch.bfloat16}
+
+
+def pack_layers(model: Any, quantization: Quantization, dtype: torch.dtype) -> None:
+    """Put bitsandbytes' 4-bit NormalFloat linears in the place of the layers' own, which compute in `dtype`.
+
+    Nothing has data yet. Embedding, norms and head stay as they are.
+    """
+    import bitsandbytes
+    from transformers.pytorch_utils import Conv1D
+
+    for parent, name in [*_linears(model)]:
+        plain = getattr(parent, name)
+        rows, columns = reversed(plain.weight.shape) if isinstance(plain, Conv1D) else plain.weight.shape
+        with torch.device("meta"):
+            packed = bitsandbytes.nn.Linear4bit(
+                columns,
+                rows,
+                bias=plain.bias is not None,
+                compute_dtype=dtype,
+                compress_statistics=quantization.double,
+                quant_type=QUANT_TYPE,
+                quant_storage=STORAGE[quantization.storage],
+            )
+        packed.compress_statistics = quantization.double  # its weight knows, until something shards that
+        packed.source_cls = type(plain)  # as Transformers notes it
+        # Without gradients it would repack the weights in place for a kernel of some CPUs that multiplies in bf16 and
+        # has no backward (modules.py of 0.50.2), so a validation would end the training.
+        packed.support_avx512bf16_for_cpu = False
+        packed.bias = plain.bias
+        packed.weight = _params(packed, packed.weight.data.to(dtype))
+        setattr(parent, name, packed)
+    model.is_loaded_in_4bit = True  # what peft asks before it puts its own linear around bitsandbytes'
+
+
+def quantized(linear: Any, weight: torch.Tensor, device: torch.device) -> Any:
+    """A 4-bit linear's codes, made of its whole weight on `device`; their scales are on the module from then on.
+
+    Codes and scales stay where they are made, since what shards a weight does not know of its scales.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    if linear.source_cls is Conv1D:  # GPT-2 holds (in, out)
+        weight = weight.T.contiguous()
+    return _params(linear, weight).to(device)
+
+
+def shape_codes(model: nn.Module) -> None:
+    """Give 4-bit linears without data weights of their codes' shape, for what shards them before they are made."""
+    linears: list[Any] = [module for module in model.modules() if awaits_codes(module)]
+    for linear in linears:
+        codes = linear.weight.numel() // 2 // linear.quant_storage.itemsize
+        made = _params(linear, torch.empty(codes, 1, dtype=linear.quant_storage, device="meta"))
+        made.bnb_quantized = True
+        linear.weight = made
+
+
+def awaits_codes(module: Any) -> bool:
+    """Whether a module is a 4-bit linear whose codes are not made yet."""
+    return hasattr(module, "quant_storage") and module.quant_state is None
+
+
+def _params(linear: Any, weight: torch.Tensor) -> Any:
+    import bitsandbytes
+
+    return bitsandbytes.nn.Params4bit(
+        weight,
+        requires_grad=False,
+        compress_statistics=linear.compress_statistics,
+        quant_type=QUANT_TYPE,
+        quant_storage=linear.quant_storage,
+        module=linear,
+    )
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """(parent, name in it) of every linear module of every layer."""
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in _layers(model):
+        for module in layer.modules():
+            for name, child in module.named_children():
+                if isinstance(child, (nn.Linear, Conv1D)):
+                    yield module, name
+
+
+def _layers(model: Any) -> Iterator[nn.Module]:
+    kind = FORMATS[model.config.model_type].layer
+    return (module for module in model.modules() if type(module).__name__ == kind)
+
+
+def unpacked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's weights by name, one after the other, with 4-bit ones as numbers: those that its products were made of.
+
+    The scales are the modules' own: a sharded weight has none beside it. Where a weight is not whole (any rank but
+    the first) it is passed on as it is.
+    """
+    linears = {
+        name.removeprefix("module."): module
+        for name, module in model.named_modules()
+        if getattr(module, "quant_state", None) is not None
+    }
+    for name, weight in weights:
+        if name.rpartition(".weight.")[0] in linears:
+            continue  # its scales, under names of bitsandbytes' own
+        module, _, kind = name.rpartition(".")
+        packed = linears.get(module) if kind == "weight" else None
+        yield name, weight if packed is None else _numbers(packed, weight)
+
+
+def _numbers(linear: Any, codes: torch.Tensor) -> torch.Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+    from transformers.pytorch_utils import Conv1D
+
+    state = linear.quant_state
+    if 2 * codes.nbytes < state.shape.numel():
+        return codes
+    weight: torch.Tensor = dequantize_4bit(codes.view(-1, 1).to(state.absmax.device), state)
+    return weight.T.contiguous() if linear.source_cls is Conv1D else weight
+
+
+def scales(model: nn.Module) -> list[torch.Tensor]:
+    """What bitsandbytes keeps beside the codes of 4-bit weights: scales, their scales, and the tables of both. No
+    parameters, so no framework shards, casts or sends them."""
+    held: list[torch.Tensor] = []
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        if state is not None:
+            held += [state.absmax, state.code]
+            if state.nested:
+                held += [state.offset, state.state2.absmax, state.state2.code]
+    return held
+
+
+def python_kernel(func: Any) -> Callable[..., Any] | None:
+    """The function that bitsandbytes runs on a CPU for its 4-bit product, as far as `func` is that product."""
+    if func.namespace != "bitsandbytes" or func._opname != "gemm_4bit":
+        return None
+    from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl  # registered for every device but CUDA's
+
+    kernel: Callable[..., Any] = _gemm_4bit_default_impl
+    return kernel

@@ -1,0 +1,211 @@
+"""One rank on fake tensors in a fake process group (fake_world.py), in which the real modules and engines run.
+
+Nothing is computed and nothing is sent, but every tensor has its size, every storage its life and every collective
+its call. What real numbers would decide (is a mask needed, is the norm finite) is answered here, as an ordinary step
+would. Not here: following storages (memory.py), or which step is run (trace.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from executor.worker.fake_world import environment, join
+from executor.worker.meter.memory import LiveTensors
+from executor.worker.world import cpu
+from planner.spec.plan import Plan
+
+
+class FakeLiveTensors(LiveTensors):
+    """`LiveTensors` over fake tensors, whose storages are nominally on "meta" and whose collectives hold nothing."""
+
+    storage_type = "meta"
+    transports_hold = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _Propagation.depth:  # DTensor asks for a result's global shape: a question, not work
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Propagation:
+    """Whether DTensor is working out a global shape, by running the operation on fake tensors of that shape."""
+
+    depth = 0
+
+
+class _Answers(TorchDispatchMode):
+    """Answers what a fake tensor cannot: numbers that Python reads, and the order of DDP's buckets."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            # Norms are finite, no sequence is packed, every mask is full: what an ordinary step finds.
+            return 1.0 if args[0].dtype.is_floating_point else True if args[0].dtype is torch.bool else 1
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # the fake one would be a second tensor
+        if _of_reducer(func, args, kwargs):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _of_reducer(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this is DDP's reducer telling the ranks its buckets' order: C++ that reads the numbers it wrote."""
+    if not _Reducer.sorting:
+        return False
+    if func is torch.ops.aten.empty.memory_format:
+        return kwargs.get("dtype") is torch.int32
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+class _Reducer:
+    """Whether DDP is sorting its buckets anew, as it does once, in the second step."""
+
+    sorting = False
+
+
+@contextmanager
+def fake_world(plan: Plan, rank: int) -> Iterator[None]:
+    """While entered, this process is one rank of the plan's world. The engine is started inside, and then what makes
+    tensors runs in `fake_tensors`."""
+    from accelerate import PartialState
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, _environment(plan, rank)))
+        stack.enter_context(mock.patch.object(PartialState, "_prepare_backend", PartialState._prepare_backend))
+        cpu.prepare(plan.layout)
+        join(plan, rank)
+        stack.callback(dist.destroy_process_group)
+        stack.callback(_clear_sharding_prop_cache)  # it names groups of this world
+        stack.callback(_forget_accelerate)
+        yield
+
+
+def on_plain_cpu(engine: Any) -> None:
+    """Let an engine's device be "cpu": fake tensors take "cpu:0", which Accelerate makes of it, for another device."""
+    from accelerate.state import PartialState
+
+    if hasattr(engine, "accelerator"):
+        PartialState().device = torch.device("cpu")
+    engine.device = torch.device("cpu")
+
+
+def reduce_in_python(model: Any) -> None:
+    """Let DDP's reducer call its all-reduce through a hook: the fake group's own answer has no tensor in it."""
+
+    def all_reduced(state: object, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        buffer.div_(dist.get_world_size())
+        dist.all_reduce(buffer)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    all_reduced.__annotations__ = {}  # DDP compares them with classes, and here they are text
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model.register_comm_hook(None, all_reduced)
+
+
+@contextmanager
+def fake_tensors(plan: Plan) -> Iterator[None]:
+    """While entered, every new tensor is fake."""
+    with ExitStack() as stack:
+        for target, name, value in _patches() + (_as_on_cuda() if plan.cluster.gpu.kind == "cuda" else []):
+            stack.enter_context(mock.patch.object(target, name, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_Answers())
+        yield
+
+
+def _environment(plan: Plan, rank: int) -> dict[str, str]:
+    from executor.backends.accelerate import AccelerateBackend
+
+    node = {"LOCAL_WORLD_SIZE": str(min(plan.cluster.gpus_per_node, plan.layout.world_size))}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    return environment(plan, rank) | node | address | AccelerateBackend().expected_environment(plan)
+
+
+def _forget_accelerate() -> None:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def _as_on_cuda() -> list[tuple[Any, str, Any]]:
+    """What PyTorch decides by the device in Python or before any operation is dispatched, decided as for a GPU."""
+    from torch.nn import functional
+
+    attention = functional.scaled_dot_product_attention
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(x, p, train=True)[0] if training and p else x
+
+    def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return attention(*args, **(kwargs | {"dropout_p": 0.0}))
+
+    return [
+        (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
+        (functional, "scaled_dot_product_attention", flash),  # draws the same mask again; on CPU it keeps it
+    ]
+
+
+def _patches() -> list[tuple[Any, str, Any]]:
+    """What asks for real numbers or addresses, and what stands in."""
+    import transformers.masking_utils as masking
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.nn.parallel import distributed as ddp
+
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+    rebuild = ddp.DistributedDataParallel._pre_forward
+    make_mesh = DeviceMesh.__init__
+
+    def propagated(self: Any, *args: Any) -> Any:
+        _Propagation.depth += 1
+        try:
+            return propagate(self, *args)
+        finally:
+            _Propagation.depth -= 1
+
+    def sorted_buckets(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _Reducer.sorting = True
+        try:
+            return rebuild(self, *args, **kwargs)
+        finally:
+            _Reducer.sorting = False
+
+    def real_mesh(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            make_mesh(self, *args, **kwargs)
+
+    def set_data(weight: torch.Tensor, converted: torch.Tensor) -> None:
+        if weight.untyped_storage()._cdata != converted.untyped_storage()._cdata:
+            weight.data = converted.data
+
+    return [
+        # Module.to exchanges fake weights whole, which a weak reference forbids; a real one gets new data.
+        (torch.utils, "swap_tensors", set_data),
+        # Transformers builds a whole mask when it cannot look whether one is needed; a real step looks, and needs none.
+        (masking, "is_tracing", lambda tensor=None: False),
+        (ShardingPropagator, "_propagate_tensor_meta_non_cached", propagated),
+        (ddp.DistributedDataParallel, "_pre_forward", sorted_buckets),
+        # Ranks compare their weights' shapes: nobody else is there.
+        (dist, "_verify_params_across_processes", lambda *args: None),
+        (ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
+        (DeviceMesh, "__init__", real_mesh),
+        # Accelerate finds an optimizer's weights again by address.
+        (FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata),
+    ]

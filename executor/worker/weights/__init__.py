@@ -1,0 +1,1 @@
+"""Weights out: gathered from the ranks, and as a Hugging Face folder."""

@@ -1,0 +1,1 @@
+"""One rank's surroundings: its processor, limits, time-outs, state, last words."""

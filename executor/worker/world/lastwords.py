@@ -1,0 +1,100 @@
+"""What a rank writes of its own end when that is a bad one: failed/rank-N.json, which executor.watch.failures reads.
+
+A rank that is killed, or that leaves through `os._exit`, writes nothing: its agent knows its exit code. Not here: who
+is to blame (executor/watch/failures.py), or what the file holds (executor.folder.rundir.RankError).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from executor.folder.rundir import FAILED, RankError
+from planner.basics.errors import PlannerError
+from planner.spec.plan import write_whole
+
+CRASHED, TRAINING_FAILED = 1, 5
+LONGEST = 400
+"""Characters kept of a message: a verdict is one line."""
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[None]:
+    """Write down whatever ends what is inside, and let it go on."""
+    try:
+        yield
+    except BaseException as error:
+        write(folder, error)
+        raise
+
+
+def write(folder: Path, error: BaseException, *, out_of_memory: bool = False) -> None:
+    """failed/rank-N.json of this rank, at this moment. A folder that takes no file any more is no second failure."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return
+    rank = os.environ.get("RANK", "0")
+    record = {"schema": "failed/1", "rank": int(rank)} | msgspec.structs.asdict(said(error))
+    record |= {"out_of_memory": out_of_memory}
+    with suppress(PlannerError, OSError):
+        (folder / FAILED).mkdir(exist_ok=True)
+        write_whole(folder / FAILED / f"rank-{rank}.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+def said(error: BaseException) -> RankError:
+    """An exception as this rank's record."""
+    now, number = time.time_ns(), system_error(error)
+    refusal = isinstance(error, PlannerError)
+    code = exit_code(error)
+    if isinstance(error, PlannerError) and error.field == "output" and number is not None:
+        code = TRAINING_FAILED  # a file that could not be written under way is no mistake of the command line
+    kind = type(error)
+    return RankError(
+        message=sentence(error)[:LONGEST],
+        exit_code=code,
+        kind=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+        time_ns=now,
+        host=socket.gethostname(),
+        errno=number,
+        refusal=refusal,
+        cause=getattr(error, "cause", ""),
+    )
+
+
+def exit_code(error: BaseException) -> int:
+    """With which code the process ends."""
+    if isinstance(error, PlannerError):
+        return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return CRASHED
+
+
+def sentence(error: BaseException) -> str:
+    """One line, as a traceback ends with it."""
+    if isinstance(error, PlannerError):
+        return error.sentence
+    if isinstance(error, SystemExit):
+        return f"exit code {error.code}" if isinstance(error.code, int) else str(error.code)
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def system_error(error: BaseException) -> int | None:
+    """The system's number of the error, or of the one that it came of; a full disk before all others."""
+    found: list[int] = []
+    seen: BaseException | None = error
+    while seen is not None and len(found) < 10:
+        if isinstance(seen, OSError) and seen.errno is not None:
+            found.append(seen.errno)
+        elif os.strerror(errno.ENOSPC) in str(seen):  # safetensors, among others, has no number of it
+            found.append(errno.ENOSPC)
+        seen = seen.__cause__ or seen.__context__
+    full = [number for number in found if number in (errno.ENOSPC, errno.EDQUOT)]
+    return next(iter(full or found), None)

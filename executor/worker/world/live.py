@@ -1,0 +1,92 @@
+"""In which world, and wrapped in what, a program really trains: read from its own live objects at an optimizer's step.
+
+Nothing is asked of the program, and no framework is imported that it has not imported itself. Not here: running it
+(script.py), or comparing what was read with a plan (executor/preflight/contract.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from typing import Any
+
+from executor.preflight.contract import Live
+
+DEEPSPEED, FSDP2, FSDP1, DDP = "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel"
+HOMES = ("deepspeed.", "torch.")
+"""Where these classes are: another's class of the same name is not meant."""
+
+
+def live(optimizer: Any = None) -> Live:
+    """This process's world, and what the weights of the optimizer that steps are wrapped in.
+
+    Under DeepSpeed the optimizer holds partitions, not the module's weights, so the engine is the one there is.
+    """
+    world, rank = _world()
+    held = _weights_of(optimizer)
+    wrappers: dict[str, Any] = {}
+    for module in _modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in (DEEPSPEED, FSDP2, FSDP1, DDP) and kind.__module__.startswith(HOMES):
+                name = kind.__name__
+                if name == DEEPSPEED or not held or any(id(weight) in held for weight in module.parameters()):
+                    wrappers.setdefault(name, module)
+    for name, read in ((DEEPSPEED, _of_deepspeed), (FSDP2, _of_fsdp2), (FSDP1, _of_fsdp1), (DDP, _of_ddp)):
+        if name in wrappers:
+            return Live(world_size=world, rank=rank, **read(wrappers[name]))
+    mesh = _mesh_of(held.values())
+    wrapper = {} if mesh is None else {"engine": "dtensor", "wrapper": "DTensor", "ranks": math.prod(mesh.shape)}
+    return Live(world_size=world, rank=rank, **wrapper)
+
+
+def _world() -> tuple[int, int]:
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return 1, 0
+    return dist.get_world_size(), dist.get_rank()
+
+
+def _weights_of(optimizer: Any) -> dict[int, Any]:
+    groups = getattr(optimizer, "param_groups", ())
+    return {id(weight): weight for group in groups for weight in group["params"]}
+
+
+def _modules() -> list[Any]:
+    """Every module that is alive. By its type alone: asking an object for its class may run a proxy's code."""
+    nn = sys.modules.get("torch.nn")
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)] if nn is not None else []
+
+
+def _of_deepspeed(engine: Any) -> dict[str, Any]:
+    kinds = [kind.__name__ for kind in type(engine).__mro__]
+    return {
+        "engine": "deepspeed-pipeline" if "PipelineEngine" in kinds else "deepspeed",
+        "wrapper": type(engine).__name__,
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "ranks": int(engine.dp_world_size),
+    }
+
+
+def _of_fsdp2(module: Any) -> dict[str, Any]:
+    sharded = next((weight for weight in module.parameters() if hasattr(weight, "device_mesh")), None)
+    found: dict[str, Any] = {"engine": "fsdp2", "wrapper": FSDP2}
+    if sharded is not None:
+        mesh, places = sharded.device_mesh, sharded.placements
+        found["ranks"] = math.prod(mesh.shape)
+        found["shards"] = math.prod(
+            size for size, place in zip(mesh.shape, places, strict=True) if not place.is_replicate()
+        )
+    return found
+
+
+def _of_fsdp1(module: Any) -> dict[str, Any]:
+    return {"engine": "fsdp1", "wrapper": FSDP1, "ranks": int(module.process_group.size())}
+
+
+def _of_ddp(module: Any) -> dict[str, Any]:
+    return {"engine": "ddp", "wrapper": DDP, "ranks": int(module.process_group.size())}
+
+
+def _mesh_of(weights: Any) -> Any:
+    return next((weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")), None)

@@ -1,0 +1,209 @@
+"""Accelerate's YAML: how many processes, and DDP, FSDP, DeepSpeed or Megatron-LM with their group sizes.
+
+Keys and defaults: accelerate 1.15 (commands/config/config_args.py, utils/launch.py). The file says nothing of the
+model, the batch or the optimizer: those are the training script's. Not here: FSDP's own keys (fsdp.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.ask.fromfile import deepspeed, files, fsdp
+from planner.ask.fromfile.sheet import Sheet, Understood
+from planner.basics.errors import PlannerError
+
+NAME = "Accelerate"
+PARALLEL = "parallelism_config"
+KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+SIZES = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "tp": "tp", "cp": "cp"}
+
+HARMLESS = (
+    "compute_environment", "debug", "enable_cpu_affinity", "machine_rank", "main_process_*", "main_training_function",
+    "rdzv_backend", "same_network", "gpu_ids", "use_cpu", "tpu_*", "command*", "num_cpu_threads_per_process",
+    "mpirun_config*", "downcast_bf16", "deepspeed_config.zero3_*", "deepspeed_config.deepspeed_*",
+    f"{PARALLEL}.*_backend", *(f"fsdp_config.{pattern}" for pattern in fsdp.HARMLESS),
+)  # fmt: skip
+NOT_MODELLED = {
+    "dynamo_config.*": "compiled code keeps less and runs faster",
+    "fp8_config.*": "fp8's own switches",
+    "megatron_lm_config.*": "Megatron-LM's other switches",
+    **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
+}
+
+
+def detect(data: Mapping[str, Any]) -> bool:
+    """Whether a table is Accelerate's."""
+    return "distributed_type" in data or "compute_environment" in data
+
+
+def read(sheet: Sheet) -> None:
+    """The whole file."""
+    kind = str(sheet.data.get("distributed_type") or "NO").upper()
+    if kind == "FALSE":
+        kind = "NO"  # YAML 1.1 reads a bare NO as false
+    if kind not in KINDS:
+        raise sheet.wrong("distributed_type", "is not planned for", f"Known: {', '.join(KINDS)}")
+    _counts(sheet, kind)
+    sections = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
+    for other, section in sections.items():
+        if other != kind:
+            sheet.ignore_section(section, f"distributed_type {kind} does not read it")
+    if kind == "DEEPSPEED":
+        _deepspeed(sheet)
+    elif kind == "MEGATRON_LM":
+        _megatron(sheet)
+    elif kind == "FSDP":
+        fsdp.read(sheet, "fsdp_config", "distributed_type")
+        _hybrid(sheet)
+    else:
+        sheet.means("strategy", "ddp", "distributed_type")
+        sheet.means("engine", ("ddp",), "distributed_type")
+    _precision(sheet, "deepspeed_config.deepspeed_config_file" if kind == "DEEPSPEED" else "")
+    _groups(sheet, kind)
+
+
+def _counts(sheet: Sheet, kind: str) -> None:
+    processes, machines = sheet.whole("num_processes"), sheet.whole("num_machines")
+    if kind == "NO":
+        sheet.means("gpus", 1, "distributed_type", "num_processes")
+        sheet.ignore("num_machines", "distributed_type NO is one process")
+        return
+    if processes is not None and processes > 0:
+        sheet.means("gpus", processes, "num_processes")
+        if machines is not None and (machines < 1 or processes % machines):
+            raise sheet.wrong("num_machines", f"does not divide the {processes} processes")
+    else:
+        sheet.ignore("num_processes", "-1: said when it is launched (--gpus says)")
+    if machines is not None:
+        sheet.means("nodes", machines, "num_machines")
+
+
+def _precision(sheet: Sheet, file_key: str) -> None:
+    key = "mixed_precision"
+    if not sheet.has(key):
+        if not sheet.has(file_key):
+            sheet.means("precision", "fp32", note="Accelerate's default: no mixed precision")
+        return
+    value = sheet.choice(key, PRECISIONS)
+    note = ""
+    if value == "fp32":
+        note = "no mixed precision: weights as the script loads them (--precision pure-bf16 when it loads bf16)"
+    sheet.means("precision", value, key, note=note)
+
+
+def _hybrid(sheet: Sheet) -> None:
+    """FSDP 1's HYBRID_SHARD shards inside a node and keeps a copy on each (torch's default process groups)."""
+    gpus, nodes = sheet.says("gpus"), sheet.says("nodes")
+    if sheet.says("strategy") == "hsdp" and gpus and nodes and not sheet.under(PARALLEL):
+        keys = ("num_processes", "num_machines")
+        sheet.means("dp_replicate", nodes, "num_machines", note="HYBRID_SHARD: a copy on each node")
+        sheet.means("dp_shard", gpus // nodes, *keys, note="HYBRID_SHARD: shards inside a node")
+        sheet.merge("strategy", "engine")
+
+
+def _groups(sheet: Sheet, kind: str) -> None:
+    prefix = f"{PARALLEL}.{PARALLEL}_"
+    for key in sheet.under(PARALLEL):
+        if not key.startswith(prefix):
+            sheet.ignore(key, f"Accelerate ignores keys here without the prefix {PARALLEL}_")
+    sizes: dict[str, int] = {}
+    for name, option in SIZES.items():
+        key = f"{prefix}{name}_size"
+        if sheet.has(key):
+            sizes[option] = sheet.whole(key) or 1
+            sheet.means(option, sizes[option], key)
+    shards = f"{prefix}sp_size"
+    if (sheet.whole(shards) or 1) > 1:
+        sizes["cp"] = sheet.whole(shards) or 1
+        sheet.means("cp", sizes["cp"], shards)
+        sheet.means("cp_method", "ulysses", shards)
+    elif sheet.has(shards):
+        sheet.ignore(shards, "off")
+    for key in (f"{prefix}cp_comm_strategy", f"{prefix}cp_rotate_method"):
+        if sheet.has(key) and sizes.get("cp", 1) > 1:
+            sheet.means("cp_method", sheet.choice(key, {"allgather": "allgather", "alltoall": "ring"}), key)
+        else:
+            sheet.ignore(key, "there is no context parallelism")
+    gpus = sheet.says("gpus")
+    product = 1
+    for size in sizes.values():
+        product *= size
+    if sizes and kind in ("FSDP", "DEEPSPEED") and gpus is not None and product != gpus:
+        rule = f"has sizes that multiply to {product}, num_processes is {gpus}"
+        raise PlannerError(f"{sheet.path}: {PARALLEL}", None, rule, "Make the two equal")
+    if kind == "FSDP" and sizes:
+        # Sizes say it all: the strategy's name would ask for a search beside them.
+        sheet.merge("strategy", "engine")
+
+
+def _deepspeed(sheet: Sheet) -> None:
+    section = "deepspeed_config"
+    file_key = f"{section}.deepspeed_config_file"
+    name = sheet.text(file_key)
+    if name is not None:
+        path = files.referenced(name, sheet.path)
+        inner = Sheet(deepspeed.NAME, str(path), files.load(path))
+        deepspeed.read(inner)
+        found = inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED)
+    else:
+        found = _from_flags(sheet, section)
+    if name is not None:
+        sheet.include(found, file_key)
+        sheet.ignore(file_key, f"read as {files.referenced(name, sheet.path)}")
+        for key in sheet.under(section):
+            if not key.startswith(file_key):
+                sheet.ignore(key, "the DeepSpeed file decides")
+        return
+    for line in found.lines:
+        keys = [f"{section}.{FLAGS[key]}" for key in line.keys if key in FLAGS]
+        if keys or sheet.says(line.option) is None:
+            sheet.means(line.option, line.value, "distributed_type" if line.option == "engine" else "", *keys,
+                        note=line.note)  # fmt: skip
+    for key in ("offload_optimizer_device", "offload_param_device"):
+        sheet.ignore(f"{section}.{key}", "off")
+
+
+FLAGS = {
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
+    "zero_optimization.offload_param.device": "offload_param_device",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+}
+"""DeepSpeed's key, and the one Accelerate makes it from when there is no DeepSpeed file."""
+
+
+def _from_flags(sheet: Sheet, section: str) -> Understood:
+    data: dict[str, Any] = {"zero_optimization.stage": 2, "fp16.enabled": "auto"}
+    for key, flag in FLAGS.items():
+        if sheet.has(f"{section}.{flag}"):
+            data[key] = sheet.data[f"{section}.{flag}"]
+    inner = Sheet(deepspeed.NAME, sheet.path, data)
+    deepspeed.read(inner)
+    return inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED)
+
+
+def _megatron(sheet: Sheet) -> None:
+    prefix = "megatron_lm_config.megatron_lm_"
+    sheet.means("engine", ("megatron",), "distributed_type")
+    for name, option in {
+        "tp_degree": "tp",
+        "pp_degree": "pp",
+        "context_parallel_size": "cp",
+        "expert_model_parallel_size": "ep",
+        "num_micro_batches": "grad_accum",
+    }.items():
+        if sheet.has(prefix + name):
+            sheet.means(option, sheet.whole(prefix + name), prefix + name)
+    for name, option in {"gradient_clipping": "max_grad_norm"}.items():
+        if sheet.has(prefix + name):
+            sheet.means(option, sheet.real(prefix + name), prefix + name)
+    if sheet.flag(prefix + "sequence_parallelism"):
+        sheet.means("sequence_parallel", True, prefix + "sequence_parallelism")
+    if sheet.flag(prefix + "recompute_activations"):
+        sheet.means("recompute", "attention", prefix + "recompute_activations", note="Megatron's selective recompute")
+    if sheet.has(prefix + "use_distributed_optimizer"):
+        stage = 1 if sheet.flag(prefix + "use_distributed_optimizer") else 0
+        sheet.means("zero_stage", stage, prefix + "use_distributed_optimizer")

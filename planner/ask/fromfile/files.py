@@ -1,0 +1,65 @@
+"""A configuration file from disk as plain values: YAML, JSON or TOML by its suffix. Nothing in it is evaluated.
+
+Not here: what its keys mean.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.basics.contents import NOT_JSON
+from planner.basics.errors import PlannerError
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+LARGEST_BYTES = 2**20
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The one table a file holds."""
+    file = Path(path)
+    if file.suffix.lower() not in SUFFIXES:
+        raise PlannerError("from", path, "is not a YAML, JSON or TOML file", f"Known endings: {', '.join(SUFFIXES)}")
+    if not file.is_file():
+        raise PlannerError("from", path, "is not a file", "Give a training configuration")
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise PlannerError("from", path, f"cannot be read ({error.strerror})") from None
+    if len(raw) > LARGEST_BYTES:
+        raise PlannerError("from", path, f"is larger than {LARGEST_BYTES} bytes", "Give a training configuration")
+    kind = file.suffix.lower().lstrip(".")
+    try:
+        data = _decode(kind, raw)
+    except (*NOT_JSON, tomllib.TOMLDecodeError) as error:
+        name = {"yml": "YAML"}.get(kind, kind.upper())
+        raise PlannerError("from", path, f"is not {name}: {error}", "Mend the file") from None
+    if not isinstance(data, dict) or not data:
+        raise PlannerError("from", path, "holds no table of keys", "Give a training configuration")
+    return {str(key): value for key, value in data.items()}
+
+
+def referenced(name: str, beside: str) -> Path:
+    """A file that another names: next to it, or else in the current folder, where frameworks look."""
+    for folder in (Path(beside).parent, Path()):
+        if (folder / name).is_file():
+            return folder / name
+    raise PlannerError(beside, None, f"names {name}, which is not a file beside it", "Put it there, or mend the path")
+
+
+def _decode(kind: str, raw: bytes) -> Any:
+    if kind == "toml":
+        return tomllib.loads(raw.decode())
+    if kind == "json":
+        return msgspec.json.decode(raw)
+    try:
+        return msgspec.yaml.decode(raw)
+    except ImportError:
+        raise PlannerError(
+            "from", None, "reading YAML needs PyYAML, which is not installed", "Install meshwright[yaml]"
+        ) from None

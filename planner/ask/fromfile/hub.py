@@ -1,0 +1,63 @@
+"""From a model's name in somebody's file to a preset: a Hugging Face Hub id, its mirrors, or a local folder.
+
+The ids come from the presets' own sources. Not here: reading a config.json (huggingface.py), or any network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.basics.errors import PlannerError
+from planner.spec import presets
+from planner.spec.preset_files import Folders
+
+HUB = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
+SUFFIX = re.compile(
+    r"[-_.](hf|instruct|chat|base|it|pt|sft|bf16|fp16|4bit|bnb|unsloth|preview|v\d+(\.\d+)*|\d{4})$",
+)
+"""What mirrors and tuned versions add to a name without changing a size."""
+
+
+def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str, str]:
+    """(what --model would be, how it was found) for the first name that is known."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        for place in (Path(beside).parent / name, Path(name)):
+            if (place / "config.json").is_file():
+                return str(place / "config.json"), "the folder's config.json"
+    known = _known(folders)
+    for name in wanted:
+        if (preset := known.get(name.lower())) is not None:
+            return preset, "" if preset == name else "the preset whose source that is"
+    for name in wanted:
+        for shorter in _shorter(name):
+            if (preset := known.get(shorter)) is not None:
+                return preset, "by its name: the sizes are the preset's"
+    rule = "is no model preset's name or source"
+    fix = "Say which it is: --model NAME (planner presets models lists them), or a config.json"
+    raise PlannerError(f"{beside}: model", " or ".join(wanted), rule, fix)
+
+
+def _known(folders: Folders) -> dict[str, str]:
+    """Preset by lower-case id and by the Hub ids in its sources; an id that two presets cite belongs to none."""
+    ids = presets.names("models", folders=folders)
+    cited: dict[str, set[str]] = {}
+    for preset in ids:
+        for source in presets.provenance("models", preset, folders=folders).values():
+            for hub in HUB.findall(source):
+                cited.setdefault(hub.lower(), set()).add(preset)
+    by_source = {hub: next(iter(owners)) for hub, owners in cited.items() if len(owners) == 1}
+    by_mirror = {hub.partition("/")[2]: preset for hub, preset in by_source.items()}
+    return by_mirror | by_source | {preset: preset for preset in ids}
+
+
+def _shorter(name: str) -> list[str]:
+    """The name without its owner, then without one suffix after another."""
+    short = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    found = [short]
+    while (shorter := SUFFIX.sub("", found[-1])) != found[-1]:
+        found.append(shorter)
+    # llama3-8b and llama-3-8b are one name.
+    return [*found, *(re.sub(r"^([a-z]+)(\d)", r"\1-\2", one) for one in found)]

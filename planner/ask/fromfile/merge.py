@@ -1,0 +1,169 @@
+"""A file's options joined with the command line's, which win; and the account of both, as text and as JSON.
+
+Here names become the planner's own: a Hub id a preset, an engine a runtime, "auto" buckets a number of elements.
+Not here: what any key means (one module a format), or the rules that options obey (planner/ask/options.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from planner.ask.fromfile import hub
+from planner.ask.fromfile.deepspeed import OfHidden
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, Line, Understood
+from planner.ask.options import cluster_of, model_of
+from planner.basics.errors import PlannerError
+from planner.spec.engines import ENGINES
+from planner.spec.options import OPTIONS, TABLE
+
+DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
+"""The options by which a file asks for replicas."""
+
+ENGINE_BY = ("strategy", "runtime", "zero_stage")
+"""Options that replace the engine a file means."""
+
+Given = Mapping[str, Any]
+
+
+class Merged(NamedTuple):
+    """What is asked after all, and the file's lines: those that count, and those the command line replaced."""
+
+    given: dict[str, Any]
+    found: Understood
+    replaced: tuple[tuple[Line, str], ...]
+
+
+def merged(found: Understood, given: Given) -> Merged:
+    """The file under the command line."""
+    typed = [name for name, value in given.items() if value not in (None, ())]
+    by = {name: name for name in typed}
+    for name in typed:
+        by |= {one.name: name for one in TABLE if name in one.replaced_by and one.name not in by}
+    if given.get("method") != "full":  # adapters keep the file's rank and targets whatever they adapt
+        by = {name: whom for name, whom in by.items() if whom != "method" or name == "method"}
+    if given.get("offload_optimizer") is False and by.get("optimizer_implementation") == "offload_optimizer":
+        del by["optimizer_implementation"]
+    if engine := next((name for name in typed if name in ENGINE_BY), None):
+        by["engine"] = engine
+    replaced = tuple((line, by[line.option]) for line in found.lines if line.option in by)
+    lines = [_named(line, found, given) for line in found.lines if line.option not in by]
+    whole = {**given, **{line.option: line.value for line in lines if not isinstance(line.value, OfHidden)}}
+    if any(isinstance(line.value, OfHidden) for line in lines):
+        hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
+        lines = [_sized(line, hidden) for line in lines]
+        whole |= {line.option: line.value for line in lines}
+    understood = msgspec.structs.replace(found, lines=tuple(lines))
+    if any((line.option, line.value) in DDP for line in lines) and _gpus(whole) == 1:
+        understood = _on_one_device(understood)
+        whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
+        whole |= understood.options
+    return Merged(whole, understood, replaced)
+
+
+def _gpus(whole: Given) -> int:
+    return cluster_of(whole, tuple(whole.get("presets") or ())).gpus
+
+
+def _on_one_device(found: Understood) -> Understood:
+    """What a file means by DDP where there is one device: no trainer wraps a lone process's model."""
+    note = "one device is no DDP: the model is trained as it is"
+    lines, ignored = [], list(found.ignored)
+    for line in found.lines:
+        if (line.option, line.value) in DDP:
+            value = "single" if line.option == "strategy" else ENGINES["single"].runtime
+            lines.append(msgspec.structs.replace(line, value=value, note=note))
+        elif line.option == "ddp_bucket_bytes":
+            ignored += [Ignored(key, line.value, "one device has no buckets", "none") for key in line.keys]
+        else:
+            lines.append(line)
+    return msgspec.structs.replace(found, lines=tuple(lines), ignored=tuple(ignored))
+
+
+def _named(line: Line, found: Understood, given: Given) -> Line:
+    """Models and engines under the planner's own names."""
+    if line.option == "model":
+        value, how = hub.find(line.value, found.path, tuple(given.get("presets") or ()))
+        return msgspec.structs.replace(line, value=value, note="; ".join(filter(None, (line.note, how))))
+    if line.option == "engine":
+        engine = next((name for name in line.value if name in ENGINES), None)
+        if engine is None:
+            rule = f"means engine {line.value[0]}, which this version does not know"
+            fix = "Say which runtime stands in for it: --runtime NAME (planner presets runtimes lists them)"
+            raise PlannerError(f"{found.path}: {_keys(line)}", None, rule, fix)
+        note = line.note
+        if engine != line.value[0]:
+            note = f"{line.value[0]}'s own engine is not known to this version: {engine} is estimated"
+        return Line(line.keys, "runtime", ENGINES[engine].runtime, note)
+    return line
+
+
+def _sized(line: Line, hidden: int) -> Line:
+    if not isinstance(line.value, OfHidden):
+        return line
+    note = f"{line.note}: {line.value.text}, hidden = {hidden}"
+    return msgspec.structs.replace(line, value=line.value.elements(hidden), note=note)
+
+
+def _keys(line: Line) -> str:
+    return ", ".join(line.keys) or line.note or line.option
+
+
+# -- the account ---------------------------------------------------------------------------------------------------
+
+
+def as_json(one: Merged) -> dict[str, Any]:
+    """The `from` object of estimate/1."""
+    return {
+        "path": one.found.path,
+        "format": one.found.format,
+        "understood": [msgspec.structs.asdict(line) for line in one.found.lines],
+        "replaced": [{**_plain(line), "by": OPTIONS[by].flag} for line, by in one.replaced],
+        "ignored": [msgspec.structs.asdict(ignored) for ignored in one.found.ignored],
+    }
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    value = line.value
+    if isinstance(value, OfHidden):
+        value = value.text
+    elif isinstance(value, tuple):
+        value = " or ".join(value)
+    return {**msgspec.structs.asdict(line), "value": value}
+
+
+def as_text(one: Merged) -> str:
+    """What was understood, what the command line replaced, what was ignored and why."""
+    found = one.found
+    rows = [(", ".join(line.keys) or "(absent)", f"{line.option} = {line.value}", line.note) for line in found.lines]
+    text = [f"{found.path}: {found.format} configuration", "understood:", *_columns(rows)]
+    if one.replaced:
+        text.append("the command line says otherwise:")
+        text += _columns([
+            (", ".join(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
+             f"{OPTIONS[by].flag} stands")
+            for line, by in one.replaced
+        ])  # fmt: skip
+    if found.ignored:
+        text.append("ignored:")
+        text += _columns([(ignored.key, ignored.why) for ignored in found.ignored if ignored.effect != "none"])
+        text += _columns([
+            (ignored.key, ignored.why)
+            for ignored in found.ignored
+            if ignored.effect == "none" and ignored.why != HARMLESS
+        ])  # fmt: skip
+        if harmless := [ignored.key for ignored in found.ignored if ignored.why == HARMLESS]:
+            text.append(f"  {HARMLESS}: {', '.join(harmless)}")
+    return "\n".join(text)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    return [
+        ("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,238 @@
+"""A configuration file while it is read: typed look-ups, and an account of every key, understood or ignored.
+
+Each format (axolotl.py, deepspeed.py, ...) says on a Sheet what its keys mean; keys nobody spoke of end as ignored.
+Not here: any framework's key, or what becomes of the options (merge.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from planner.basics.errors import PlannerError, did_you_mean
+
+Effect = Literal["none", "not modelled", "unknown"]
+"""What ignoring a key does to the estimate."""
+
+HARMLESS = "changes neither memory nor time"
+OFF = "off"
+STRANGE = "is not a key known here: it may change memory or time"
+
+DEEPEST, MOST_KEYS = 20, 20_000
+"""A configuration beyond these is an accident, or YAML aliases that unfold without end."""
+
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Keys of the file and the option they mean. Without keys it is the framework's default for an absent one."""
+
+    keys: tuple[str, ...]
+    option: str
+    value: Any
+    note: str = ""
+
+
+class Ignored(msgspec.Struct, frozen=True):
+    """A key that sets no option, and why."""
+
+    key: str
+    value: Any
+    why: str
+    effect: Effect
+
+
+class Understood(msgspec.Struct, frozen=True):
+    """A file as read. The pseudo-option `engine` lists engines, the truest first; merge.py finds its runtime."""
+
+    format: str
+    path: str
+    lines: tuple[Line, ...]
+    ignored: tuple[Ignored, ...]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options by name."""
+        return {line.option: line.value for line in self.lines}
+
+
+class Means(NamedTuple):
+    """One key that is one option: its name and the look-up that reads it ("whole", "real" or "flag")."""
+
+    option: str
+    kind: str
+    absent: Any = None
+
+
+class Sheet:
+    """One file. Keys are dotted paths; `prefix` moves the look-ups into a section without losing the account."""
+
+    def __init__(self, name: str, path: str, data: Mapping[str, Any]) -> None:
+        self.name, self.path, self.tables = name, path, data
+        self.data = dict(islice(_flat(data, "", 0), MOST_KEYS + 1))
+        if len(self.data) > MOST_KEYS:
+            raise PlannerError(path, None, f"has more than {MOST_KEYS} keys", "Give one configuration file")
+        self._lines: list[Line] = []
+        self._ignored: dict[str, Ignored] = {}
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there with a value."""
+        return self.data.get(key) is not None
+
+    def under(self, section: str) -> dict[str, Any]:
+        """Every key below a section, by its full name."""
+        return {key: value for key, value in self.data.items() if key.startswith(section + ".")}
+
+    def text(self, key: str) -> str | None:
+        """A name, or None."""
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, "must be text")
+        return value
+
+    def flag(self, key: str) -> bool | None:
+        """True or false, also in words as YAML files have them."""
+        value = self.data.get(key)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).strip().lower()
+        if word in TRUE:
+            return True
+        if word in FALSE:
+            return False
+        raise self.wrong(key, "must be true or false")
+
+    def real(self, key: str) -> float | None:
+        """A finite number; YAML reads 1e-5 as text."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.wrong(key, "must be a number")
+        return number
+
+    def whole(self, key: str) -> int | None:
+        """A whole number; 5e8 is one."""
+        value = self.data.get(key)
+        if value is None or type(value) is int:
+            return value
+        number = self.real(key)
+        if number is None or number != int(number):
+            raise self.wrong(key, "must be a whole number")
+        return int(number)
+
+    def choice(self, key: str, meanings: Mapping[str, Any]) -> Any:
+        """What one of some words means, whatever its case; None when absent."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        word = str(value).lower()
+        if word not in meanings:
+            raise self.wrong(key, "is not known", did_you_mean(word, meanings))
+        return meanings[word]
+
+    def on(self, key: str) -> bool:
+        """Whether a key asks for anything: not absent, false, zero, empty or "none"; a table asks by having keys."""
+        value = self.data.get(key, key in self.tables)
+        if isinstance(value, str):
+            return value.strip().lower() not in FALSE
+        return bool(value)
+
+    def wrong(self, key: str, rule: str, fix: str = "") -> PlannerError:
+        """A refusal that names the file and the key."""
+        return PlannerError(f"{self.path}: {key}", self.data.get(key), rule, fix)
+
+    # -- the account -----------------------------------------------------------------------------------------------
+
+    def means(self, option: str, value: Any, *keys: str, note: str = "") -> None:
+        """These keys set that option. The last word on an option stands, and answers for the earlier keys too."""
+        earlier = [key for line in self._lines if line.option == option for key in line.keys]
+        there = dict.fromkeys([*earlier, *(key for key in keys if key in self.data)])
+        self._lines = [line for line in self._lines if line.option != option]
+        self._lines.append(Line(tuple(there), option, value, note))
+        for key in there:
+            self._ignored.pop(key, None)
+
+    def merge(self, option: str, into: str) -> None:
+        """Take back an option that another one says already; its keys are that one's."""
+        kept = next((line for line in self._lines if line.option == into), None)
+        gone = next((line for line in self._lines if line.option == option), None)
+        if kept is not None and gone is not None:
+            self._lines.remove(gone)
+            self.means(into, kept.value, *gone.keys, note=kept.note)
+
+    def says(self, option: str) -> Any:
+        """What the file has said of an option so far."""
+        return next((line.value for line in self._lines if line.option == option), None)
+
+    def spoken(self, key: str) -> bool:
+        """Whether the account has the key already."""
+        return key in self._ignored or any(key in line.keys for line in self._lines)
+
+    def plain(self, table: Mapping[str, Means]) -> None:
+        """Every key of a table that is one option."""
+        for key, meaning in table.items():
+            if self.has(key):
+                self.means(meaning.option, getattr(self, meaning.kind)(key), key)
+            elif meaning.absent is not None:
+                self.means(meaning.option, meaning.absent, note=f"{self.name}'s default for {key}")
+
+    def ignore(self, key: str, why: str, effect: Effect = "none") -> None:
+        """This key sets no option, for a reason; one that does set an option keeps that."""
+        if key in self.data and not any(key in line.keys for line in self._lines):
+            self._ignored[key] = Ignored(key, self.data[key], why, effect)
+
+    def ignore_section(self, section: str, why: str, effect: Effect = "none") -> None:
+        """Nothing below a section sets an option."""
+        for key in [section, *self.under(section)]:
+            self.ignore(key, why, effect)
+
+    def include(self, other: Understood, key: str) -> None:
+        """Another file (or section) that this one names: its account, its keys under `key`. Its defaults yield."""
+        for line in other.lines:
+            if not line.keys and self.says(line.option) is not None:
+                continue
+            own = tuple(f"{key}.{one}" for one in line.keys)
+            self.data.update(dict.fromkeys(own))
+            self.means(line.option, line.value, *own, note=line.note)
+        for one in other.ignored:
+            self.data[f"{key}.{one.key}"] = one.value
+            self._ignored[f"{key}.{one.key}"] = Ignored(f"{key}.{one.key}", one.value, one.why, one.effect)
+
+    def close(self, harmless: tuple[str, ...], not_modelled: Mapping[str, str]) -> Understood:
+        """The account, complete: what nobody spoke of is sorted by the format's two tables of key patterns."""
+        for key in self.data:
+            if self.spoken(key):
+                continue
+            why = next((why for pattern, why in not_modelled.items() if fnmatchcase(key, pattern)), None)
+            if why is not None and self.on(key):
+                self.ignore(key, f"not modelled: {why}", "not modelled")
+            elif why is not None:
+                self.ignore(key, OFF)
+            elif any(fnmatchcase(key, pattern) for pattern in harmless):
+                self.ignore(key, HARMLESS)
+            else:
+                self.ignore(key, f"{STRANGE}" if self.on(key) else f"{OFF}; {STRANGE}", "unknown")
+        return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()))
+
+
+def _flat(value: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values; lists and empty tables are values."""
+    if depth > DEEPEST:
+        raise PlannerError(prefix.rstrip("."), None, f"is nested more than {DEEPEST} deep", "Give one configuration")
+    for key, inner in value.items():
+        if isinstance(inner, Mapping) and inner:
+            yield from _flat(inner, f"{prefix}{key}.", depth + 1)
+        else:
+            yield f"{prefix}{key}", inner

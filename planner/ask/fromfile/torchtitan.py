@@ -1,0 +1,249 @@
+"""torchtitan's TOML: degrees of every parallelism, activation checkpointing, batch, precision.
+
+Keys and defaults: torchtitan's JobConfig (torchtitan/config/job_config.py, 2025); the places older files have them
+([training] and [experimental] degrees, batch_size) are read too. Not here: what torchtitan does with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from planner.ask.fromfile.sheet import Means, Sheet
+
+NAME = "torchtitan"
+TRAINING, PARALLEL, RECOMPUTE = "training", "parallelism", "activation_checkpoint"
+DEGREES = {
+    "data_parallel_replicate_degree": "dp_replicate",
+    "data_parallel_shard_degree": "dp_shard",
+    "context_parallel_degree": "cp",
+    "tensor_parallel_degree": "tp",
+    "pipeline_parallel_degree": "pp",
+    "expert_parallel_degree": "ep",
+}
+SCHEDULES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved1f1b": "interleaved",
+    "zbvzerobubble": "zb-v",
+    "zb-h1": "zb-h1",
+    "zb-h2": "zb-h2",
+}
+IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop", "fused_opt_states_bf16": None}
+LOOPED_STAGES = 2
+"""Stages a rank of a looped schedule when the file does not say (torchtitan's pipeline_parallel.py)."""
+
+MODELS = {"llama3": ("llama-3.1", "llama-3", "llama3"), "qwen3": ("qwen3", "qwen-3")}
+"""How flavours of torchtitan's models are named as presets: llama3 + 8B is Llama 3.1 8B."""
+
+PLAIN = {
+    f"{TRAINING}.seq_len": Means("seq_len", "whole", 2048),
+    f"{TRAINING}.max_norm": Means("max_grad_norm", "real"),
+    f"{TRAINING}.steps": Means("steps", "whole"),
+    f"{TRAINING}.seed": Means("seed", "whole"),
+    "optimizer.lr": Means("lr", "real"),
+    "optimizer.weight_decay": Means("weight_decay", "real"),
+}
+HARMLESS = (
+    "job.*", "profiling.*", "metrics.*", "checkpoint.*", "comm.*", "lr_scheduler.*", "validation.*", "debug.*",
+    "memory_estimation.*", "training.dataset*", "training.gc_*", "training.deterministic", "training.warmup_steps",
+    "training.mixed_precision_reduce", "optimizer.beta*", "optimizer.eps",
+    "model.tokenizer_path", "model.print_after_conversion", "model.norm_type",
+    "experimental.custom_*", "model.hf_assets_path", "compile.components", "activation_checkpoint.*",
+)  # fmt: skip
+NOT_MODELLED = {
+    "training.compile": "compiled code keeps less and runs faster",
+    "compile.enable": "compiled code keeps less and runs faster",
+    "float8.*": "float8's own switches",
+    "quantize.*": "the quantization's own switches",
+    "mx.*": "the MX formats' own switches",
+    "fault_tolerance.*": "torchft's replicas come and go",
+    "optimizer.early_step_in_backward": "the optimizer steps inside backward, and gradients go at once",
+    "*.disable_loss_parallel": "logits gathered before the loss",
+    "*.enable_async_tensor_parallel": "messages hidden behind the products they belong to",
+    "*.enable_compiled_autograd": "a compiled backward",
+    "*.pipeline_parallel_split_points": "stages of unequal layers (--stage-layers says)",
+    "*.pipeline_parallel_layers_per_stage": "stages of unequal layers (--stage-layers says)",
+    "*.module_fqns_per_model_part": "stages of unequal layers (--stage-layers says)",
+    "*.pipeline_parallel_schedule_csv": "a schedule from a table",
+    "*.expert_tensor_parallel_degree": "experts split otherwise than the rest",
+}
+
+
+def detect(data: Mapping[str, Any]) -> bool:
+    """Whether a table is torchtitan's."""
+    tables = [data.get(name) for name in ("model", TRAINING, PARALLEL)]
+    model, training, parallel = (table if isinstance(table, dict) else {} for table in tables)
+    return "flavor" in model or bool(parallel.keys() & DEGREES.keys()) or "local_batch_size" in training
+
+
+def read(sheet: Sheet) -> None:
+    """The whole file."""
+    _model(sheet)
+    sheet.plain(PLAIN)
+    sizes = _degrees(sheet)
+    _batches(sheet, sizes)
+    _precision(sheet)
+    _recompute(sheet)
+    _pipeline(sheet, sizes)
+    _optimizer(sheet)
+    if sheet.flag(f"{TRAINING}.enable_cpu_offload"):
+        sheet.means("offload_params", True, f"{TRAINING}.enable_cpu_offload")
+        sheet.means("offload_optimizer", True, f"{TRAINING}.enable_cpu_offload")
+    sheet.ignore(f"{TRAINING}.enable_cpu_offload", "off")
+
+
+def _model(sheet: Sheet) -> None:
+    name, flavor = sheet.text("model.name"), sheet.text("model.flavor")
+    if name is None and flavor is None:
+        return
+    families = MODELS.get(str(name), (str(name),))
+    names = tuple(f"{family}-{flavor}".lower() for family in families)
+    sheet.means("model", names, "model.name", "model.flavor")
+
+
+def _place(sheet: Sheet, name: str) -> str:
+    """Where a file of any age has a key of [parallelism]."""
+    places = [f"{table}.{name}" for table in (PARALLEL, "experimental", TRAINING)]
+    return next((key for key in places if key in sheet.data), places[0])
+
+
+def _degrees(sheet: Sheet) -> dict[str, int]:
+    sizes = dict.fromkeys(DEGREES.values(), 1) | {"dp_shard": -1}
+    for name, option in DEGREES.items():
+        key = _place(sheet, name)
+        sizes[option] = sheet.whole(key) or sizes[option]
+        if sizes[option] < 1 and option != "dp_shard":
+            raise sheet.wrong(key, "must be 1 or more")
+        if option == "dp_shard" and sizes[option] < 1:
+            sheet.ignore(key, f"{sizes[option]}: the ranks that are left (--gpus says how many there are)")
+        elif sheet.has(key):
+            sheet.means(option, sizes[option], key)
+        elif option == "dp_replicate":
+            sheet.means(option, 1, note="torchtitan's default")
+    # Experts divide the ranks that are there already.
+    product = math.prod(size for option, size in sizes.items() if option != "ep")
+    keys = tuple(_place(sheet, name) for name in DEGREES)
+    if product > 0:
+        sheet.means("gpus", product, *(key for key in keys if sheet.has(key)), note="the product of the degrees")
+    if sizes["dp_shard"] == 1 and product == sizes["dp_replicate"]:
+        sheet.means("engine", ("ddp",), note="nothing is sharded")
+    else:
+        sheet.means("engine", ("torchtitan", "fsdp2"), note="torchtitan runs FSDP2")
+        sheet.means("zero_stage", 3, note="torchtitan runs FSDP2")
+    key = _place(sheet, "fsdp_reshard_after_forward")
+    policies = {"default": sizes["pp"] == 1, "always": True, "never": False}
+    reshard = sheet.choice(key, policies)
+    if sizes["dp_shard"] != 1:
+        note = "kept between micro-batches of a pipeline" if sizes["pp"] > 1 else ""
+        sheet.means("reshard_after_forward", policies["default"] if reshard is None else reshard, key, note=note)
+    else:
+        sheet.ignore(key, "nothing is sharded")
+    rotate = _place(sheet, "context_parallel_rotate_method")
+    if sizes["cp"] > 1:
+        method = sheet.choice(rotate, {"allgather": "allgather", "alltoall": "ring"}) or "allgather"
+        sheet.means("cp_method", method, rotate)
+    else:
+        sheet.ignore(rotate, "there is no context parallelism")
+    if sizes["tp"] > 1:
+        sheet.means("sequence_parallel", True, note="torchtitan's tensor parallelism always has it")
+    return sizes
+
+
+def _batches(sheet: Sheet, sizes: dict[str, int]) -> None:
+    """Of a pipeline, the local batch is cut into micro-batches; without one it is the micro-batch."""
+    key = f"{TRAINING}.local_batch_size"
+    if not sheet.has(key) and sheet.has(f"{TRAINING}.batch_size"):
+        key = f"{TRAINING}.batch_size"
+    local = sheet.whole(key) or 8
+    whole_key = f"{TRAINING}.global_batch_size"
+    whole = sheet.whole(whole_key) or -1
+    micro_key = _place(sheet, "pipeline_parallel_microbatch_size")
+    micro = (sheet.whole(micro_key) or 1) if sizes["pp"] > 1 else local
+    if local < 1 or micro < 1 or local % micro:
+        raise sheet.wrong(key, f"is not a multiple of the pipeline's micro-batch {micro}")
+    keys = (key, micro_key) if sizes["pp"] > 1 else (key,)
+    sheet.means("micro_batch_size", micro, *keys, note="" if sheet.has(key) else "torchtitan's default")
+    if whole > 0:
+        sheet.means("global_batch_size", whole, whole_key)
+    else:
+        sheet.means("grad_accum", local // micro, *keys, whole_key)
+    sheet.ignore(micro_key, "there is no pipeline")
+
+
+def _precision(sheet: Sheet) -> None:
+    converters = sheet.data.get("model.converters")
+    names = [str(name) for name in (converters if isinstance(converters, list) else [converters])]
+    formats = {"bfloat16": "bf16", "float32": "fp32"}
+    key = f"{TRAINING}.mixed_precision_param"
+    if any(name.endswith("float8") for name in names):
+        sheet.means("precision", "fp8", "model.converters", key)
+    elif sheet.choice(f"{TRAINING}.dtype", {"bfloat16": True, "float32": False}):
+        sheet.means("precision", "pure-bf16", f"{TRAINING}.dtype", key)
+    else:
+        value = sheet.choice(key, formats) or "bf16"
+        sheet.means("precision", value, key, f"{TRAINING}.dtype", note="" if sheet.has(key) else "torchtitan's default")
+    if converters:
+        sheet.ignore("model.converters", "not modelled: these model converters", "not modelled")
+    else:
+        sheet.ignore("model.converters", "off")
+
+
+def _recompute(sheet: Sheet) -> None:
+    mode = sheet.choice(f"{RECOMPUTE}.mode", {name: name for name in ("none", "selective", "full", "memory_budget")})
+    mode = mode or "selective"
+    option_key = f"{RECOMPUTE}.selective_ac_option"
+    option = str(sheet.data.get(option_key, "2"))
+    mode_key = f"{RECOMPUTE}.mode"
+    if mode in ("none", "full"):
+        sheet.means("recompute", mode, mode_key)
+        sheet.ignore(option_key, f"mode {mode} does not use it")
+    elif mode == "selective" and option == "op":
+        sheet.means("recompute", "sac:matmul", mode_key, option_key)
+    else:
+        every = option if mode == "selective" else mode
+        why = f"selective ({every}) recomputes some layers alone: all is kept in the estimate, so memory is less"
+        sheet.means("recompute", "none", mode_key, option_key, note=f"not modelled: {why}")
+
+
+def _pipeline(sheet: Sheet, sizes: dict[str, int]) -> None:
+    key = _place(sheet, "pipeline_parallel_schedule")
+    if sizes["pp"] == 1:
+        for one in list(sheet.data):
+            if ".pipeline_parallel_" in one:
+                sheet.ignore(one, "there is no pipeline")
+        return
+    schedule = sheet.choice(key, SCHEDULES) or "1f1b"
+    sheet.means("pp_schedule", schedule, key, note="" if sheet.has(key) else "torchtitan's default")
+    if schedule in ("interleaved", "zb-v"):
+        sheet.means("virtual_stages", LOOPED_STAGES, key, note="torchtitan's stages a rank of a looped schedule")
+
+
+def _optimizer(sheet: Sheet) -> None:
+    name = sheet.text("optimizer.name") or "AdamW"
+    if name.lower() in ("adamw", "adam", "muon"):
+        sheet.means("optimizer", "muon" if name.lower() == "muon" else "adamw", "optimizer.name")
+        if name.lower() != "muon":
+            _implementation(sheet)
+    else:
+        why = f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says"
+        sheet.ignore("optimizer.name", why, "not modelled")
+    sheet.ignore("optimizer.implementation", "of AdamW alone")
+    sheet.ignore("optimizer.fused", "of AdamW alone")
+
+
+def _implementation(sheet: Sheet) -> None:
+    """`implementation`, until February 2025 `fused`: lists where it is false."""
+    new, old = "optimizer.implementation", "optimizer.fused"
+    if sheet.has(new):
+        step = sheet.choice(new, IMPLEMENTATIONS)
+        if step is None:
+            sheet.ignore(
+                new, "not modelled: 16-bit states beside fp32 weights; 32-bit ones are estimated", "not modelled"
+            )
+        else:
+            sheet.means("optimizer_implementation", step, new)
+        sheet.ignore(old, f"{new} stands")
+    elif sheet.has(old):
+        sheet.means("optimizer_implementation", "fused" if sheet.flag(old) else "foreach", old)

@@ -1,0 +1,97 @@
+"""What Hugging Face Trainer's arguments mean, which Axolotl and LLaMA-Factory both hand on: optimizers, keys.
+
+Source: transformers 5 (training_args.py). Not here: the two formats' own keys.
+"""
+
+from __future__ import annotations
+
+from planner.ask.fromfile.sheet import Sheet
+
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw-8bit"),
+    "paged_adamw_8bit": "adamw-8bit",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion_32bit": "lion",
+    "paged_lion_32bit": "lion",
+    "lion_pytorch": "lion",
+    "muon": "muon",
+}
+
+IMPLEMENTATIONS = {
+    "adamw_torch": "foreach",
+    "adamw_torch_fused": "fused",
+    "adamw_hf": "for-loop",
+    "adamw_apex_fused": "fused",
+    "paged_adamw_32bit": "fused",
+}
+"""How an AdamW of that name steps on GPUs (trainer_optimizer.py): torch takes lists unless told fused, the one that was
+Transformers' own went weight by weight, and Apex's and bitsandbytes' are one kernel."""
+
+HARMLESS = (
+    "output_dir", "overwrite_output_dir", "num_train_epochs", "num_epochs", "lr_scheduler*", "warmup_*", "adam_*",
+    "logging_*", "log_*", "report_to", "run_name", "save_*", "saves_per_epoch", "eval_*", "evals_per_epoch",
+    "evaluation_strategy", "do_train", "do_eval", "do_predict", "per_device_eval_batch_size", "dataloader_*",
+    "ddp_timeout", "ddp_backend", "ddp_find_unused_parameters", "ddp_broadcast_buffers", "data_seed",
+    "resume_from_checkpoint", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "push_to_hub",
+    "hub_*", "remove_unused_columns", "group_by_length", "include_*", "disable_tqdm", "trust_remote_code", "debug",
+    "local_rank", "early_stopping_*", "use_tensorboard", "tf32", "gradient_checkpointing_kwargs*", "cosine_*",
+    "label_names", "ignore_data_skip", "predict_with_generate", "plot_loss",
+)  # fmt: skip
+"""TrainingArguments that change neither the memory of a step nor its time as it is estimated."""
+
+NOT_MODELLED = {
+    "torch_compile*": "compiled code fuses operations, keeps less and runs faster",
+    "neftune_noise_alpha": "noise on the embeddings is one more tensor",
+    "auto_find_batch_size": "the trainer lowers the batch until it fits; the file's is estimated",
+    "label_smoothing_factor": "label smoothing keeps the logits longer",
+    "optim_args*": "the optimizer's own arguments",
+    "optim_target_modules*": "only some weights are optimized this way",
+    "torch_empty_cache_steps": "the cache is emptied now and then, which costs time",
+}
+
+
+def optimizer(sheet: Sheet, key: str, absent: str) -> None:
+    """The optimizer's name in Trainer's words; `absent` is what the format takes without one."""
+    if not sheet.has(key):
+        sheet.means("optimizer", absent, note=f"{sheet.name}'s default for {key}")
+        return
+    name = str(sheet.text(key)).lower()
+    if name not in OPTIMIZERS:
+        sheet.ignore(key, f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says", "not modelled")
+        return
+    note = "its pages stay on the GPU in the estimate" if name.startswith("paged") else ""
+    sheet.means("optimizer", OPTIMIZERS[name], key, note=note)
+    if name in IMPLEMENTATIONS:
+        sheet.means("optimizer_implementation", IMPLEMENTATIONS[name], key)
+
+
+def gradient_buckets(sheet: Sheet) -> None:
+    """DDP's bucket, in megabytes of 2^20."""
+    if sheet.has("ddp_bucket_cap_mb"):
+        megabytes = sheet.whole("ddp_bucket_cap_mb") or 0
+        sheet.means("ddp_bucket_bytes", megabytes * 2**20, "ddp_bucket_cap_mb")
+
+
+def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
+    """The method; adapters' own keys mean nothing without them."""
+    sheet.means("method", method, *keys, note=note)
+    if method == "full":
+        for key in list(sheet.data):
+            if key.startswith(("lora_", "peft_")):
+                sheet.ignore(key, "there are no adapters")
+
+
+def targets(sheet: Sheet, key: str, everything: tuple[str, ...], absent_all: bool) -> None:
+    """Adapted modules: a list, names with commas, or all linear modules."""
+    value = sheet.data.get(key)
+    if value is None or value == []:
+        if absent_all:
+            sheet.means("lora_targets", ",".join(everything), note=f"{sheet.name}'s default for {key}: all linear")
+        return
+    names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
+    if names in (["all"], ["all-linear"]):
+        sheet.means("lora_targets", ",".join(everything), key, note="all linear modules")
+        return
+    sheet.means("lora_targets", ",".join(names), key)

@@ -1,0 +1,231 @@
+"""From what was typed to a Question: names looked up, numbers checked one by one, nearest fixes named.
+
+Not here: click (cli.py), or any answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.ask.question import Pins, Question, checked_runtime
+from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.quantities import length, memory_bytes, real, share, whole, wholes
+from planner.inventory import default_lora, lora_targets
+from planner.inventory.optimizers import STEPPED_BY_TORCH
+from planner.parallelism.rules import one_of
+from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob, presets
+from planner.spec.calibration import calibration
+from planner.spec.lengths import by_data
+from planner.spec.model_rules import check_model
+from planner.spec.options import OPTIONS, of_part
+from planner.spec.preset_files import Folders
+
+DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
+
+Given = Mapping[str, Any]
+"""Options by name as they were typed; None or absent is not given."""
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    "whole": whole,
+    "length": length,
+    "real": real,
+    "share": share,
+    "memory": memory_bytes,
+    "wholes": wholes,
+}
+"""How a kind of option is read: (name, what was typed, lowest, highest)."""
+
+
+def value(name: str, given: Given) -> Any:
+    """An option's value within its range; None where it was not given."""
+    option, check = OPTIONS[name], CHECKS.get(OPTIONS[name].kind)
+    typed = given.get(name)
+    return typed if check is None else check(name, typed, option.low, option.high)
+
+
+def typed(name: str, value: Any, field: str) -> Any:
+    """A value of a table, such as TOML's, as a command line hands it on; `field` names it in a refusal."""
+    option, boolean = OPTIONS[name], isinstance(value, bool)
+    if option.kind in ("flag", "switch"):
+        if not boolean:
+            raise PlannerError(field, value, "must be true or false")
+        return value
+    if boolean:
+        raise PlannerError(field, value, "must be a value of its own", f"See {option.flag} in planner estimate --help")
+    if option.choices and value not in option.choices:
+        raise PlannerError(field, value, f"must be {one_of(option.choices)}", did_you_mean(str(value), option.choices))
+    return (str(value),) if option.kind == "folders" else str(value)
+
+
+def fields(part: str, given: Given) -> dict[str, Any]:
+    """What was given of the fields of a job, a layout or another value."""
+    found = {option.field or option.name: value(option.name, given) for option in of_part(part)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def question(given: Given) -> Question:
+    """Everything typed, as one checked question."""
+    folders = tuple(given.get("presets") or ())
+    model = model_of(given, folders)
+    named = given.get("calibration")
+    job, notes = by_data(_job(given, model))
+    return Question(
+        model=model,
+        cluster=cluster_of(given, folders),
+        job=job,
+        calibration=calibration(named, folders) if named else calibration(folders=folders),
+        pins=_pins(given, folders),
+        both_methods=given.get("method") is None,
+        folders=folders,
+        notes=notes,
+        **fields("question", given),
+    )
+
+
+def resizable(given: Given) -> Callable[[int | None], Question]:
+    """The question typed, on another number of GPUs; None: on the cluster's own size."""
+    return lambda gpus: question({**given, "gpus": None if gpus is None else str(gpus), "nodes": None})
+
+
+def model_of(given: Given, folders: Folders) -> ModelSpec:
+    """A preset, a config.json or its folder, or sizes."""
+    name = given.get("model")
+    sizes = [option.name for option in of_part("model") if given.get(option.name) is not None]
+    if name is None and sizes:
+        return _model_of_sizes(given)
+    if name is None:
+        raise PlannerError(
+            "model", None, "is missing", "Give --model 7b, a config.json or its folder, or --layers, --hidden, ..."
+        )
+    if sizes or given.get("tied"):
+        extra = next(iter(sizes), "tied")
+        raise PlannerError(extra, given[extra], f"cannot change --model {name}", "Give either a model or all its sizes")
+    if "/" in name:
+        from planner.spec.hub import fetch_model, is_model_id  # only for models of the hub
+
+        if is_model_id(name):
+            return fetch_model(name)
+    if os.sep in name or name.endswith(".json") or Path(name).is_dir():
+        from planner.spec.huggingface import read_config  # only for files
+
+        return read_config(name)
+    return presets.model(name, folders=folders)
+
+
+def _model_of_sizes(given: Given) -> ModelSpec:
+    missing = [one for one in of_part("model") if given.get(one.name) is None and one.name != "kv_heads"]
+    if missing:
+        flags = ", ".join(option.flag for option in missing)
+        raise PlannerError(missing[0].name, None, "is missing", f"A model by its sizes needs {flags} too")
+    sizes = fields("model", given)
+    spec = ModelSpec(
+        name="custom",
+        **{"kv_heads": sizes["heads"]} | sizes,
+        head_dim=max(1, sizes["hidden"] // sizes["heads"]),
+        tied=bool(given.get("tied")),
+        max_seq_len=max(value("seq_len", given) or DEFAULT_SEQ_LEN, 4096),
+    )
+    check_model(spec, "model")
+    return spec
+
+
+def cluster_of(given: Given, folders: Folders) -> Cluster:
+    """A cluster or GPU by name, cut to size."""
+    name, gpu = given.get("cluster"), given.get("gpu")
+    if name is not None and gpu is not None:
+        raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
+    counts = fields("cluster", given)
+    try:
+        found = presets.cluster(name or gpu or OPTIONS["cluster"].default, **counts, folders=folders)
+    except PlannerError as error:
+        if gpu is None or error.field != "cluster":
+            raise
+        raise PlannerError("gpu", gpu, error.rule, error.fix) from None
+    memory = value("host_memory", given)
+    if memory is None:
+        return found
+    if found.gpu.kind == "cpu":
+        rule = "is beside the devices' memory, and CPU processes compute in the host's own"
+        raise PlannerError("host_memory", given["host_memory"], rule, "Leave it out")
+    return msgspec.structs.replace(found, host_memory_bytes=memory)
+
+
+def _job(given: Given, model: ModelSpec) -> TrainingJob:
+    method, adapters = given.get("method"), _first(given, "lora_rank", "lora_alpha", "lora_targets")
+    if adapters and method == "full":
+        raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
+    lora = _lora(given, model) if method in ("lora", "qlora") or adapters else None
+    seq_len = value("seq_len", given) or min(DEFAULT_SEQ_LEN, model.max_seq_len)
+    return TrainingJob(
+        lora=lora,
+        quantization=_quantization(given),
+        mean_seq_len=_mean_seq_len(given, seq_len),
+        optimizer=_optimizer(given),
+        seq_len=seq_len,
+        recipe=_recipe(given),
+        **fields("job", given),
+    )
+
+
+def _first(given: Given, *names: str) -> str | None:
+    """The first of these options that was given."""
+    return next((name for name in names if given.get(name) is not None), None)
+
+
+def _optimizer(given: Given) -> Optimizer:
+    optimizer, how = Optimizer(**fields("optimizer", given)), given.get("optimizer_implementation")
+    if given.get("momentum") is not None and optimizer.name != "sgd":
+        raise PlannerError("momentum", optimizer.momentum, "is a setting of sgd", "Add --optimizer sgd")
+    if how is not None and optimizer.name not in STEPPED_BY_TORCH:
+        rule = f"is a choice of torch's AdamW and SGD, and {optimizer.name} steps in one way only"
+        raise PlannerError("optimizer_implementation", how, rule, "Leave it out, or use --optimizer adamw")
+    return optimizer
+
+
+def _quantization(given: Given) -> Quantization | None:
+    method, typed = given.get("method") or "full", _first(given, "double_quant", "quant_storage")
+    if method == "qlora":
+        return Quantization(**fields("quantization", given))
+    if typed:
+        raise PlannerError(typed, given[typed], f"is a setting of qlora, not of {method}", "Add --method qlora")
+    return None
+
+
+def _mean_seq_len(given: Given, seq_len: int) -> int | None:
+    mean = length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
+    if mean is None and given.get("packing") is not None and given.get("data") is None:
+        rule = "depends on how long documents are"
+        raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
+    return mean
+
+
+def _lora(given: Given, model: ModelSpec) -> Lora:
+    plain, legal = default_lora(model), lora_targets(model)
+    found = fields("lora", given)
+    rank, targets = found.get("rank", plain.rank), plain.targets
+    if given.get("lora_targets") is not None:
+        targets = tuple(name.strip() for name in str(given["lora_targets"]).split(","))
+        for name in targets:
+            if name not in legal:
+                rule = f"is not a linear module of a {model.family}'s layer"
+                raise PlannerError("lora_targets", name, rule, did_you_mean(name, legal))
+        if len(set(targets)) < len(targets):
+            raise PlannerError("lora_targets", given["lora_targets"], "names a module twice", "Name each once")
+    return Lora(**{"rank": rank, "alpha": 2 * rank, "targets": targets} | found)
+
+
+def _recipe(given: Given) -> Recipe:
+    plain, found = Recipe(), fields("recipe", given)
+    steps = found.get("steps", plain.steps)
+    return Recipe(**{"warmup_steps": min(plain.warmup_steps, steps)} | found)
+
+
+def _pins(given: Given, folders: Folders) -> Pins:
+    runtime = given.get("runtime")
+    pins = Pins(runtime=None if runtime is None else checked_runtime(runtime, folders))
+    return pins.fixing(**fields("layout", given))

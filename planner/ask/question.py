@@ -1,0 +1,312 @@
+"""The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
+
+Not here: parsing a command line (cli.py) or any answer (estimation.py, search.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from planner.basics.errors import PlannerError
+from planner.inventory.compute import check_kernels
+from planner.parallelism.case import Case
+from planner.parallelism.rules import ON_HOST, divisors, nearest
+from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob, presets
+from planner.spec.calibration import Bands, Calibration, Coefficients
+from planner.spec.engines import ENGINES
+from planner.spec.layout import STRATEGIES, Strategy
+from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE
+from planner.spec.preset_files import Folders
+
+DEFAULT_HEADROOM = 0.1
+"""Share of the device's memory kept free: predictions are good to 5 %, fragmentation varies from run to run."""
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Tried when no global batch size asks for others."""
+GROUP_AXES = tuple(option.name for option in TABLE if option.fixes)
+
+
+class Pins(msgspec.Struct, frozen=True):
+    """What the person fixed of the layout; None is free. Any group size makes the layout exact.
+
+    The named fields are those that the space varies; `others`, with their values, go as they are into every layout
+    looked at whose engine reads them.
+    """
+
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    zero_stage: int | None = None
+    micro_batch_size: int | None = None
+    grad_accum: int | None = None
+    recompute: str | None = None
+    reshard_after_forward: bool | None = None
+    sync_each_micro_batch: bool | None = None
+    sequence_parallel: bool | None = None
+    cp_method: str | None = None
+    pp_schedule: str | None = None
+    virtual_stages: int | None = None
+    runtime: Runtime | None = None
+    others: tuple[tuple[str, Any], ...] = ()
+
+    def given(self, name: str) -> Any:
+        """The value of a layout's field; None where it is free."""
+        return getattr(self, name) if name in self.__struct_fields__ else dict(self.others).get(name)
+
+    def fixing(self, **fields: Any) -> Pins:
+        """The same with these fields of a layout fixed too; None frees one."""
+        named = {name: value for name, value in fields.items() if name in self.__struct_fields__}
+        others = dict(self.others) | {name: value for name, value in fields.items() if name not in named}
+        kept = tuple((name, value) for name, value in others.items() if value is not None)
+        return msgspec.structs.replace(self, **named, others=kept)
+
+    def applied(self, layout: Layout) -> Layout:
+        """The layout with the choices that were made, and the switches of its engine. Rules come later."""
+        own = {name: value for name, value in self.others if layout.engine.startswith(ENGINE_SWITCHES.get(name, ""))}
+        own |= {name: value for name in OF_AXIS if (value := self.given(name)) is not None}
+        return msgspec.structs.replace(layout, **own) if own else layout
+
+    @property
+    def exact(self) -> bool:
+        """Whether group sizes were given, so that there is one layout to look at."""
+        return any(getattr(self, axis) is not None for axis in GROUP_AXES)
+
+    @property
+    def switches(self) -> tuple[tuple[str, Any], ...]:
+        """Those of the fields that one engine alone reads."""
+        return tuple((name, value) for name, value in self.others if name in ENGINE_SWITCHES)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
+    `notes` is what to tell of how it was read."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: TrainingJob
+    calibration: Calibration
+    pins: Pins = Pins()
+    both_methods: bool = True
+    strategy: str | None = None
+    headroom: float = DEFAULT_HEADROOM
+    folders: Folders = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def asked_strategy(self) -> Strategy | None:
+        """The strategy that was asked for alone."""
+        return next((one for one in STRATEGIES if one.name == self.strategy), None)
+
+    def runtime(self, engine: str) -> Runtime:
+        """The runtime for an engine, the pinned one or its usual one, with the allocator that the calibration knows."""
+        pinned, gpu = self.pins.runtime, self.cluster.gpu
+        asked = pinned if pinned is not None and pinned.engine == engine else None
+        runtime = asked or usual_runtime(engine, tuple(map(str, self.folders)))
+        return _calibrated(runtime, self.calibration, gpu.name, gpu.kind)
+
+    def coefficients(self, runtime: Runtime) -> Coefficients:
+        """What the calibration knows about a runtime on the question's devices."""
+        return self.calibration.of(runtime.name, self.cluster.gpu.name, self.cluster.gpu.kind)
+
+
+@lru_cache(maxsize=64)
+def _calibrated(runtime: Runtime, known: Calibration, gpu: str, kind: str) -> Runtime:
+    return msgspec.structs.replace(runtime, allocator=known.of(runtime.name, gpu, kind).allocator)
+
+
+@lru_cache(maxsize=16)
+def usual_runtime(engine: str, folders: tuple[str, ...] = ()) -> Runtime:
+    """The preset runtime of an engine, its kernels known to the inventory."""
+    return checked_runtime(ENGINES[engine].runtime, folders)
+
+
+def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
+    """A runtime by name, or an engine's usual one by the engine's; refuses one whose engine or kernels this version
+    does not know."""
+    runtime = presets.runtime(ENGINES[name].runtime if name in ENGINES else name, folders=folders)
+    if runtime.engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", f"Known: {known}")
+    check_kernels(runtime.kernels, runtime.parts)
+    return runtime
+
+
+def case_of(question: Question, layout: Layout) -> Case:
+    """The question about one layout (or columns of them)."""
+    return Case(question.model, question.job, layout, question.cluster, question.runtime(layout.engine))
+
+
+def limit_bytes(question: Question) -> float:
+    """Device memory that may be used; unknown memory holds everything (and the answer says so)."""
+    return usable_bytes(question.cluster.gpu.memory_bytes, question.headroom)
+
+
+def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> float:
+    """What a device of this capacity has when `headroom`, a share of it, is kept free; infinite where it is unknown."""
+    return float("inf") if capacity is None else capacity * (1 - headroom)
+
+
+def single_device(question: Question) -> bool:
+    """Whether one device is asked about, and nothing that names sharding, replicas or host memory: then there is
+    nothing to choose between."""
+    pins = question.pins
+    asked = (question.strategy, pins.runtime, pins.zero_stage, *(pins.given(name) for name in ON_HOST))
+    switched = any(not ENGINES[ENGINE_SWITCHES[name]].whole_copies for name, _ in pins.switches)
+    return question.cluster.gpus == 1 and not switched and all(value in (None, 0) for value in asked)
+
+
+def warnings(question: Question) -> tuple[str, ...]:
+    """What is planned all the same, and may not be what was meant."""
+    model, seq_len = question.model, question.job.seq_len
+    if seq_len <= model.max_seq_len:
+        return ()
+    positions = {"rope": "rotary positions go on", "alibi": "ALiBi goes on"}.get(model.positions, "positions go on")
+    return (
+        f"{seq_len:,} tokens are more than the {model.max_seq_len:,} that {model.name} was made for. Its {positions}: "
+        "memory and time are those of such sequences, but it has not learned such distances",
+    )
+
+
+Verdict = Literal["yes", "likely", "close", "no"]
+
+
+def verdict(needed_bytes: float, bands: Bands, capacity: float | None, headroom: float) -> Verdict | None:
+    """Whether a device holds what is needed, as far as is known; None where its memory is unknown.
+
+    A prediction that leaves the headroom free is `yes` where even the upper end of the memory band is on the device,
+    else `likely`; one that does not is `close` where the band's lower end is, else `no`. Nine measurements of ten lie
+    in the band.
+    """
+    if capacity is None:
+        return None
+    if needed_bytes <= usable_bytes(capacity, headroom):
+        return "yes" if needed_bytes * bands.memory_high <= capacity else "likely"
+    return "close" if needed_bytes * bands.memory_low <= capacity else "no"
+
+
+def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:
+    """(micro_batch_size, grad_accum) for `ranks` data-parallel ranks: all that make the global batch, or the usual ones
+    when it is free."""
+    pins, batch = question.pins, question.job.global_batch_size
+    if batch is None:
+        micros = MICRO_BATCHES if pins.micro_batch_size is None else (pins.micro_batch_size,)
+        accums = accumulations if pins.grad_accum is None else (pins.grad_accum,)
+        return [(micro, accum) for micro in micros for accum in accums]
+    if batch % ranks:
+        return []
+    each = batch // ranks
+    return [
+        (micro, each // micro)
+        for micro in divisors(each)
+        if pins.micro_batch_size in (None, micro) and pins.grad_accum in (None, each // micro)
+    ]
+
+
+# -- the exact layout ----------------------------------------------------------------------------------------------
+
+
+def exact_layout(question: Question) -> Layout:
+    """The one layout that the given group sizes mean; what was not given takes its default. Rules come later."""
+    pins, gpus = question.pins, question.cluster.gpus
+    rest = math.prod(getattr(pins, axis) or 1 for axis in ("tp", "pp", "cp"))
+    replicate, shard = pins.dp_replicate, pins.dp_shard
+    free = gpus // rest if gpus % rest == 0 else None
+    stage = pins.zero_stage
+    engine = pins.runtime.engine if pins.runtime else _usual_engine(pins)
+    facts = None if engine is None else ENGINES[engine]
+    # Who shards over every rank has no replicas to fill in.
+    partial = stage in (1, 2) or (facts is not None and facts.copies == "shards")
+    if shard is None:
+        unsaid = engine is None and stage is None and replicate is None
+        whole_copies = (facts is not None and facts.whole_copies) or stage == 0 or unsaid
+        fits = free is not None and replicate is not None and free % replicate == 0
+        shard = 1 if whole_copies or free is None else free // replicate if fits and replicate else free
+        if replicate is not None and not fits:
+            shard = 1
+    if replicate is None:
+        fills = free is not None and free % shard == 0 and not partial
+        replicate = free // shard if fills and free is not None else 1
+    if engine is None:
+        whole = "single" if gpus == replicate == rest == 1 else "ddp"
+        engine = "deepspeed" if stage in (1, 2) else "fsdp2" if shard > 1 else whole
+    facts = ENGINES[engine]
+    if stage is None:
+        stage = facts.usual_stage
+    layout = Layout(
+        engine=engine,
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=pins.tp or 1,
+        pp=pins.pp or 1,
+        cp=pins.cp or 1,
+        ep=pins.ep or 1,
+        cp_method=facts.cp_methods[0],  # type: ignore[arg-type]  # a method's name
+        zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked when read
+        recompute=pins.recompute or "none",
+        reshard_after_forward=(facts.pipeline_reshards or (pins.pp or 1) == 1)
+        if pins.reshard_after_forward is None
+        else pins.reshard_after_forward,
+        sync_each_micro_batch=bool(pins.sync_each_micro_batch),
+        sequence_parallel=(pins.tp or 1) > 1 and facts.sequence_parallel,
+    )
+    check_switches(question, {engine})
+    micro, accum = _batches(question, layout)
+    return pins.applied(msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum))
+
+
+def _usual_engine(pins: Pins) -> str | None:
+    """The engine meant by axes that only some split; None leaves it to the data-parallel sizes."""
+    if any((getattr(pins, axis) or 1) > 1 for axis in ("pp", "cp", "ep")):
+        if pins.cp_method == "ulysses" and pins.zero_stage in (2, 3):
+            return "deepspeed-ulysses"
+        return "megatron" if pins.zero_stage in (0, 1) else "torchtitan"
+    if (pins.tp or 1) > 1:
+        return "deepspeed-autotp" if pins.zero_stage in (0, 1, 2) else "transformers-tp"
+    return None
+
+
+def _batches(question: Question, layout: Layout) -> tuple[int, int]:
+    """Micro-batch and accumulation: as given, and the one that is missing from the global batch."""
+    pins, batch = question.pins, question.job.global_batch_size
+    micro, accum = pins.micro_batch_size, pins.grad_accum
+    share = None if batch is None or batch % layout.data_parallel else batch // layout.data_parallel
+    if micro is None:
+        micro = share // accum if share is not None and accum is not None and share % accum == 0 else 1
+    if accum is None:
+        # A pipeline wants as many micro-batches as stages at least.
+        accum = share // micro if share is not None and share % micro == 0 else layout.pp
+    return micro, accum
+
+
+def check_switches(question: Question, engines: Iterable[str]) -> None:
+    """Refuse a switch that none of the engines in question reads."""
+    for name, value in question.pins.switches:
+        owner = ENGINE_SWITCHES[name]
+        if not any(engine.startswith(owner) for engine in engines):
+            raise PlannerError(name, value, f"is a switch of {owner} alone", f"Leave it out, or ask for {owner}")
+
+
+def check_batch(question: Question, data_parallel: int) -> None:
+    """Refuse a global batch that no micro-batch and accumulation can make on that many ranks."""
+    pins, batch = question.pins, question.job.global_batch_size
+    if batch is None:
+        return
+    step = data_parallel * (pins.micro_batch_size or 1) * (pins.grad_accum or 1)
+    both = pins.micro_batch_size is not None and pins.grad_accum is not None
+    if batch != step if both else batch % step:
+        parts = [f"{data_parallel} data-parallel ranks"]
+        parts += [f"micro-batch {pins.micro_batch_size}"] if pins.micro_batch_size else []
+        parts += [f"accumulation {pins.grad_accum}"] if pins.grad_accum else []
+        product = " x ".join(parts) + (f" = {step}" if len(parts) > 1 else "")
+        rule = f"must be {'' if both else 'a multiple of '}{product}"
+        below = batch // step * step
+        best = step if both else nearest(batch, [number for number in (below, below + step) if number])
+        raise PlannerError("global_batch_size", batch, rule, f"Try {best}")

@@ -1,0 +1,166 @@
+"""How a command line ends: every error becomes one line on stderr and an exit code of the contract.
+
+The `planner` and `executor` command groups call `main`. Not here: any command, or any printing of results.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from planner.basics.errors import LONGEST_VALUE, PlannerError, one_line, shortened
+from planner.basics.progress import Cancelled
+
+DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
+UNLOOKED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
+"""What a system says of a person's name for a file that nobody can look at: no error of ours."""
+INTERNAL, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class Commands(click.Group):
+    """A group whose help opens with examples, one runnable command a line.
+
+    `later` names commands that are imported when they are called ("module:function"): start time counts. `absent` are
+    names that people ask for, each with the reason why there is no such command.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: str = "",
+        later: Mapping[str, str] = MappingProxyType({}),
+        absent: Mapping[str, str] = MappingProxyType({}),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples, self.later, self.absent = examples, later, absent
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Those here and those to come."""
+        return sorted([*super().list_commands(ctx), *self.later])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by name, imported if need be."""
+        if cmd_name in self.absent:
+            raise PlannerError("command", cmd_name, *self.absent[cmd_name].split(". ", 1))
+        if cmd_name not in self.later:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = self.later[cmd_name].partition(":")
+        found: click.Command = getattr(import_module(module), name)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's own, which looks for the nearest name among commands that are imported already alone."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=self.list_commands(ctx), ctx=ctx
+            ) from None
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples, then what click writes."""
+        with formatter.section("Examples"):
+            for line in self.examples.strip().splitlines():
+                formatter.write(f"  {line}\n")
+        formatter.write_paragraph()
+        super().format_help(ctx, formatter)
+
+
+class NewPath(click.Path):
+    """A path that is written to. An empty one is refused: pathlib takes it as the folder one stands in."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path, or PlannerError."""
+        if value == "":
+            option = param.opts[-1] if isinstance(param, click.Option) else getattr(param, "metavar", None) or "path"
+            raise PlannerError(option, "", "is no name", "Name a file or a folder")
+        return super().convert(value, param, ctx)
+
+
+def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """The callback of an option that takes seconds or sizes: click's ranges let nan and infinity pass."""
+    if value is not None and not math.isfinite(value):
+        raise PlannerError(param.opts[-1], value, "is no size and no time", f"Try {param.default}")
+    return value
+
+
+def main(group: click.Command, arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:
+    """Run a click command and leave the process with its exit code."""
+    sys.exit(exit_code(group, arguments, name=name))
+
+
+def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, name: str | None = None) -> int:
+    """Run a click command; what went wrong is told in one line, and its code returned."""
+    stdout = sys.stdout
+    try:
+        result = group.main(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except PlannerError as error:
+        _say(error.sentence)
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)  # the help page itself: the one refusal of many lines
+        return USAGE
+    except click.ClickException as error:
+        _say(error.format_message(), context=error.ctx if isinstance(error, click.UsageError) else None)
+        return USAGE
+    except Cancelled as ended:
+        _say(f"interrupted: {ended}.")
+        return INTERRUPTED
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted.")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Later flushes at interpreter exit must find a stream that is open.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as stop:
+        # click leaves this way, with code 1, when the pipe breaks inside a command; it then replaces stdout as well.
+        # rich does so while it handles the broken pipe, and turns the descriptor to /dev/null.
+        if sys.stdout is not stdout or isinstance(stop.__context__, BrokenPipeError):
+            return 0
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else INTERNAL
+    except OSError as error:
+        if error.filename is None or error.errno not in UNLOOKED:
+            return _internal(error)
+        name = shortened(str(error.filename), LONGEST_VALUE)
+        _say(f"{name}: cannot be looked at ({error.strerror}). Give another name.")
+        return USAGE
+    except Exception as error:
+        return _internal(error)
+
+
+def _internal(error: Exception) -> int:
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        import traceback
+
+        traceback.print_exc()
+    else:
+        _say(f"internal error: {type(error).__name__}: {error}. Set {DEBUG_VARIABLE}=1 for the traceback.")
+    return INTERNAL
+
+
+def _say(sentence: str, context: click.Context | None = None) -> None:
+    """One line on stderr, whatever line breaks the text brought along."""
+    line = one_line(sentence)
+    if context is not None:
+        line = f"{line.rstrip('.')}. See {context.command_path} --help."
+    click.echo(f"error: {line}", err=True)

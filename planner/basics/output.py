@@ -1,0 +1,88 @@
+"""Files that a command writes: which names are refused before any work, and writing whole or not at all.
+
+Not here: what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from planner.basics.errors import PlannerError
+
+KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+    (stat.S_ISFIFO, "pipe"),
+    (stat.S_ISSOCK, "socket"),
+)
+"""What a name may stand for that is no file."""
+
+
+def may_write(path: str | os.PathLike[str] | None, force: bool, field: str = "output") -> None:
+    """Refuse a file that exists, unless told to overwrite it, and every name that `check_file` refuses."""
+    if path is None:
+        return
+    check_file(path, field)
+    if not force and os.path.lexists(path):
+        raise PlannerError(field, path, "exists already", "Name another file, or add --force")
+
+
+def check_file(path: str | os.PathLike[str], field: str = "output") -> None:
+    """Refuse a name that a rename would replace (link, device, pipe, socket, folder), and "-", which would be a file of
+    that name (PlannerError). What does not exist yet passes."""
+    name = os.fspath(path)
+    if name in ("", "-"):
+        rule = "is no name" if not name else "stands for stdout, and this is written to a file alone"
+        raise PlannerError(field, name, rule, "Name a file" if not name else "Name a file; ./- is one")
+    try:
+        mode = os.lstat(name).st_mode
+    except OSError:
+        return  # absent, or what writing it says
+    if stat.S_ISLNK(mode):
+        rule = "is a link, and nothing is written through one"
+        raise PlannerError(field, name, rule, f"Name the file itself: {os.path.realpath(name)}")
+    for is_kind, kind in KINDS:
+        if is_kind(mode):
+            raise PlannerError(field, name, f"is a {kind}, not a file", "Name a file")
+
+
+def check_folder(path: str | os.PathLike[str], field: str = "output") -> None:
+    """Refuse a folder to write into that cannot be made: a link to nothing, below something that is no folder, or not
+    ours to write (PlannerError)."""
+    name = os.fspath(path)
+    if name in ("", "-"):
+        rule = "is no name" if not name else "stands for stdout, and this is a folder"
+        raise PlannerError(field, name, rule, "Name a folder" if not name else "Name a folder; ./-/ is one")
+    nearest = Path(name).absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if nearest.is_symlink() and not nearest.exists():
+        raise PlannerError(field, path, f"{nearest} is a link to nothing", "Name the folder itself")
+    if not nearest.is_dir():
+        raise PlannerError(field, path, f"{nearest} is not a folder", "Name a folder that can be created")
+    if hasattr(os, "statvfs") and os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        rule = f"{nearest} lies on a file system that is mounted read-only"
+        raise PlannerError(field, path, rule, "Name a folder on one that takes files")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PlannerError(field, path, f"{nearest} is not writable by you", "Name a folder under one that is")
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file whole or not at all (a temporary neighbour, fsync, rename), else PlannerError."""
+    check_file(path)
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+        raise PlannerError(
+            "output", path, f"cannot be written ({error.strerror})", "Choose a folder that exists and is yours"
+        ) from None

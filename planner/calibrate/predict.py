@@ -1,0 +1,161 @@
+"""What the planner says of a measured row: peak memory by kind, step time, tokens/s, whether it fits.
+
+Rows that hold the same memory share their walk, so thousands take seconds. Not here: the question (asked.py), how
+far off a prediction is (score.py), or what the terms of a peak are (memory.py: asked only of rows that are shown).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planner.ask.question import DEFAULT_HEADROOM, Verdict, usable_bytes, verdict
+from planner.basics.errors import one_line
+from planner.basics.units import GIB
+from planner.calibrate.asked import Asked, CannotPredict
+from planner.calibrate.collective import bus_bandwidth_gbps
+from planner.calibrate.rows import Measured, Row, Source, Unread
+from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
+from planner.figures.passes import coefficients
+from planner.figures.steptime import scalar, step_time, throughput
+from planner.parallelism.case import Case
+from planner.spec import Layout
+from planner.spec.calibration import Calibration
+from planner.spec.plan import PhaseMemory
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One row's prediction; None is unknown. `peak_memory_gib` is of the kind that the row measured (`memory_kind`),
+    `fits` and `verdict` are what `planner estimate` would say, with its usual headroom, and None where the card is
+    unknown."""
+
+    allocated_gib: float | None = None
+    reserved_gib: float | None = None
+    device_gib: float | None = None
+    peak_memory_gib: float | None = None
+    memory_kind: str | None = None
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    fits: bool | None = None
+    verdict: Verdict | None = None
+    busbw_gbps: float | None = None
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A row with its prediction, or with the reason why there is none (`skipped`)."""
+
+    asked: Asked
+    predicted: Figures
+    skipped: str | None = None
+
+    @property
+    def row(self) -> Row:
+        """What was measured."""
+        return self.asked.row
+
+    @property
+    def case(self) -> Case | None:
+        """What was predicted, of a training step."""
+        return None if self.skipped else self.asked.case
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a prediction rests on that the row leaves open."""
+        return () if self.skipped else self.asked.assumptions
+
+    @property
+    def measured_step_s(self) -> float | None:
+        """Seconds of a step as measured, from tokens/s where only those were published."""
+        return measured_step_s(self.row, self.case)
+
+
+Walks = dict[tuple[object, ...], list[tuple[float, float]]]
+"""Memory lines by what they depend on."""
+
+
+def replay(rows: Iterable[Asked | Unread], calibration: Calibration) -> list[Replayed]:
+    """Every row, in order; a line that is no row has its refusal for a reason."""
+    walks: Walks = {}
+    return [_unread(row) if isinstance(row, Unread) else _replayed(row, calibration, walks) for row in rows]
+
+
+def _unread(one: Unread) -> Replayed:
+    place = f"{one.file}:{one.line}"
+    row = Row(id=place, source=Source(repo_or_paper=place), measured=Measured(), file=one.file)
+    return Replayed(Asked(row=row), Figures(), f"is no row: {one.refusal}")
+
+
+def _replayed(asked: Asked, calibration: Calibration, walks: Walks) -> Replayed:
+    if asked.row.collective is not None:
+        try:
+            return Replayed(asked, Figures(busbw_gbps=bus_bandwidth_gbps(asked, calibration)))
+        except CannotPredict as error:
+            return Replayed(asked, Figures(), one_line(str(error)))
+    if not measures_anything(asked.row):
+        return Replayed(asked, Figures(), "nothing was measured")
+    if asked.case is None:
+        return Replayed(asked, Figures(), one_line(asked.refusal or "no question"))
+    case = calibrated(asked.case, calibration)
+    figures = _figures(case, asked.memory_kind, calibration, walks)
+    return Replayed(msgspec.structs.replace(asked, case=case), figures)
+
+
+def measures_anything(row: Row) -> bool:
+    """Whether there is a figure, or a failure, to hold a prediction against."""
+    one = row.measured
+    figures = (one.peak_memory_gib, one.reserved_gib, one.device_gib, one.tokens_per_s_per_gpu, one.step_time_s)
+    return row.failed or any(figure is not None for figure in figures)
+
+
+def calibrated(case: Case, calibration: Calibration) -> Case:
+    """The case with the allocator that the calibration knows for its runtime and device."""
+    gpu = case.cluster.gpu
+    allocator = calibration.of(case.runtime.name, gpu.name, gpu.kind).allocator
+    runtime = msgspec.structs.replace(case.runtime, allocator=allocator)
+    return msgspec.structs.replace(case, runtime=runtime)
+
+
+def _figures(case: Case, kind: str | None, calibration: Calibration, walks: Walks) -> Figures:
+    gpu = case.cluster.gpu
+    allocated = _allocated(case, walks)
+    reserved, device = float(reserved_bytes(case, allocated)), float(device_bytes(case, allocated))
+    time = step_time(case, calibration)
+    speed = throughput(case, time)
+    by_kind = {"allocated": allocated, "reserved": reserved, "device": device}
+    return Figures(
+        allocated_gib=allocated / GIB,
+        reserved_gib=reserved / GIB,
+        device_gib=device / GIB,
+        peak_memory_gib=None if kind is None else by_kind[kind] / GIB,
+        memory_kind=kind,
+        step_time_s=scalar(time.step_s),
+        tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
+        fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
+        verdict=verdict(device, coefficients(case, calibration).bands, gpu.memory_bytes, DEFAULT_HEADROOM),
+    )
+
+
+def _allocated(case: Case, walks: Walks) -> float:
+    """Live bytes at the peak; layouts with equal memory lines are walked once."""
+    layout: Layout = of_same_lines(case.layout)
+    key = (case.model, case.job, layout, case.runtime)
+    if key not in walks:
+        walks[key] = memory_lines(msgspec.structs.replace(case, layout=layout))
+    return peak_at(walks[key], case.layout.micro_batch_size)
+
+
+def terms_of(one: Replayed) -> PhaseMemory | None:
+    """The fullest phase with its terms in bytes, of one row that is shown."""
+    return None if one.case is None else memory_breakdown(one.case).peak
+
+
+def measured_step_s(row: Row, case: Case | None) -> float | None:
+    """Seconds of an optimizer step: as measured, or from tokens/s and the batch that was predicted."""
+    measured = row.measured
+    if measured.step_time_s is not None:
+        return measured.step_time_s
+    if measured.tokens_per_s_per_gpu is None or case is None:
+        return None
+    layout = case.layout
+    return layout.global_batch_size * case.job.seq_len / (measured.tokens_per_s_per_gpu * layout.world_size)

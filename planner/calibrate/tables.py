@@ -1,0 +1,236 @@
+"""The tables of a replay, as plain cells: printed by views/replay.py, written as Markdown by scripts/pages/accuracy.py.
+
+Not here: any statistic (score.py), or how a table is drawn.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import get_args
+
+import msgspec
+
+from planner.ask.question import Verdict
+from planner.calibrate.score import FitScore, RankScore, Summary, WorstRow
+
+NO = "–"
+FITS = "What fits"
+"""The title of the table of which README tells the sums (scripts/pages/fits.py)."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """One table: a title, what its columns mean, head and rows of text; the first `left` columns are words."""
+
+    title: str
+    about: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+
+
+def tables(found: Summary) -> list[Table]:
+    """Those that have rows, in the order people read them."""
+    made = [
+        _overview(found), _memory(found), _speed(found), _fit(found), _ranks(found), _worst_memory(found),
+        _worst_speed(found), _assumptions(found), _skipped(found),
+    ]  # fmt: skip
+    return [table for table in made if table.rows]
+
+
+def _overview(found: Summary) -> Table:
+    rows = []
+    for source, (count, predicted) in found.rows.items():
+        memory = [
+            f"{one.kind} {_share(one.errors.median)} / {_share(one.errors.p90)}"
+            for one in found.memory
+            if one.source == source and one.model is None
+        ]
+        speed = next((one.factors for one in found.speed if one.source == source and one.model is None), None)
+        fit = [one for one in found.fit if one.source == source]
+        ranks = [one for one in found.ranks if one.source == source]
+        rows.append(
+            (
+                source,
+                str(count),
+                str(predicted),
+                ", ".join(memory) or NO,
+                NO if speed is None else f"{speed.median:.2f} / {speed.p90:.2f}",
+                NO if speed is None else f"{speed.scaled_median:.2f} / {speed.scaled_p90:.2f}",
+                _recognised(fit),
+                _correlation(ranks),
+                _failed_first(ranks),
+            )
+        )
+    return Table(
+        "By source",
+        "Memory is the median and the 90th percentile of |predicted / measured - 1|, time those of the factor between "
+        "the two (bandwidth for collectives), then again after one scale for the whole source. Failures recognised are "
+        "runs that ended out of memory, or in a crash that the source lists with those, and were predicted not to fit "
+        "or refused. Rank correlation is Spearman's, the median over groups of equal work; a first choice is the "
+        "fastest layout of a group among those predicted to fit.",
+        (
+            "source", "rows", "predicted", "memory median / p90", "time factor", "after one scale",
+            "failures recognised", "rank correlation", "first choice failed",
+        ),
+        tuple(rows),
+        1,
+    )  # fmt: skip
+
+
+def _recognised(fit: list[FitScore]) -> str:
+    failed = [one for one in fit if one.outcome != "ran"]
+    known = sum(one.does_not_fit + one.refused for one in failed)
+    count = sum(one.fits for one in failed) + known
+    return f"{known} of {count}" if count else NO
+
+
+def _correlation(ranks: list[RankScore]) -> str:
+    known = [one.spearman for one in ranks if one.spearman is not None]
+    return f"{median(known):.2f}" if known else NO
+
+
+def _failed_first(ranks: list[RankScore]) -> str:
+    chosen = [one for one in ranks if one.chosen is not None]
+    return f"{sum(one.regret is None for one in chosen)} of {len(chosen)}" if chosen else NO
+
+
+def _memory(found: Summary) -> Table:
+    rows = [
+        (
+            one.source, one.model or "all", one.kind, str(one.errors.n), _share(one.errors.median),
+            _share(one.errors.p90), _signed(one.errors.bias),
+        )
+        for one in found.memory
+    ]  # fmt: skip
+    return Table(
+        "Peak memory",
+        "Errors are predicted / measured - 1: median and 90th percentile of their size, and the signed median (bias). "
+        "The kind is what the source measured: live tensors (allocated), the allocator's hold (reserved), or the whole "
+        "device.",
+        ("source", "model", "kind", "n", "median", "p90", "bias"),
+        tuple(rows),
+        3,
+    )
+
+
+def _speed(found: Summary) -> Table:
+    rows = [
+        (
+            one.source, one.model or "all", one.what.replace("_", " "), str(one.factors.n), f"{one.factors.median:.2f}",
+            f"{one.factors.p90:.2f}", f"{one.factors.bias:.2f}", f"{one.factors.scaled_median:.2f}",
+            f"{one.factors.scaled_p90:.2f}",
+        )
+        for one in found.speed
+    ]  # fmt: skip
+    return Table(
+        "Step time, and bandwidth of collectives",
+        "Factors are the larger of predicted / measured and its inverse: 1 is right. Bias is the median ratio (above "
+        "1: predicted too slow; of bandwidth, too fast).",
+        ("source", "model", "what", "n", "median", "p90", "bias", "scaled median", "scaled p90"),
+        tuple(rows),
+        3,
+    )
+
+
+def _fit(found: Summary) -> Table:
+    rows = [
+        (
+            one.source, one.outcome, *(str(one.verdicts.get(word, 0)) for word in get_args(Verdict)), str(one.refused),
+            str(one.not_predicted),
+        )
+        for one in found.fit
+    ]  # fmt: skip
+    return Table(
+        FITS,
+        "How runs ended, against what planner estimate says of them, with its usual headroom: yes and likely are "
+        "within the card less the headroom, close and no are not; the memory's band tells the words apart. Refused: a "
+        "rule of the engine forbids the layout.",
+        ("source", "run", *get_args(Verdict), "refused", "not predicted"),
+        tuple(rows),
+        2,
+    )
+
+
+def _ranks(found: Summary) -> Table:
+    rows = [
+        (
+            one.source, one.model, one.chosen or "nothing fits", str(one.gpus), str(one.layouts),
+            NO if one.spearman is None else f"{one.spearman:.2f}",
+            "failed" if one.regret is None and one.chosen else NO if one.regret is None else f"{one.regret:.0%}",
+        )
+        for one in found.ranks
+    ]  # fmt: skip
+    return Table(
+        "Which layout is best",
+        "Layouts of equal work that ran, at least five: Spearman's correlation of predicted and measured speed, and "
+        "what the first choice costs against the best that ran (0 %: it is the best).",
+        ("source", "model", "first choice", "GPUs", "layouts", "correlation", "regret"),
+        tuple(rows),
+        3,
+    )
+
+
+def _worst_memory(found: Summary) -> Table:
+    rows = [
+        (
+            one.source, worst.id, worst.layout, worst.phase or NO, _terms(worst), f"{worst.predicted:.2f}",
+            f"{worst.measured:.2f}", _signed(worst.error),
+        )
+        for one in found.memory
+        for worst in one.worst
+    ]  # fmt: skip
+    return Table(
+        "Largest errors of memory",
+        "Terms are those of live tensors at the predicted peak.",
+        ("source", "row", "layout", "phase", "terms, GiB", "predicted, GiB", "measured, GiB", "error"),
+        tuple(rows),
+        5,
+    )
+
+
+def _worst_speed(found: Summary) -> Table:
+    rows = [
+        (one.source, worst.id, worst.layout, one.what.replace("_", " "), *_figures(worst))
+        for one in found.speed
+        for worst in one.worst
+    ]
+    return Table(
+        "Largest errors of time",
+        "Seconds a step; GB/s of bus bandwidth for collectives.",
+        ("source", "row", "layout", "what", "predicted", "measured", "error"),
+        tuple(rows),
+        4,
+    )
+
+
+def _assumptions(found: Summary) -> Table:
+    rows = tuple((one.source, one.text, str(one.rows)) for one in found.assumptions)
+    return Table(
+        "What was assumed",
+        "Facts that a source does not state, and that a prediction needs.",
+        ("source", "assumption", "rows"),
+        rows,
+        2,
+    )
+
+
+def _skipped(found: Summary) -> Table:
+    rows = tuple((one.source, one.text, str(one.rows)) for one in found.skipped)
+    return Table("Rows without a prediction", "And why.", ("source", "reason", "rows"), rows, 2)
+
+
+def _terms(worst: WorstRow) -> str:
+    shown = [f"{term} {size:.1f}" for term, size in worst.terms_gib.items() if size >= 0.05][:4]
+    return ", ".join(shown) or NO
+
+
+def _figures(worst: WorstRow) -> tuple[str, str, str]:
+    return f"{worst.predicted:.4g}", f"{worst.measured:.4g}", _signed(worst.error)
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1%}"

@@ -1,0 +1,400 @@
+"""The `planner` command: estimate, explain, explore, presets, schema, groups, show, states.
+
+Each parses, calls one function and prints; the other commands are in modules beside this one, imported when called.
+Numbers arrive as text, so that refusals read alike (options.py). Not here: any figure, or how errors end a process.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner import __version__
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.basics.output import may_write
+from planner.basics.waiting import searching
+
+if TYPE_CHECKING:
+    from planner.spec.options import Option
+
+NOTHING_FITS = 3
+
+EXAMPLES = """
+planner estimate --model 7b --gpus 32                      # every strategy side by side
+planner recommend --model 8b --gpus 16 --seq-len 8192 -o plan.json
+planner explain --model 7b --gpus 32 --dp-shard 32         # where every byte comes from
+"""
+
+LATER = {name: f"planner.cli.study:{name}" for name in ("fit", "sweep", "cost", "compare")} | {
+    "recommend": "planner.cli.recommend:recommend",
+    "replay": "planner.cli.truth:replay",
+    "calibrate": "planner.cli.calibrate:calibrate",
+}
+"""Commands of other modules, imported when they are called."""
+
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo", "rm", "reward")
+REINFORCEMENT = ("grpo", "ppo", "rloo", "rlhf", "gspo", "dapo")
+SUPERVISED = "full, lora and qlora plan the supervised training of the same model, which needs less"
+NOT_MODELLED = dict.fromkeys(
+    PREFERENCES, f"is not modelled: pairs of answers, and mostly a frozen copy of the model beside it. {SUPERVISED}"
+) | dict.fromkeys(
+    REINFORCEMENT,
+    f"is not modelled: answers are generated beside the training, and scored by more models. {SUPERVISED}",
+)
+"""Ways of training that people ask for by name, and why there is no answer."""
+
+Command = Callable[..., Any]
+
+
+class Methods(click.Choice[str]):
+    """The methods; one that is known and not modelled is told so."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice, or a refusal."""
+        if str(value).lower() in NOT_MODELLED:
+            rule, fix = NOT_MODELLED[str(value).lower()].split(". ", 1)
+            raise PlannerError("method", value, rule, fix)
+        return super().convert(value, param, ctx)
+
+
+class Asking(click.Command):
+    """A command that asks the question: its forty options are made only when it runs, since start time counts."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Those of the question, then its own."""
+        return [*question_params(), *super().get_params(ctx)]
+
+
+METAVARS = dict.fromkeys(("whole", "length"), "N") | dict.fromkeys(("real", "share"), "X") | {
+    "memory": "SIZE", "wholes": "NUMBERS", "names": "NAMES", "name": "NAME", "file": "FILE", "folder": "DIR",
+    "folders": "DIR",
+}  # fmt: skip
+"""What stands for the value of a kind of option in its help."""
+
+
+@cache
+def question_params() -> tuple[click.Option, ...]:
+    """Everything that may be said of the model, the cluster, the job and the layout."""
+    from planner.spec.options import TABLE
+
+    return tuple(_param(option) for option in TABLE)
+
+
+def _param(option: Option) -> click.Option:
+    names = (option.flag, option.also) if option.also else (option.flag,)
+    if option.kind == "switch":
+        return click.Option((f"{option.flag}/--no-{option.flag[2:]}",), default=None, help=option.help)
+    if option.kind == "flag":
+        return click.Option(names, is_flag=True, default=None, help=option.help)
+    if option.kind == "choice":
+        words = Methods if option.name == "method" else click.Choice
+        return click.Option(names, type=words(option.choices), help=option.help)
+    return click.Option(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
+
+
+OUTPUT_OPTIONS = (
+    click.option("-o", "--output", metavar="PLAN", help="Write the recommended layout's plan.json here."),
+    click.option("--force", is_flag=True, help="Overwrite an existing plan."),
+)
+FROM_OPTION = click.option(
+    "--from",
+    "from_file",
+    metavar="FILE",
+    help="Read options from an Accelerate, DeepSpeed, torchtitan, Axolotl or LLaMA-Factory file.",
+)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+ANY_RUNTIME_OPTION = click.option(
+    "--any-runtime", is_flag=True, default=None, help="Engines that nothing launches from here, too."
+)
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator."""
+
+    def add(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+@click.group(
+    cls=command.Commands,
+    examples=EXAMPLES,
+    later=LATER,
+    absent=NOT_MODELLED,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, prog_name="planner")
+def planner() -> None:
+    """Plan distributed training: will it fit, how to split it, how fast will it be."""
+
+
+@planner.command(cls=Asking)
+@with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
+def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
+    """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
+    from planner.ask import options
+    from planner.decide import estimate_json
+    from planner.decide import estimation as estimates
+    from planner.views import render
+
+    may_write(output, force)
+    if from_file is not None:
+        return _estimate_from(from_file, given, output, as_json)
+    question = options.question(given)
+    with searching() as waiting:
+        found = estimates.answer(question)
+    click.echo(estimate_json.as_json(found) if as_json else render.answer_text(found))
+    return waiting.code(finish(found, output))
+
+
+def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json: bool) -> int:
+    """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
+    import msgspec
+
+    from planner.ask import fromfile, options
+    from planner.ask.fromfile import merge
+    from planner.decide import estimate_json
+    from planner.decide import estimation as estimates
+    from planner.views import render
+
+    read = merge.merged(fromfile.read(path), given)
+    question = options.question(read.given)
+    with searching() as waiting:
+        found = estimates.answer(question)
+    click.echo(merge.as_text(read), err=True)
+    whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
+    click.echo(msgspec.json.encode(whole) if as_json else render.answer_text(found))
+    return waiting.code(finish(found, output))
+
+
+@planner.command(cls=Asking)
+@JSON_OPTION
+def explain(as_json: bool, **given: Any) -> int:
+    """Where every byte and second of one layout comes from: the recommended one, or the one given."""
+    import msgspec
+
+    from planner.ask import options
+    from planner.decide import estimate_json
+    from planner.decide import estimation as estimates
+    from planner.decide import explanation as explanations
+    from planner.views import render
+
+    question = options.question(given)
+    with searching() as waiting:
+        found = estimates.answer(question)
+    tell(found.question.notes)
+    explained = explanations.explain(found)
+    one = explained.estimate
+    if as_json:
+        figures = estimate_json.estimate_dict(one, found.question.calibration)
+        whole = explanations.as_json_object(explained)
+        click.echo(msgspec.json.encode(whole | {"estimate": figures, "interrupted": found.interrupted}))
+        return waiting.code(0)
+    parts = [
+        render.headline(found),
+        f"{one.strategy}: {render.layout_text(one.case.layout)}",
+        "",
+        render.explain_text(one),
+        *(f"\n{told[0].upper()}{told[1:]}." for told in estimates.loading_told(one.case, one.memory)),
+        "",
+        "BYTES at the fullest moment of each phase",
+        explanations.origins_text(one.case, explained.bytes),
+    ]
+    click.echo("\n".join([*parts, *(f"\n{explanations.tree_text(tree)}" for tree in explained.formulas.values())]))
+    return waiting.code(0)
+
+
+@planner.command(cls=Asking)
+@with_options(ANY_RUNTIME_OPTION, JSON_OPTION)
+def explore(as_json: bool, **given: Any) -> int:
+    """Ask, compare and choose on one screen; what is given here fills its fields."""
+    from planner.cli.explorer import find_explorer
+
+    return find_explorer()(given, as_json)
+
+
+@planner.command("presets")
+@click.argument("kind", required=False)
+@click.argument("name", required=False)
+@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@JSON_OPTION
+def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:
+    """List what is known of KIND, or show NAME with the source of each fact."""
+    import msgspec
+
+    from planner.views import catalogue
+
+    found = catalogue.look_up(kind, name, folders)
+    click.echo(msgspec.json.encode(found) if as_json else catalogue.text(found))
+    return 0
+
+
+@planner.command("backends")
+@JSON_OPTION
+def list_backends(as_json: bool) -> int:
+    """What each engine can be launched with; everything else is planned, not launched."""
+    import msgspec
+
+    from planner.decide import capabilities
+
+    found = capabilities.capabilities()
+    answer = {"schema": capabilities.SCHEMA, "engines": found}
+    click.echo(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))
+    return 0
+
+
+@planner.command("schema")
+@click.argument("name", required=False)
+@JSON_OPTION
+def show_schema(name: str | None, as_json: bool) -> int:
+    """The JSON Schema of NAME: plan, run or row. Without NAME, where their files are."""
+    from importlib.resources import files
+
+    import msgspec
+
+    from planner.basics.errors import did_you_mean
+
+    found = {one.name.partition("-")[0]: one for one in files("planner").joinpath("spec/schemas").iterdir()}
+    if name is None:
+        places = {kind: str(found[kind]) for kind in sorted(found)}
+        answer = msgspec.json.encode({"schema": "schemas/1", "files": places})
+        click.echo(answer if as_json else "\n".join(f"{kind:5} {place}" for kind, place in places.items()))
+        return 0
+    if name not in found:
+        raise PlannerError("name", name, "is no file that has a schema", did_you_mean(name, found))
+    click.echo(found[name].read_text(), nl=False)
+    return 0
+
+
+@planner.command("groups")
+@click.argument("plan_file", metavar="PLAN")
+@JSON_OPTION
+def show_groups(plan_file: str, as_json: bool) -> int:
+    """The rank map of PLAN: node, local rank, and which ranks form which group."""
+    import msgspec
+
+    from planner.parallelism.groups import MESH_AXES, axis_groups, coordinates, node_of
+    from planner.spec.plan import read_plan
+    from planner.views import render
+
+    plan = read_plan(plan_file)
+    layout, per_node = plan.layout, plan.cluster.gpus_per_node
+    rows = []
+    for rank in range(layout.world_size):
+        node, local = node_of(rank, per_node)
+        rows.append({"rank": rank, "node": node, "local_rank": local, **coordinates(layout, rank)})
+    groups = {axis: axis_groups(layout, axis) for axis in MESH_AXES if getattr(layout, axis) > 1}
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "groups/1", "ranks": rows, "groups": groups}))
+    else:
+        click.echo(render.rank_map_text(plan, rows, groups))
+    return 0
+
+
+@planner.command()
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--svg", metavar="FILE", help="Write the drawing as a picture, too.")
+@click.option("--force", is_flag=True, help="Overwrite an existing picture.")
+@JSON_OPTION
+def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
+    """Draw PLAN: nodes, GPUs, groups, bytes a step on the links, pipeline stages."""
+    from planner.spec.plan import read_plan, write_whole
+
+    plan = read_plan(plan_file)
+    may_write(svg, force, field="svg")
+    if svg is not None:
+        from planner.views.show.svg import svg_of
+
+        write_whole(svg, svg_of(plan))
+        click.echo(f"wrote {svg}", err=True)
+    if as_json:
+        import msgspec
+
+        from planner.views.show.picture import as_json_object
+
+        click.echo(msgspec.json.encode(as_json_object(plan)))
+    else:
+        from planner.views.show.terminal import print_plan
+
+        print_plan(plan)
+    return 0
+
+
+@planner.command()
+@click.option("--params", required=True, metavar="X", help="Parameters, such as 7B or 7.0e9.")
+@click.option("--gpus", metavar="N", help="GPUs to shard over. Default: 1.")
+@click.option("--precision", type=click.Choice(("fp32", "bf16", "pure-bf16", "mixed")),
+              default="pure-bf16", show_default=True,
+              help="mixed: 16-bit weights and gradients beside an fp32 copy, as in the ZeRO paper.")  # fmt: skip
+@JSON_OPTION
+def states(params: str, gpus: str | None, precision: str, as_json: bool) -> int:
+    """Weights, gradients and optimizer states of a parameter count alone, by what is sharded (the textbook table)."""
+    import msgspec
+
+    from planner.basics.quantities import large_count, whole
+    from planner.parallelism.states import states_table
+    from planner.views import render
+
+    count, ranks = large_count("params", params, 10**15) or 1, whole("gpus", gpus, 1, 10**6) or 1
+    rows = states_table(count, precision, ranks)
+    if as_json:
+        keys = ("sharding", "weights_bytes", "grads_bytes", "optimizer_bytes")
+        click.echo(
+            msgspec.json.encode({"schema": "states/1", "rows": [dict(zip(keys, row, strict=True)) for row in rows]})
+        )
+    else:
+        click.echo(render.states_text(count, ranks, rows))
+    return 0
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Sentences that a reader of the answer has to know."""
+    for sentence in notes:
+        click.echo(f"note: {sentence}.", err=True)
+
+
+def finish(found: Any, output: str | None) -> int:
+    """Write the recommended plan; exit code 3 when there is none."""
+    from planner.decide.planning import plan_of
+    from planner.spec import inputs
+    from planner.spec.plan import encode_plan, write_whole
+
+    tell(found.question.notes)
+    place = found.recommended
+    if place is None and found.question.pins.exact and found.estimates[0].fits:
+        place = 0  # asked for by name: a plan to look at, which executor run refuses
+        click.echo(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
+    if place is None:
+        unwritten = "" if output is None else f" {output} is not written."
+        told = "nothing fits" if found.estimates else "no strategy is left to look at"
+        told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else told
+        click.echo(f"error: {told}.{unwritten}", err=True)
+        return NOTHING_FITS
+    if output is not None:
+        plan = inputs.resolved(plan_of(found.estimates[place]))
+        write_whole(output, encode_plan(plan))
+        tell(inputs.unknown(plan))
+        click.echo(f"wrote {output}", err=True)
+    return 0
+
+
+def main() -> None:
+    """Console script."""
+    # A command lives for a tenth of a second; looking for cycles takes a tenth of that.
+    gc.disable()
+    try:
+        command.main(planner, name="planner")
+    finally:
+        gc.freeze()  # or the interpreter, as it ends, looks for cycles after all: another tenth
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`planner recommend`: the best layout that fits, by what objective, within which constraints.
+
+Loaded when it is called. Parses, asks objectives.py and whynot.py, prints. Not here: any figure, or the table
+(views/ranking.py).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import click
+import msgspec
+
+from planner.ask import options
+from planner.basics.output import may_write
+from planner.basics.progress import Cancelled
+from planner.basics.quantities import whole
+from planner.basics.waiting import searching
+from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, OUTPUT_OPTIONS, Asking, finish, with_options
+from planner.decide import whynot
+from planner.decide.recommendation import as_json_object as recommend_json
+from planner.studies import api, objectives
+from planner.studies.api import MOST_SHOWN
+from planner.studies.objectives import OBJECTIVES
+from planner.views.ranking import ranking_text, trouble
+
+
+@click.command(cls=Asking)
+@with_options(
+    *OUTPUT_OPTIONS,
+    click.option("--objective", type=click.Choice(OBJECTIVES), default="fastest", help="Default: fastest."),
+    click.option("--top", metavar="N", help="Layouts to show. Default: 3."),
+    click.option("--pareto", metavar="N", help="Show so many layouts of the front of time against memory."),
+    click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),
+    click.option("--backend", metavar="NAME", help="Only what this backend launches."),
+    ANY_RUNTIME_OPTION,
+    click.option("--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
+    click.option("--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
+    click.option("--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
+    JSON_OPTION,
+)
+def recommend(
+    output: str | None, force: bool, objective: str, top: str | None, pareto: str | None, why_not: str | None,
+    backend: str | None, any_runtime: bool | None, deadline: str | None, tokens: str | None, samples: str | None,
+    as_json: bool, **given: Any,
+) -> int:  # fmt: skip
+    """The best layout that fits and can be launched, and the next best, of all engines."""
+    may_write(output, force)
+    constraints = api.constraints(backend, any_runtime, deadline, tokens, samples, given)
+    api.check_objective(objective, given)
+    question = options.question(given)
+    most, front = whole("top", top, 1, MOST_SHOWN) or 3, whole("pareto", pareto, 1, MOST_SHOWN) or 0
+    answer = None
+    with searching() as waiting:
+        reached = api.reach(objective, question, given, constraints, most, front)
+        if why_not is not None and not waiting.interrupted:
+            with suppress(Cancelled):
+                answer = whynot.why_not(reached.found, why_not)
+    if as_json:
+        whole_answer = recommend_json(reached.found) | {
+            "objective": objectives.as_json_object(reached),
+            "why_not": None if answer is None else whynot.as_json_object(answer),
+        }
+        click.echo(msgspec.json.encode(whole_answer))
+    else:
+        click.echo(ranking_text(reached, answer))
+    told = trouble(reached)
+    if told is not None:
+        unwritten = "" if output is None else f" {output} is not written."
+        click.echo(f"error: {told}{unwritten}", err=True)
+        return waiting.code(NOTHING_FITS)
+    return waiting.code(finish(reached.found.answer, output))

@@ -1,0 +1,87 @@
+"""The command that holds predictions against measurements: replay.
+
+Loaded when it is called. Parses, calls one function, prints. Not here: any figure (truth/) or table (views/replay.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.basics.output import may_write
+from planner.cli import JSON_OPTION
+from planner.spec.calibration import DEFAULT
+
+if TYPE_CHECKING:
+    from planner.calibrate.asked import Reader
+
+MOST_TOLD = 5
+"""Lines that are no rows named one by one."""
+
+
+@click.command()
+@click.argument("files", metavar="ROWS...", nargs=-1, required=True)
+@click.option(
+    "--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients: a name or a file."
+)
+@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@JSON_OPTION
+def replay(**given: Any) -> int:
+    """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
+
+    ROWS are JSON Lines, one run a line, with its plan or its options: docs/adding-a-measurement.md has the format.
+    """
+    from planner.calibrate.asked import each
+
+    return answer(each, **given)
+
+
+def answer(
+    read: Reader,
+    files: tuple[str, ...],
+    calibration: str,
+    folders: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Replay files of rows, as `read` reads them, and print it. Returns the exit code."""
+    from planner.basics.errors import PlannerError
+    from planner.calibrate.predict import replay as replayed
+    from planner.calibrate.rows import Unread
+    from planner.calibrate.score import summary
+    from planner.spec import calibration as calibrations
+    from planner.spec import presets
+    from planner.views import replay as view
+
+    may_write(output, force)
+    if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
+        raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
+    coefficients = calibrations.calibration(calibration, folders)
+    with presets.searched_first(folders):
+        asked = list(read(files))
+        unread = [one.refusal for one in asked if isinstance(one, Unread)]
+        if unread and len(unread) == len(asked):
+            raise unread[0]
+        if not asked:
+            raise PlannerError("rows", ", ".join(files), "hold no row", "Give JSON Lines files, such as measure writes")
+        rows = replayed(asked, coefficients)
+    found = summary(rows)
+    for refusal in unread[:MOST_TOLD]:
+        click.echo(f"note: passed over: {refusal}", err=True)
+    if len(unread) > MOST_TOLD:
+        click.echo(f"note: passed over: {len(unread) - MOST_TOLD} lines more that are no rows.", err=True)
+    if output is not None:
+        import msgspec
+
+        from planner.spec.plan import write_whole
+
+        lines = [msgspec.json.encode(view.row_dict(one)) for one in rows]
+        write_whole(output, b"\n".join([*lines, b""]))
+        click.echo(f"wrote {output}", err=True)
+    click.echo(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
+    return 0

@@ -1,0 +1,66 @@
+"""What an answer holds: one layout with its figures, and all layouts that a question was answered with.
+
+Not here: how they are found (estimation.py, recommendation.py), or what is said of them (reasons.py, render.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.ask.question import Question, Verdict
+from planner.figures.comm import CommVolume
+from planner.figures.memory import MemoryBreakdown
+from planner.figures.steptime import StepTime, Throughput
+from planner.parallelism.case import Case
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """One layout's answer. `sharding` names the strategy that LoRA runs under, else None.
+
+    `fits`: the predicted memory leaves the headroom free, on the device and (under offload) on the host; `verdict` says
+    how sure that is (question.verdict; None: the device's memory is unknown). `low_bytes` and `high_bytes` are the
+    device memory between which nine measurements of ten lie. `probed` says that its time rests on the machine's own
+    speed.
+    """
+
+    strategy: str
+    sharding: str | None
+    case: Case
+    memory: MemoryBreakdown
+    comm: CommVolume
+    time: StepTime
+    throughput: Throughput
+    fits: bool
+    reasons: tuple[str, ...]
+    backend: str | None
+    refusal: str | None
+    verdict: Verdict | None
+    low_bytes: float
+    high_bytes: float
+    considered: int = 1
+    probed: bool = False
+
+    @property
+    def launchable(self) -> bool:
+        """Whether a backend that is installed runs it."""
+        return self.refusal is None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Estimates in the order of the strategies; `recommended` is the index of the fastest that fits and launches.
+
+    `unavailable` says of every strategy that is not among them why. `offload_tried`: nothing fits without offload, so
+    layouts with states in host memory were looked at too. `interrupted`: a watcher ended the search (progress.py).
+    """
+
+    question: Question
+    estimates: tuple[Estimate, ...]
+    unavailable: dict[str, str]
+    recommended: int | None
+    offload_tried: bool = False
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Estimate | None:
+        """The recommended estimate; None where nothing fits and launches."""
+        return None if self.recommended is None else self.estimates[self.recommended]

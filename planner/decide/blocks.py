@@ -1,0 +1,122 @@
+"""The space of layouts as columns, for a search of millions.
+
+A block holds layouts that share every category (engine, stage, recomputation, schedule, switches); its numbers are
+columns. Not here: what the space is (space.py), or which layouts are good (search.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from planner.ask.question import Question
+from planner.basics.arith import Number
+from planner.decide.space import Groups, Row, belongs, spaces, splits, templates
+from planner.spec import Layout
+from planner.spec.engines import EngineFacts
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Column = np.ndarray[Any, np.dtype[np.float64]]
+    Columns = dict[str, Column]
+    Index = np.ndarray[Any, np.dtype[np.int32]]
+
+LARGEST_BLOCK = 2**16
+"""Rows evaluated at once: a few hundred columns of them stay below the memory a search may use."""
+
+
+class Block(NamedTuple):
+    """Layouts that share every category, which `template` holds; their numbers are the `chosen` rows of a `table` that
+    many blocks share (None: all of them). A row is copied only when it is looked at: whole spaces have millions."""
+
+    template: Layout
+    table: Columns
+    chosen: Index | None = None
+
+    @property
+    def size(self) -> int:
+        """How many layouts."""
+        return len(self.table["tp"] if self.chosen is None else self.chosen)
+
+    @property
+    def rows(self) -> Columns:
+        """The numbers, by field."""
+        return {name: self.column(name) for name in self.table}
+
+    def column(self, name: str) -> Column:
+        """One field's numbers."""
+        return self.table[name] if self.chosen is None else self.table[name][self.chosen]
+
+    def columns(self) -> Layout:
+        """The block as one layout whose numbers are columns (structs do not check types when built in code)."""
+        numbers: dict[str, Any] = dict(self.rows)
+        for axis in ("pp", "cp", "tp", "ep"):  # what all rows share is one number, which costs less
+            column = numbers[axis]
+            if column.size and (column == column[0]).all():
+                numbers[axis] = int(column[0])
+        return msgspec.structs.replace(self.template, **numbers)
+
+    def layout(self, row: int) -> Layout:
+        """One of them."""
+        place = row if self.chosen is None else self.chosen[row]
+        numbers = {name: int(column[place]) for name, column in self.table.items()}
+        return msgspec.structs.replace(self.template, **numbers)
+
+    def only(self, chosen: Any) -> Block:
+        """The rows that a mask or an index chooses."""
+        import numpy as np  # large spaces only
+
+        every = np.arange(self.size, dtype=np.int32) if self.chosen is None else self.chosen
+        return Block(self.template, self.table, every[chosen])
+
+
+def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Block]:
+    """Everything that the engines may do on this cluster, within what the person fixed."""
+    for facts in spaces(question, engines):
+        rows = _columns(question, facts)
+        piped = rows["pp"] > 1
+        for template in templates(question, facts):
+            whole = Block(template, rows)
+            mask = belongs(question, facts, template, Row(**rows))
+            for part in (whole.only(mask & ~piped), whole.only(mask & piped)):
+                for alike in _alike(part, facts.apart):
+                    yield from _cut(alike)
+
+
+def _columns(question: Question, facts: EngineFacts) -> Columns:
+    """The numbers of an engine's layouts, by field."""
+    import numpy as np  # large spaces only
+
+    tables = [np.empty((0, len(Row._fields)))]
+    for groups, experts, batches in splits(question, facts):
+        some = np.empty((len(experts) * len(batches), len(Row._fields)))
+        if len(some):
+            some[:, : len(Groups._fields)] = groups
+            some[:, len(Groups._fields)] = np.repeat(experts, len(batches))
+            some[:, len(Groups._fields) + 1 :] = np.tile(batches, (len(experts), 1))
+        tables.append(some)
+    table = np.concatenate(tables)
+    return {name: np.ascontiguousarray(table[:, place]) for place, name in enumerate(Row._fields)}
+
+
+def _alike(block: Block, apart: str) -> Iterator[Block]:
+    """Rows whose experts are split apart from those whose are not (their collectives are others), and values of an axis
+    that the engine wants apart."""
+    key = 0.5 * (block.column("ep") > 1) + (block.column(apart) if apart else 0.0)
+    for value in sorted(set(key.tolist())):
+        yield block.only(key == value)
+
+
+def _cut(block: Block) -> Iterator[Block]:
+    for begin in range(0, block.size, LARGEST_BLOCK):
+        yield block.only(slice(begin, begin + LARGEST_BLOCK))
+
+
+def as_column(value: Number, rows: int) -> Column:
+    """A figure that all rows may share, for each of them."""
+    import numpy as np  # large spaces only
+
+    return np.broadcast_to(np.asarray(value, dtype=np.float64), (rows,))

@@ -1,0 +1,63 @@
+"""A layout that fits beside others: what ranks it, and the exact figures for that.
+
+Not here: which layouts are looked at (search.py, strategies.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.ask.question import Question, case_of
+from planner.basics.arith import Number
+from planner.engines import engine_of
+from planner.figures.comm import Traffic
+from planner.figures.memory import device_bytes, peak_bytes
+from planner.figures.steptime import step_time
+from planner.parallelism.case import Case
+from planner.spec import Layout
+
+
+class Candidate(NamedTuple):
+    """A layout that fits, with what ranks it: seconds a sequence (a bound below when rates are unknown)."""
+
+    layout: Layout
+    seconds_per_sequence: float
+    device_bytes: float
+
+
+def order_of(candidate: Candidate) -> tuple[float, float]:
+    """Faster first, then smaller."""
+    return candidate.seconds_per_sequence, candidate.device_bytes
+
+
+def beats(one: Candidate, other: Candidate) -> bool:
+    """Whether a candidate is better than another in time or memory, and worse in neither."""
+    return (
+        one is not other
+        and one.seconds_per_sequence <= other.seconds_per_sequence
+        and one.device_bytes <= other.device_bytes
+        and order_of(one) != order_of(other)
+    )
+
+
+def seconds_per_sequence(
+    question: Question, layout: Layout, traffic: list[tuple[Traffic, Number]] | None = None
+) -> Number:
+    """Seconds a sequence of one layout, its schedule played out; of columns, seconds that no layout goes below.
+
+    `traffic` is what the layout sends in a step, where that is known already.
+    """
+    time = step_time(case_of(question, layout), question.calibration, traffic)
+    step_s = time.comm_s if time.step_s is None else time.step_s
+    return step_s / layout.global_batch_size
+
+
+def exact_bytes(question: Question, layout: Layout) -> float:
+    """Bytes of a device at one layout's peak."""
+    case = case_of(question, layout)
+    return float(device_bytes(case, peak_bytes(case)))
+
+
+def floor_bytes(case: Case) -> float:
+    """Live bytes outside the model code: no micro-batch needs less, and no walk is needed to know it."""
+    return float(max(sum(held.values()) for _, held in engine_of(case.layout.engine).outside(case)))

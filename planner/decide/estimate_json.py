@@ -1,0 +1,121 @@
+"""The estimate/1 contract: an answer as one JSON object.
+
+Not here: any figure (estimation.py), or a table for people (render.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from planner.ask.question import warnings
+from planner.decide.answers import Answer, Estimate
+from planner.decide.reasons import reasons_of
+from planner.figures.passes import coefficients
+from planner.spec.calibration import Calibration, Coefficients, as_used
+from planner.spec.plan import PhaseMemory
+
+SCHEMA = "estimate/1"
+BUFFERS = ("gathered", "buckets", "temporaries")
+"""Terms that the JSON contract sums up as buffers."""
+
+
+def as_json(found: Answer) -> bytes:
+    """One object, as `answer_dict`."""
+    return msgspec.json.encode(answer_dict(found))
+
+
+def answer_dict(found: Answer) -> dict[str, Any]:
+    """The contract's keys first."""
+    question = found.question
+    return {
+        "schema": SCHEMA,
+        "model": question.model,
+        "cluster": question.cluster,
+        "job": question.job,
+        "runtime": {one.case.runtime.name: one.case.runtime for one in found.estimates},
+        "calibration": as_used(coefficients(one.case, question.calibration) for one in found.estimates),
+        "headroom": question.headroom,
+        "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
+        "recommended": found.recommended,
+        "offload_tried": found.offload_tried,
+        "interrupted": found.interrupted,
+        "warnings": warnings(question),
+        "reasons": reasons_of(found),
+        "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
+        "notes": question.notes,
+    }
+
+
+def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
+    """One estimate as the contract has it."""
+    time = {
+        name: getattr(one.time, name)
+        for name in (
+            "step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "bubble_s", "ramp_s",
+            "slowest_stage", "optimizer_s",
+        )
+    }  # fmt: skip
+    return {
+        "strategy": one.strategy,
+        "sharding": one.sharding,
+        "method": one.case.job.method,
+        "layout": msgspec.structs.asdict(one.case.layout),
+        "global_batch_size": one.case.layout.global_batch_size,
+        "runtime": one.case.runtime.name,
+        "fits": one.fits,
+        "verdict": one.verdict,
+        "reasons": list(one.reasons),
+        "launchable": one.launchable,
+        "backend": one.backend,
+        "launch_refusal": one.refusal,
+        "memory": memory_dict(one, coefficients(one.case, known)),
+        "comm": {
+            "collectives": [msgspec.structs.asdict(call) for call in one.comm.engine],
+            "ideal_collectives": [msgspec.structs.asdict(call) for call in one.comm.ideal],
+            "all_reduce_bytes": one.comm.all_reduce_bytes,
+            "wire_bytes_per_rank": one.comm.wire_bytes_per_rank,
+            "inter_node_bytes_per_rank": one.comm.inter_node_bytes_per_rank,
+            "ideal_wire_bytes_per_rank": one.comm.ideal_wire_bytes_per_rank,
+        },
+        "time": time,
+        "throughput": msgspec.structs.asdict(one.throughput),
+        "layouts_considered": one.considered,
+    }
+
+
+def breakdown(one: Estimate) -> dict[str, float]:
+    """The peak by the contract's seven terms; `overhead` is what allocator and device add to live bytes."""
+    terms = one.memory.peak.terms
+    return {
+        **{term: terms[term] for term in ("params", "grads", "optimizer", "activations", "logits")},
+        "buffers": sum(terms[term] for term in BUFFERS),
+        "overhead": one.memory.device_bytes - one.memory.peak.total,
+    }
+
+
+def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
+    """Peak, band, capacity, and every phase of each pipeline stage that differs from the others."""
+    peak = one.memory.peak
+    return {
+        "peak_bytes": peak.total,
+        "low_bytes": peak.total * known.bands.memory_low,
+        "high_bytes": peak.total * known.bands.memory_high,
+        "reserved_bytes": one.memory.reserved_bytes,
+        "device_bytes": one.memory.device_bytes,
+        "device_low_bytes": one.low_bytes,
+        "device_high_bytes": one.high_bytes,
+        "capacity_bytes": one.case.cluster.gpu.memory_bytes,
+        "host_bytes": one.memory.host,
+        "host_node_bytes": one.memory.host_node_bytes,
+        "host_capacity_bytes": one.case.cluster.host_memory_bytes,
+        "peak_stage": one.memory.stage,
+        "peak_phase": peak.phase,
+        "breakdown": breakdown(one),
+        "stages": [{"stage": stage.stage, "phases": _phases_dict(stage.phases)} for stage in one.memory.stages],
+    }
+
+
+def _phases_dict(phases: tuple[PhaseMemory, ...]) -> list[dict[str, Any]]:
+    return [{"phase": phase.phase, "total_bytes": phase.total, "terms": phase.terms} for phase in phases]

@@ -1,0 +1,310 @@
+"""One recommendation: the whole space in one ranking, within what the person asks for, with why-not counts.
+
+Not here: the ranking (search.py), other objectives than the fastest (objectives.py), one named layout (whynot.py), or
+the side-by-side view (estimation.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from planner.ask.launchable import launch_refusal, launch_rules, launchable_engines
+from planner.ask.offloading import ENGINES as OFFLOADING
+from planner.ask.offloading import ways_out
+from planner.ask.question import Question, case_of, check_switches, exact_layout
+from planner.basics.errors import PlannerError
+from planner.basics.progress import Cancelled
+from planner.decide.candidates import Candidate
+from planner.decide.contradictions import refuse_empty
+from planner.decide.estimate_json import answer_dict
+from planner.decide.estimation import Answer, Estimate, check_job, check_strategy, estimate
+from planner.decide.search import Ranking, rank, together
+from planner.engines import engine_of
+from planner.parallelism.rules import check
+from planner.parallelism.technique_rules import STRAY
+from planner.spec import Layout
+from planner.spec.engines import ENGINES
+from planner.spec.layout import strategy_name
+
+SCHEMA = "recommend/1"
+WHOLE_FRONT = 10**9
+
+
+class Constraints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recommendation must keep to beside the question itself.
+
+    `backend` must launch it; with `any_runtime` nothing need. `offload`: where nothing fits, states may wait in host
+    memory. A run of `tokens`, or of `samples` sequences, must take `deadline_s` at most.
+    """
+
+    backend: str | None = None
+    any_runtime: bool = False
+    offload: bool = True
+    deadline_s: float | None = None
+    tokens: int | None = None
+    samples: int | None = None
+
+    def sequences(self, question: Question) -> int | None:
+        """Sequences of the whole run."""
+        return self.samples if self.tokens is None else math.ceil(self.tokens / question.job.seq_len)
+
+    def slowest(self, question: Question) -> float | None:
+        """Most seconds a sequence may take."""
+        sequences = self.sequences(question)
+        return None if self.deadline_s is None or sequences is None else self.deadline_s / sequences
+
+
+FREE = Constraints()
+
+
+class Recommendation(msgspec.Struct, frozen=True):
+    """The best layouts, fastest first, and how many were looked at and turned away, by reason.
+
+    `front` are layouts of the Pareto front of time against memory. Of `considered` layouts, `evaluated` were walked one
+    by one and `pruned` could not win by their bounds. `run_s` is what the run would take at the first layout, where a
+    deadline is set. `unlaunched`: no layout of the space is launched from here, and what is shown is the best of those
+    that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
+    `interrupted`: whoever watched ended the search (progress.py), with `unseen` layouts not looked at to the end.
+    """
+
+    answer: Answer
+    considered: int
+    rejected: dict[str, int]
+    evaluated: int = 1
+    pruned: int = 0
+    front: tuple[Candidate, ...] = ()
+    constraints: Constraints = FREE
+    run_s: float | None = None
+    unlaunched: bool = False
+    stray: bool = False
+    unseen: int = 0
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Estimate | None:
+        """The recommended layout's estimate; None where none fits, launches and is in time."""
+        return self.answer.best
+
+    @property
+    def missed(self) -> bool:
+        """Whether even the fastest layout misses the deadline."""
+        deadline_s = self.constraints.deadline_s
+        return deadline_s is not None and self.run_s is not None and self.run_s > deadline_s
+
+
+def recommend(question: Question, top: int = 3, constraints: Constraints = FREE, *, front: int = 0) -> Recommendation:
+    """The fastest layouts that fit and launch; when there is none, the nearest to it, not recommended.
+
+    The nearest is the fastest when all miss the deadline, else the one with the least memory. `front` layouts of the
+    Pareto front are found too. Where a watcher ends the search (progress.py), the fastest found until then; Cancelled
+    is raised where none was.
+    """
+    if question.pins.exact and _whole(question):
+        return _of_one(question, constraints, front)
+    engines = engines_within(question, constraints)
+    check_switches(question, engines)
+    check_job(question)
+    slowest = constraints.slowest(question)
+
+    def ranked(
+        slowest: float | None,
+        asked: Question = question,
+        among: tuple[str, ...] = engines,
+        *,
+        launched: bool = not constraints.any_runtime,
+        stray: bool = question.pins.tp is not None,
+    ) -> Ranking:
+        ranking = rank(
+            asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0,
+            more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,),
+        )  # fmt: skip
+        if ranking.interrupted and not ranking.best:
+            raise Cancelled(f"no layout that fits was found in {seen_of(ranking.considered, ranking.unseen)}")
+        return ranking
+
+    ranking = ranked(slowest)
+    nearest = ranking if ranking.best or slowest is None else ranked(None)
+    tried = False
+    if not nearest.best and constraints.offload:
+        able = tuple(engine for engine in engines if engine in OFFLOADING)
+        offloaded = []
+        for way in ways_out(question):
+            offloaded.append(ranked(slowest, way, able))
+            if offloaded[-1].interrupted:
+                break
+        tried = any(one.best or one.smallest for one in offloaded)
+        if tried:
+            ranking = nearest = together([nearest, *offloaded], top, question)
+    stray = False
+    if not nearest.best and question.pins.tp is None:
+        over_nodes = ranked(None, stray=True)
+        stray = bool(over_nodes.best)
+        nearest = over_nodes if stray or nearest.smallest is None else nearest
+    unlaunched = not nearest.best and nearest.smallest is None and not constraints.any_runtime
+    if unlaunched:
+        nearest = ranked(None, launched=False)  # nothing is launched of such a job: what it would be
+    if not nearest.best and nearest.smallest is None:
+        refuse_empty(question, engines)
+    layouts = [candidate.layout for candidate in nearest.best]
+    if not layouts and nearest.smallest is not None:
+        layouts = [nearest.smallest]
+    shown = [estimate(question, strategy_name(one), one, considered=ranking.considered) for one in layouts]
+    return Recommendation(
+        answer=Answer(question, tuple(shown), {}, 0 if ranking.best else None, tried),
+        considered=ranking.considered,
+        rejected=ranking.rejected,
+        evaluated=ranking.evaluated,
+        pruned=ranking.pruned,
+        front=thinned(ranking.front, front),
+        constraints=constraints,
+        run_s=run_seconds(question, constraints, shown),
+        unlaunched=unlaunched,
+        stray=stray,
+        unseen=nearest.unseen,
+        interrupted=nearest.interrupted,
+    )
+
+
+def seen_of(considered: int, unseen: int) -> str:
+    """How much of a space was looked at."""
+    return f"{considered - unseen:,} of {considered:,} layouts"
+
+
+def _whole(question: Question) -> bool:
+    """Whether the person fixed a layout, not only some of its dimensions."""
+    pins = question.pins
+    return pins.dp_shard is not None or pins.dp_replicate is not None
+
+
+def engines_within(question: Question, constraints: Constraints) -> tuple[str, ...]:
+    """Engines to look at; refuses when there is none."""
+    if constraints.any_runtime:
+        return tuple(ENGINES)
+    engines = launchable_engines(question, constraints.backend)
+    if not engines:
+        rule = "launches none of the engines there are" if constraints.backend else "is missing: none is installed"
+        raise PlannerError("backend", constraints.backend, rule, "Add --any-runtime to plan without one")
+    return engines
+
+
+def _of_one(question: Question, constraints: Constraints, front: int) -> Recommendation:
+    """The one layout that was given, checked against every constraint."""
+    layout = _launched(question, constraints) or exact_layout(question)
+    check_strategy(question, layout)
+    case = case_of(question, layout)
+    check(case, engine_of(layout.engine).rules)
+    if constraints.backend is not None and case.runtime.backend != constraints.backend:
+        rule = f"launches no such layout (runtime {case.runtime.name})"
+        free = _launched(question, msgspec.structs.replace(constraints, backend=None))
+        other = case.runtime.backend if free is None else case_of(question, free).runtime.backend
+        raise PlannerError(
+            "backend", constraints.backend, rule, f"Use {other}" if other else "Plan it with --any-runtime alone"
+        )
+    one = estimate(question, strategy_name(layout), layout)
+    run_s = run_seconds(question, constraints, [one])
+    in_time = run_s is None or constraints.deadline_s is None or run_s <= constraints.deadline_s
+    good = one.fits and in_time and (one.launchable or constraints.any_runtime)
+    points = []
+    if front and one.fits and one.time.step_s is not None:
+        points = [Candidate(layout, float(one.time.step_s) / layout.global_batch_size, one.memory.device_bytes)]
+    return Recommendation(
+        Answer(question, (one,), {}, 0 if good else None),
+        1,
+        {},
+        front=tuple(points),
+        constraints=constraints,
+        run_s=run_s,
+    )
+
+
+def _launched(question: Question, constraints: Constraints) -> Layout | None:
+    """The given sizes under the engine that they usually mean, or else under the first that can be launched; where none
+    can, under one that has a backend, whose rule then says why. None where a person named the engine, or none has."""
+    pins = question.pins
+    if constraints.any_runtime or pins.runtime is not None or question.asked_strategy is not None:
+        return None
+    runtimes = [question.runtime(engine) for engine in engines_within(question, constraints)]
+    told = None
+    for tried in (pins, *(msgspec.structs.replace(pins, runtime=runtime) for runtime in runtimes)):
+        try:
+            layout = exact_layout(msgspec.structs.replace(question, pins=tried))
+            case = case_of(question, layout)
+            check(case, engine_of(layout.engine).rules)
+        except PlannerError:
+            continue
+        if constraints.backend not in (None, case.runtime.backend):
+            continue
+        if launch_refusal(case) is None:
+            return layout
+        told = told or (layout if case.runtime.backend is not None else None)
+    return told
+
+
+def run_seconds(question: Question, constraints: Constraints, shown: Iterable[Estimate]) -> float | None:
+    """Seconds of the whole run at the first layout; None without a deadline, or where no time is known."""
+    sequences, first = constraints.sequences(question), next(iter(shown), None)
+    if constraints.deadline_s is None or sequences is None or first is None or first.time.step_s is None:
+        return None
+    return float(first.time.step_s) / first.case.layout.global_batch_size * sequences
+
+
+def thinned(front: tuple[Candidate, ...], most: int) -> tuple[Candidate, ...]:
+    """At most so many of a front, fastest first: the ends, and between them steps of equal ratio in memory."""
+    if len(front) <= most or most < 2:
+        return front[:most]
+    largest, smallest = front[0].device_bytes, front[-1].device_bytes
+    kept = [front[0]]
+    for step in range(1, most):
+        allowed = largest * (smallest / largest) ** (step / (most - 1))
+        # The fastest that needs no more; the last step asks for the smallest, whatever rounding makes of it.
+        one = next((one for one in front if one.device_bytes <= allowed), front[-1])
+        if one is not kept[-1]:
+            kept.append(one)
+    return tuple(kept)
+
+
+def differences(first: Layout, other: Layout) -> dict[str, Any]:
+    """Fields of a layout that are not as in the first."""
+    return {
+        name: getattr(other, name)
+        for name in Layout.__struct_fields__
+        if getattr(other, name) != getattr(first, name)
+    }  # fmt: skip
+
+
+# -- recommend/1 ---------------------------------------------------------------------------------------------------
+
+
+def as_json_object(found: Recommendation) -> dict[str, Any]:
+    """estimate/1's keys, best layout first, what differs in the others, and why the rest is not there."""
+    whole = answer_dict(found.answer) | {"schema": SCHEMA}
+    for one in whole["estimates"]:
+        one["differs"] = differences(found.answer.estimates[0].case.layout, Layout(**one["layout"]))
+    limits = found.constraints
+    return whole | {
+        "considered": found.considered,
+        "evaluated": found.evaluated,
+        "pruned": found.pruned,
+        "rejected": found.rejected,
+        "constraints": {"backend": limits.backend, "any_runtime": limits.any_runtime},
+        "unseen": found.unseen,
+        "interrupted": found.interrupted,
+        "unlaunched": found.unlaunched,
+        "stray": found.stray,
+        "deadline": None
+        if limits.deadline_s is None
+        else {
+            "deadline_s": limits.deadline_s,
+            "sequences": limits.sequences(found.answer.question),
+            "run_s": found.run_s,
+            "missed": found.missed,
+        },
+        "pareto": [
+            {"layout": one.layout, "seconds_per_sequence": one.seconds_per_sequence, "device_bytes": one.device_bytes}
+            for one in found.front
+        ],
+    }

@@ -1,0 +1,115 @@
+"""The best layout of each named strategy of data parallelism: what `planner estimate` shows side by side.
+
+A few dozen layouts each, one by one and without NumPy, since start time counts here. Not here: which layouts a strategy
+has (space.py), or the search of a whole space (search.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from planner.ask.question import Question, case_of, limit_bytes
+from planner.basics.arith import Number
+from planner.basics.progress import Progress
+from planner.decide.candidates import Candidate, floor_bytes, order_of, seconds_per_sequence
+from planner.decide.space import by_batch, spaces
+from planner.engines import engine_of
+from planner.figures.comm import Traffic
+from planner.figures.memory import device_bytes, hosts_hold, memory_lines, peak_at, peak_bytes
+from planner.figures.steptime import step_traffic
+from planner.parallelism.rules import broken
+from planner.spec import Layout
+from planner.spec.layout import Strategy
+
+Seen = dict[Layout, list[tuple[Traffic, Number]]]
+"""What layouts send, by layout."""
+
+LORA_SHARDINGS = ("single", "ddp", "fsdp", "zero3")
+"""What suits LoRA: a frozen base whole, on one device or on each, or one that is sharded too."""
+
+
+class Group(NamedTuple):
+    """Layouts that differ in the batch alone, smallest micro-batch first; all accumulate, or none does."""
+
+    layouts: tuple[Layout, ...]
+
+    @property
+    def smallest(self) -> Layout:
+        """The one of the smallest micro-batch."""
+        return self.layouts[0]
+
+    @property
+    def largest(self) -> Layout:
+        """The one of the largest micro-batch: no other takes fewer seconds a sequence."""
+        return self.layouts[-1]
+
+
+def groups_of(question: Question, strategies: Sequence[Strategy]) -> Iterator[Group]:
+    """All layouts of these strategies on this cluster, within what the person fixed."""
+    for strategy in strategies:
+        asked = msgspec.structs.replace(question, strategy=strategy.name)
+        for facts in spaces(asked):
+            for layout, batches in by_batch(asked, facts):
+                for accumulates in (False, True):
+                    some = [(micro, accum) for micro, accum in sorted(batches) if (accum > 1) is accumulates]
+                    if some:
+                        yield Group(tuple(
+                            msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum)
+                            for micro, accum in some
+                        ))  # fmt: skip
+
+
+def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout, int] | None:
+    """(layout, layouts considered): the fastest that fits, else the legal one with the least memory.
+
+    Whoever watches (progress.py) sees it move, without a count.
+    """
+    seen: Seen = {}
+    progress = Progress()
+    bounded = []
+    for group in groups_of(question, strategies):
+        progress.at(0)
+        bounded.append((_seconds(question, group.largest, seen), group))
+    best: Candidate | None = None
+    for bound, group in sorted(bounded, key=lambda pair: pair[0]):
+        if best is not None and bound >= best.seconds_per_sequence:
+            break
+        progress.at(0)
+        found = _largest_fitting(question, group, seen)
+        if found is not None and (best is None or order_of(found) < order_of(best)):
+            best = found
+    layout = best.layout if best else _smallest(question, [group for _, group in bounded])
+    return None if layout is None else (layout, sum(len(group.layouts) for _, group in bounded))
+
+
+def _seconds(question: Question, layout: Layout, seen: Seen) -> float:
+    """Neither the micro-batch's size nor recomputation changes what is sent: `seen` keeps it."""
+    key = msgspec.structs.replace(layout, micro_batch_size=1, recompute="none")
+    if key not in seen:
+        seen[key] = step_traffic(case_of(question, key))
+    return float(seconds_per_sequence(question, layout, seen[key]))
+
+
+def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate | None:
+    """The largest micro-batch that fits, which is the fastest."""
+    first = case_of(question, group.smallest)
+    limit = limit_bytes(question)
+    if broken(first, engine_of(first.layout.engine).rules) or device_bytes(first, floor_bytes(first)) > limit:
+        return None
+    lines = memory_lines(first)
+    for layout in reversed(group.layouts):
+        size = float(device_bytes(first, peak_at(lines, layout.micro_batch_size)))
+        if size <= limit and hosts_hold(case_of(question, layout)) is not False:
+            return Candidate(layout, _seconds(question, layout, seen), size)
+    return None
+
+
+def _smallest(question: Question, groups: Sequence[Group]) -> Layout | None:
+    """The legal layout that needs least memory: the smallest micro-batch, recomputed where that is allowed."""
+    recomputed = [group for group in groups if group.smallest.recompute == "full"]
+    cases = [case_of(question, group.smallest) for group in recomputed or groups]
+    legal = [case for case in cases if broken(case, engine_of(case.layout.engine).rules) is None]
+    return min(legal, key=lambda case: float(peak_bytes(case))).layout if legal else None

@@ -1,0 +1,194 @@
+"""Walk layouts one by one, those of the least bounds first, until no bound is left that could win.
+
+Not here: the bounds (bounds.py), or which layouts are looked at (search.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from planner.ask.question import Question, case_of, limit_bytes
+from planner.basics.progress import Progress
+from planner.decide.blocks import Block
+from planner.decide.candidates import Candidate, beats, exact_bytes, order_of, seconds_per_sequence
+from planner.figures.memory import device_bytes, hosts_hold, memory_lines, of_same_lines, peak_at
+from planner.spec import Layout
+
+if TYPE_CHECKING:
+    from planner.decide.blocks import Column
+
+TOO_LARGE = "does not fit in memory with headroom"
+TOO_LARGE_FOR_HOSTS = "does not fit in the hosts' memory"
+TOO_SLOW = "misses the deadline"
+FRONT_SPAN = 2.0
+"""Layouts more than so many times as slow as the fastest are left out of the Pareto front."""
+MOST_WALKED = 2000
+"""Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
+SMALLEST_OF_BLOCK = 8
+"""Rows of a block, of least bound on memory, that may be named as the nearest to fit."""
+
+
+class Bounded(NamedTuple):
+    """A block's legal rows that may fit, with bounds from below."""
+
+    block: Block
+    seconds: Column
+    memory: Column
+
+
+def best_first(bounded: list[Bounded]) -> Any:
+    """(seconds, block, row) of every row, ascending in time's bound, then in memory's."""
+    import numpy as np  # large spaces only
+
+    if not bounded:
+        return np.empty((0, 3))
+    seconds = np.concatenate([one.seconds for one in bounded])
+    memory = np.concatenate([one.memory for one in bounded])
+    block = np.concatenate([np.full(len(one.seconds), place) for place, one in enumerate(bounded)])
+    row = np.concatenate([np.arange(len(one.seconds)) for one in bounded])
+    order = np.lexsort((memory, seconds))
+    return np.stack([seconds[order], block[order], row[order]], axis=1)
+
+
+class Smallest:
+    """The legal layout that needs least memory, for when none fits: each block's few of the least bound are walked,
+    least bound first, until no bound is left that could be less."""
+
+    def __init__(self, question: Question, progress: Progress) -> None:
+        self._question, self._progress = question, progress
+        self._bounds: list[tuple[float, Layout]] = []
+        self._least: tuple[float, Layout | None] = (float("inf"), None)
+
+    def offer(self, block: Block, memory: Column) -> None:
+        """Rows by their bound on memory."""
+        import numpy as np  # large spaces only
+
+        some = (
+            np.argpartition(memory, SMALLEST_OF_BLOCK)[:SMALLEST_OF_BLOCK] if block.size > SMALLEST_OF_BLOCK else None
+        )
+        for row in range(block.size) if some is None else some:
+            self._bounds.append((float(memory[row]), block.layout(int(row))))
+
+    def walked(self, layout: Layout, size: float) -> None:
+        """A layout that was walked and does not fit."""
+        if size < self._least[0]:
+            self._least = size, layout
+
+    def found(self) -> Layout | None:
+        """The one; None when no layout is legal."""
+        for bound, layout in sorted(self._bounds, key=lambda pair: pair[0]):
+            if bound >= self._least[0]:
+                break
+            self._progress.at(0)
+            self.walked(layout, exact_bytes(self._question, layout))
+        return self._least[1]
+
+
+class Walker:
+    """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next."""
+
+    def __init__(
+        self,
+        question: Question,
+        k: int,
+        slowest: float | None,
+        front: int,
+        smallest: Smallest,
+        progress: Progress,
+    ) -> None:
+        self._smallest, self._progress = smallest, progress
+        self._question, self._k, self._slowest, self._points = question, k, slowest, front
+        self._limit = limit_bytes(question)
+        self._known: dict[Layout, Candidate | None] = {}
+        self._lines: dict[Layout, list[tuple[float, float]]] = {}
+        self.rejected: Counter[str] = Counter()
+        self.best: list[Candidate] = []
+        self.front: list[Candidate] = []
+        self.seen = self.evaluated = 0
+
+    def run(self, order: Any, bounded: list[Bounded], done: int) -> bool:
+        """Look at these rows, ascending in time's bound, after `done` layouts that are settled; False when it gives up
+        with nothing found and more to see."""
+        self.seen, before = 0, self.evaluated
+        for place, (bound, block, row) in enumerate(order):
+            if not self.best and self.evaluated - before >= MOST_WALKED:
+                return False
+            if self._slowest is not None and bound > self._slowest:
+                self.rejected[TOO_SLOW] += len(order) - place
+                self.seen += len(order) - place
+                break
+            if not self.open_to(bound):
+                break
+            some = bounded[int(block)]
+            memory = float(some.memory[int(row)])
+            if not self._open_to_both(bound, memory):
+                continue
+            self._progress.at(done + place)
+            self.seen += 1
+            self._offer(self._exact(some.block.layout(int(row)), memory))
+        return True
+
+    def open_to(self, bound: float) -> bool:
+        """Whether a layout that takes no less time may still be among the best, or on the front."""
+        if len(self.best) < self._k or bound <= self.best[-1].seconds_per_sequence:
+            return True
+        return self._front_open_to(bound)
+
+    def _front_open_to(self, bound: float) -> bool:
+        points, front = self._points, self.front
+        if not points or (front and bound > FRONT_SPAN * front[0].seconds_per_sequence):
+            return False
+        return len(front) < points or bound <= front[points - 1].seconds_per_sequence
+
+    def _open_to_both(self, bound: float, memory: float) -> bool:
+        """The same of one that needs no less memory either."""
+        if len(self.best) < self._k or (bound, memory) < order_of(self.best[-1]):
+            return True
+        beaten = any(one.seconds_per_sequence <= bound and one.device_bytes <= memory for one in self.front)
+        return self._front_open_to(bound) and not beaten
+
+    def within_span(self) -> list[Candidate]:
+        """The front without what nobody would wait for."""
+        front = self.front
+        return [one for one in front if one.seconds_per_sequence <= FRONT_SPAN * front[0].seconds_per_sequence]
+
+    def _offer(self, one: Candidate | None) -> None:
+        if one is None or one in self.best:
+            return
+        self.best = sorted([*self.best, one], key=order_of)[: self._k]
+        if self._points and one not in self.front and not any(beats(other, one) for other in self.front):
+            self.front = sorted([*(other for other in self.front if not beats(one, other)), one], key=order_of)
+
+    def _exact(self, layout: Layout, memory: float) -> Candidate | None:
+        if layout not in self._known:
+            self._known[layout] = self._walked(layout, memory)
+        return self._known[layout]
+
+    def _walked(self, layout: Layout, memory: float) -> Candidate | None:
+        """The candidate; None when it misses the deadline, cannot win with so much `memory`, or does not fit."""
+        self.evaluated += 1
+        seconds = float(seconds_per_sequence(self._question, layout))
+        if self._slowest is not None and seconds > self._slowest:
+            self.rejected[TOO_SLOW] += 1
+            return None
+        if not self._open_to_both(seconds, memory):
+            return None
+        case = case_of(self._question, layout)
+        size = float(device_bytes(case, peak_at(self._lines_of(layout), layout.micro_batch_size)))
+        if size > self._limit:
+            self.rejected[TOO_LARGE] += 1
+            self._smallest.walked(layout, size)
+            return None
+        if hosts_hold(case) is False:
+            self.rejected[TOO_LARGE_FOR_HOSTS] += 1
+            self._smallest.walked(layout, size)
+            return None
+        return Candidate(layout, seconds, size)
+
+    def _lines_of(self, layout: Layout) -> list[tuple[float, float]]:
+        """`memory_lines` once for all layouts that have the same."""
+        key = of_same_lines(layout)
+        if key not in self._lines:
+            self._lines[key] = memory_lines(case_of(self._question, key))
+        return self._lines[key]

@@ -1,0 +1,132 @@
+"""Host memory and the host link of one rank: what offload keeps there, what it moves, and how long that takes.
+
+Joins what the engine says of states (engines/host.py) with the activations that the inventory's walk can spare. Works
+on one layout and on columns, as memory.py does. Not here: overlap with compute, which the step's timeline knows.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from planner.basics.arith import Number, is_column, maximum
+from planner.engines import engine_of
+from planner.engines.base import Held, load_host_bytes, loads_whole_model
+from planner.engines.common import base_weight_bytes, whole_weight_bytes
+from planner.engines.host import host_states, state_transfers, update_accesses_bytes
+from planner.inventory import TERMS as WALK_TERMS
+from planner.inventory import Moment, Walk, parameters, walk
+from planner.inventory.tape import ACTIVATIONS
+from planner.inventory.tensors import Size
+from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.offload import Transfer, host_update_seconds, offload_seconds, offloaded_layers
+
+
+def host_terms(case: Case, in_flight: float = 1.0) -> Held:
+    """Bytes of one rank in host memory by term, for this stage with `in_flight` micro-batches under way."""
+    terms = host_states(case)
+    if case.layout.offload_activations:
+        terms = terms | {"activations": _at(case, _kept_outside(case)) * in_flight}
+    return terms
+
+
+def host_rank_bytes(case: Case, in_flight: float = 1.0) -> Number:
+    """All of them; 0 without offload."""
+    return sum(host_terms(case, in_flight).values()) + 0.0
+
+
+def host_node_bytes(case: Case, rank_bytes: Number) -> Number:
+    """Host memory that the ranks of one node need, each of them as much as the fullest."""
+    return rank_bytes * case.cluster.gpus_per_node
+
+
+def host_fits(case: Case, rank_bytes: Number) -> bool | None:
+    """Whether a node's memory holds it (numbers, not columns); None when nobody has said how much there is."""
+    if not is_column(rank_bytes) and rank_bytes == 0:
+        return True
+    if case.cluster.host_memory_bytes is None:
+        return None
+    return bool(host_node_bytes(case, rank_bytes) <= case.cluster.host_memory_bytes)
+
+
+def loading_bytes(case: Case) -> Number:
+    """Bytes of one rank in host memory while GPUs load their model: the largest weight as it comes and as it is held,
+    the whole model where tensor ranks cut it only then (DeepSpeed's AutoTP), or weights that wait there."""
+    engine = engine_of(case.layout.engine)
+    cut = loads_whole_model(engine, case)
+    built = parameters(case.model) * base_weight_bytes(case) if cut else 2 * whole_weight_bytes(case)
+    return maximum(built, load_host_bytes(engine, case))
+
+
+def offload_traffic(case: Case) -> list[Transfer]:
+    """What one rank moves over its host link in one optimizer step, by phase; empty without offload."""
+    transfers = state_transfers(case)
+    if case.layout.offload_activations:
+        moved = _at(case, _kept_outside(case)) * case.layout.grad_accum
+        transfers.append(Transfer("forward", moved, 0.0 * moved, True))
+        transfers.append(Transfer("backward", 0.0 * moved, moved, True))
+    return transfers
+
+
+def transfer_seconds(case: Case, transfer: Transfer) -> Number | None:
+    """Seconds of one phase's transfers on the host link; None when the link is unknown."""
+    link = case.cluster.host_link
+    if link is None:
+        return None
+    return offload_seconds(transfer.to_host_bytes, transfer.to_device_bytes, link.bytes_per_s_per_direction)
+
+
+def steps_on_host(case: Case) -> bool:
+    """Whether the optimizer runs beside another memory than the device's."""
+    return case.layout.offload_optimizer and case.host_apart
+
+
+def update_seconds(case: Case) -> Number | None:
+    """Seconds of an optimizer step on the host, 0 when it is on the device; None when the host's rate is unknown."""
+    if not steps_on_host(case):
+        return 0.0
+    rate = case.cluster.host_memory_bytes_per_s
+    return None if rate is None else host_update_seconds(update_accesses_bytes(case), rate, case.cluster.gpus_per_node)
+
+
+def on_device(case: Case, moment: Moment, walked: Walk, others: float) -> Moment:
+    """A moment once finished layers' saved tensors are on the host, `others` micro-batches' with them.
+
+    In forward the layer that was finished last is still on its way; in backward the one that comes next is back.
+    """
+    here = case.here.layers
+    away = _waiting(walked, *_layers_before(moment, int(here[0]), int(here[1])))
+    away = away + _waiting(walked, int(here[0]), int(here[1])) * others
+    place = WALK_TERMS.index(ACTIVATIONS)
+    live = list(moment.live)
+    live[place] = live[place] - away
+    return replace(moment, live=tuple(live))
+
+
+def _layers_before(moment: Moment, dense: int, layers: int) -> tuple[int, int]:
+    """Layers of each kind whose saved tensors wait while the moment's unit is at work."""
+    if moment.unit == "embed":
+        return 0, 0
+    if moment.unit not in LAYERS:
+        return dense, layers
+    return min(moment.layer, dense), max(moment.layer - dense, 0)
+
+
+def _kept_outside(case: Case) -> Size:
+    """Bytes of one micro-batch that wait on the host when forward ends."""
+    walked = walk(case.walked_model, engine_of(case.layout.engine).compute(case), case.walked_stage)
+    return _waiting(walked, int(case.here.layers[0]), int(case.here.layers[1]))
+
+
+def _waiting(walked: Walk, dense: int, layers: int) -> Size:
+    """Saved tensors on the host once so many layers of each kind are done: one of the kind that is nearest stays."""
+    if layers:
+        return _activations(walked.layer[0]) * dense + _activations(walked.layer[1]) * float(offloaded_layers(layers))
+    return _activations(walked.layer[0]) * float(offloaded_layers(dense))
+
+
+def _activations(live: tuple[Size, ...]) -> Size:
+    return live[WALK_TERMS.index(ACTIVATIONS)]
+
+
+def _at(case: Case, size: Size) -> Number:
+    return maximum(size.at(case.layout.micro_batch_size, case.rank_seq_len), 0.0)

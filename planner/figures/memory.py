@@ -1,0 +1,318 @@
+"""Peak memory of one rank: what lives at every moment, phase by phase and term by term.
+
+The inventory says which tensors the model code holds at each moment of forward and backward, the engine what it holds
+beside them; the peak is the largest sum. Works on one layout and on columns. Not here: either of the two lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from planner.basics.arith import Number, is_column, maximum, where
+from planner.engines import engine_of
+from planner.engines.base import Held, bytes_apart, load_host_bytes
+from planner.figures.host import host_fits, host_node_bytes, host_rank_bytes, host_terms, on_device
+from planner.inventory import TERMS as WALK_TERMS
+from planner.inventory import Moment, Size, Walk, walk
+from planner.parallelism import schedules
+from planner.parallelism.case import Case
+from planner.spec import Layout
+from planner.spec.plan import PhaseMemory
+
+TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
+"""Everything a byte can be, in the order people read it."""
+
+PHASES = ("load", "forward", "backward", "forward.next", "backward.next", "optimizer")
+"""Phases of one optimizer step; `.next` are the micro-batches after the first."""
+
+BATCH_BYTES_PER_TOKEN = 16
+"""Token ids and labels, int64, on the device for the whole step."""
+
+
+class StageMemory(msgspec.Struct, frozen=True):
+    """Live bytes at the fullest moment of each phase on one pipeline stage (0-based)."""
+
+    stage: int
+    phases: tuple[PhaseMemory, ...]
+
+    @property
+    def peak(self) -> PhaseMemory:
+        """The fullest phase."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+
+class MemoryBreakdown(msgspec.Struct, frozen=True):
+    """Live bytes at the fullest moment of each phase, and what the allocator and device add to the largest.
+
+    `phases` are those of the fullest pipeline stage, `stage`; `stages` holds each that differs from the others.
+    `reserved_bytes` is what the allocator holds, `device_bytes` what the card shows as used. `host` are one rank's
+    bytes in host memory by term under offload, `host_node_bytes` those of a node, or what it needs while weights wait
+    there at load (`load_host_node_bytes`), and `host_fits` says whether the node has them (None: nobody knows).
+    """
+
+    phases: tuple[PhaseMemory, ...]
+    reserved_bytes: float
+    device_bytes: float
+    stage: int = 0
+    stages: tuple[StageMemory, ...] = ()
+    host: dict[str, float] = msgspec.field(default_factory=dict)
+    host_node_bytes: float = 0.0
+    host_fits: bool | None = True
+    load_host_node_bytes: float = 0.0
+
+    @property
+    def peak(self) -> PhaseMemory:
+        """The fullest phase."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def training(self) -> PhaseMemory:
+        """The fullest phase of training itself, once the model is loaded."""
+        return max((one for one in self.phases if one.phase != "load"), key=lambda phase: phase.total)
+
+    @property
+    def host_bytes(self) -> float:
+        """Host memory of one rank."""
+        return sum(self.host.values())
+
+
+def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
+    """(phase, what the engine holds by term, where in the model code) at every moment that may be the fullest."""
+    engine = engine_of(case.layout.engine)
+    for phase, held in engine.outside(case):
+        yield phase, held, None
+    holder = engine.holder(case)
+    walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
+    for later in (False, True) if _accumulates(case) else (False,):
+        beside = {phase: _others(case, phase, later) for phase in ("forward", "backward")}
+        for one in walked.moments:
+            others, after_backward = beside[one.phase]
+            moment = _beside(one, walked, others) if others else one
+            if case.layout.offload_activations:
+                moment = on_device(case, moment, walked, others)
+            yield moment.phase + (".next" if later else ""), holder(moment, after_backward), moment
+
+
+def _others(case: Case, phase: str, later: bool) -> tuple[float, bool]:
+    """(micro-batches whose activations a stage holds beside the one at hand, whether a backward has been) in the first
+    or a later micro-batch's forward or backward.
+
+    Where a pipeline has all forwards before its first backward, no later forward finds gradients, and a later backward
+    one micro-batch less.
+    """
+    count = in_flight(case)
+    filled = case.pipelined and case.layout.virtual_stages == 1 and case.layout.pp_schedule in ("1f1b", "gpipe")
+    if later and filled and count >= case.layout.grad_accum:
+        return (count - 1, False) if phase == "forward" else (count - 2, True)
+    return count - 1, later
+
+
+def in_flight(case: Case) -> float:
+    """Micro-batches whose activations a pipeline stage holds at once; 1 without a pipeline."""
+    layout = case.layout
+    if not case.pipelined:
+        return 1.0
+    return float(
+        schedules.in_flight(layout.pp_schedule, layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages)
+    )
+
+
+def _beside(moment: Moment, walked: Walk, others: float) -> Moment:
+    """A moment of one micro-batch while others are on their way back."""
+    return msgspec.structs.replace(
+        moment, live=tuple(live + kept * others for live, kept in zip(moment.live, walked.kept, strict=True))
+    )
+
+
+def _accumulates(case: Case) -> bool:
+    accum: Any = case.layout.grad_accum
+    return bool((accum > 1).any()) if is_column(accum) else bool(accum > 1)
+
+
+def _totals(case: Case) -> Iterator[tuple[str, Held, Moment | None, Number]]:
+    """Every moment with its live bytes in all."""
+    tokens, seq = case.tokens, case.rank_seq_len
+    for phase, held, moment in moments_of(case):
+        total = sum(held.values())
+        if moment is not None:
+            per_token, per_position, fixed, per_pair = map(sum, zip(*moment.live, strict=True))
+            total = total + (per_token + BATCH_BYTES_PER_TOKEN) * tokens + (per_position * seq + fixed)
+            if per_pair:  # attention that is written out: every pair of tokens
+                total = total + per_pair * tokens * seq
+        yield phase, held, moment, total
+
+
+def _terms(case: Case, held: Held, moment: Moment | None) -> dict[str, float]:
+    """One moment's bytes by term."""
+    terms = {term: float(held.get(term, 0.0)) for term in TERMS}
+    if moment is not None:
+        for term, size in zip(WALK_TERMS, moment.live, strict=True):
+            terms[term] += float(size.at(case.layout.micro_batch_size, case.rank_seq_len))
+        terms["temporaries"] += float(BATCH_BYTES_PER_TOKEN * case.tokens)
+    return terms
+
+
+def memory_breakdown(case: Case) -> MemoryBreakdown:
+    """The whole answer for one layout (numbers, not columns): of the fullest pipeline stage."""
+    stages = tuple(StageMemory(int(stage.place), stage_phases(case.at(stage))) for stage in case.stages())
+    fullest = max(stages, key=lambda stage: stage.peak.total)
+    allocated = fullest.peak.total
+    return MemoryBreakdown(
+        fullest.phases,
+        float(reserved_bytes(case, allocated)),
+        float(device_bytes(case, allocated)),
+        fullest.stage,
+        stages,
+        *_host(case),
+    )
+
+
+def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
+    """(bytes by term of the rank that needs most host memory, a node's bytes, whether the node has them, a node's
+    bytes at load)."""
+    ranks = [host_terms(here, in_flight(here)) for here in (case.at(stage) for stage in case.stages())]
+    terms = {term: float(held) for term, held in max(ranks, key=lambda held: sum(held.values())).items()}
+    loads = float(load_host(case))
+    rank_bytes = max(sum(terms.values()), loads)
+    at_load = float(host_node_bytes(case, loads))
+    return terms, float(host_node_bytes(case, rank_bytes)), host_fits(case, rank_bytes), at_load
+
+
+def load_host(case: Case) -> Number:
+    """Host memory of the rank that needs most while the loaded weights are taken, bytes: a number, or a column."""
+    most: Number = 0.0
+    for stage in case.stages():
+        most = maximum(most, load_host_bytes(engine_of(case.layout.engine), case.at(stage)))
+    return most
+
+
+def host_bytes(case: Case) -> Number:
+    """Host memory of the rank that needs most, while it trains or loads: a number, or a column."""
+    most = load_host(case)
+    for stage in case.stages():
+        here = case.at(stage)
+        most = maximum(most, host_rank_bytes(here, in_flight(here) if case.layout.offload_activations else 1.0))
+    return most
+
+
+def hosts_hold(case: Case) -> bool | None:
+    """Whether the nodes' host memory holds what one layout offloads; None when it is unknown."""
+    return host_fits(case, float(host_bytes(case)))
+
+
+def stage_phases(case: Case) -> tuple[PhaseMemory, ...]:
+    """Live bytes at the fullest moment of each phase on the case's stage."""
+    fullest: dict[str, tuple[float, Held, Moment | None]] = {}
+    for phase, held, moment, total in _totals(case):
+        if phase not in fullest or total > fullest[phase][0]:
+            fullest[phase] = (float(total), held, moment)
+    return tuple(
+        PhaseMemory(phase=phase, terms=_terms(case, *fullest[phase][1:])) for phase in PHASES if phase in fullest
+    )
+
+
+def peak_bytes(case: Case) -> Number:
+    """Live bytes at the fullest moment of the step on the fullest stage: a number, or a column when the layout has
+    columns (of data-parallel sizes and batches).
+
+    Micro-batches after the first count only where the layout accumulates.
+    """
+    peak: Number = 0.0
+    for stage in case.stages():
+        for phase, _, _, total in _totals(case.at(stage)):
+            later = phase.endswith(".next")
+            peak = maximum(peak, where(case.layout.grad_accum > 1, total, 0.0) if later else total)
+    return peak
+
+
+def of_same_lines(layout: Layout) -> Layout:
+    """One layout for all that have the same `memory_lines`: accumulation counts only until the pipeline is filled, and
+    replicas hold the same, but for whether there are any."""
+    full = 2 * layout.pp * layout.virtual_stages
+    accum = layout.grad_accum if layout.pp_schedule == "gpipe" else min(layout.grad_accum, full)
+    replicas = min(layout.dp_replicate, 2)
+    return msgspec.structs.replace(layout, micro_batch_size=1, grad_accum=accum, dp_replicate=replicas)
+
+
+def memory_lines(case: Case) -> list[tuple[float, float]]:
+    """(bytes, bytes a sequence of the micro-batch) at every moment of every stage.
+
+    That is `peak_bytes` for all micro-batches at once, since an engine's own bytes do not depend on them.
+    """
+    lines: dict[float, float] = {}
+    for stage in case.stages():
+        for slope, start in _stage_lines(case.at(stage)):
+            if start > lines.get(slope, -1.0):
+                lines[slope] = start
+    return [(start, slope) for slope, start in lines.items()]
+
+
+def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:
+    """(bytes a sequence, bytes) at every moment of one stage: as `moments_of` with `_beside`, on sums over terms."""
+    seq = float(case.rank_seq_len)
+    if case.layout.offload_activations:
+        for _, held, moment in moments_of(case):
+            yield _line(held, () if moment is None else _over_terms(moment.live), seq)
+        return
+    engine = engine_of(case.layout.engine)
+    for _, held in engine.outside(case):
+        yield _line(held, (), seq)
+    holder = engine.holder(case)
+    walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
+    sums, kept = _summed(walked)
+    for later in (False, True) if _accumulates(case) else (False,):
+        beside = {phase: _others(case, phase, later) for phase in ("forward", "backward")}
+        for moment, live in zip(walked.moments, sums, strict=True):
+            others, after_backward = beside[moment.phase]
+            here = live if others == 0 else tuple(one + others * more for one, more in zip(live, kept, strict=True))
+            yield _line(holder(moment, after_backward), here, seq)
+
+
+def _line(held: Held, live: Sequence[float], seq: float) -> tuple[float, float]:
+    start = float(sum(held.values()))
+    if not live:
+        return 0.0, start
+    per_token, per_position, fixed, per_pair = live
+    return (BATCH_BYTES_PER_TOKEN + per_token + per_pair * seq) * seq, start + per_position * seq + fixed
+
+
+_SUMS: dict[int, tuple[Walk, list[tuple[float, ...]], tuple[float, ...]]] = {}
+"""By a walk's identity: walks are cached and long, too long to hash. Each is held, so its identity stays its own."""
+
+
+def _over_terms(live: Sequence[Size]) -> tuple[float, ...]:
+    return tuple(map(float, map(sum, zip(*live, strict=True))))
+
+
+def _summed(walked: Walk) -> tuple[list[tuple[float, ...]], tuple[float, ...]]:
+    """A walk's live bytes over all terms: of every moment, and what a micro-batch keeps."""
+    if id(walked) not in _SUMS:
+        if len(_SUMS) > 4096:
+            _SUMS.clear()
+        moments = [_over_terms(moment.live) for moment in walked.moments]
+        _SUMS[id(walked)] = walked, moments, _over_terms(walked.kept)
+    return _SUMS[id(walked)][1:]
+
+
+def peak_at(lines: Sequence[tuple[float, float]], micro_batch_size: int) -> float:
+    """The peak at one micro-batch size."""
+    return max(start + slope * micro_batch_size for start, slope in lines)
+
+
+def reserved_bytes(case: Case, allocated: Number) -> Number:
+    """What PyTorch's caching allocator reserves for `allocated` live bytes; on CPU there is none."""
+    if case.cluster.gpu.kind == "cpu":
+        return allocated
+    allocator = case.runtime.allocator
+    apart = bytes_apart(engine_of(case.layout.engine), case)
+    return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation) + apart
+
+
+def device_bytes(case: Case, allocated: Number) -> Number:
+    """What the device shows as used: reserved memory, the context and the libraries' workspaces."""
+    if case.cluster.gpu.kind == "cpu":
+        return allocated
+    return reserved_bytes(case, allocated) + case.runtime.allocator.context_bytes

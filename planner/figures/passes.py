@@ -1,0 +1,192 @@
+"""Seconds of a unit's passes on one device: products, bytes moved, what the host starts, and waiting for its groups.
+
+Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP and bytes of the work (work.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from planner.basics.arith import Number, maximum, where
+from planner.basics.formula import formula
+from planner.engines.common import parallel_calls
+from planner.figures.comm import crosses, traffic
+from planner.figures.linktime import collective_seconds
+from planner.figures.work import Load, Work, element_bytes_of
+from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.groups import axis_stride
+from planner.spec.calibration import Calibration, Coefficients, Compute
+
+WITHIN = ("tp", "cp", "ep")
+"""Axes whose collectives stand in the way of every micro-batch's compute."""
+
+
+@formula(unit="FLOP/s", source="two kinds of matrix products one after the other: a harmonic mean by their FLOP")
+def blended_rate(fast_share: Number, fast_flops_per_s: Number, slow_flops_per_s: Number) -> Number:
+    """Rate of work of which `fast_share` runs at the first rate, the rest at the second."""
+    return 1 / (fast_share / fast_flops_per_s + (1 - fast_share) / slow_flops_per_s)
+
+
+@formula(
+    unit="s", source="share * size / (size + half size) of the peak rate; size: harmonic mean of m, n and k, over 3"
+)
+def matmul_seconds(
+    flops: Number, operands: Number, peak_flops_per_s: Number, share: Number, half_size: Number
+) -> Number:
+    """Matrix products at a share of the device's dense peak rate that falls with their size.
+
+    1/size = 1/m + 1/n + 1/k, so that 2 mnk / size is twice the elements of the three matrices: products of several
+    sizes add up, and the time that small ones lose is in proportion to the memory they touch.
+    """
+    return (flops + 2 * half_size * operands) / (peak_flops_per_s * share)
+
+
+@formula(unit="s", source="roofline: kernels that do little arithmetic are bound by device memory")
+def memory_seconds(moved_bytes: Number, bytes_per_s: Number, share: Number) -> Number:
+    """Work that only moves bytes, at a share of the memory's rate."""
+    return moved_bytes / (bytes_per_s * share)
+
+
+@formula(
+    unit="s", source="a share of the dense peak rate by the FLOP of the causal mask, without what flash recomputes"
+)
+def attention_seconds(flops: Number, peak_flops_per_s: Number, share: Number) -> Number:
+    """Scores and weighted values, forward or backward."""
+    return flops / (peak_flops_per_s * share)
+
+
+@formula(unit="s", source="definition: each operation is started by the host, one after the other")
+def starting_seconds(operations: Number, operation_s: Number) -> Number:
+    """What the host takes to start operations, whatever they do."""
+    return operations * operation_s
+
+
+@formula(unit="s", source="observed in nanotron's published sweep: the more ranks wait for each other, the longer")
+def straggling_seconds(calls: Number, ranks: Number, straggle_s: Number) -> Number:
+    """What collectives inside passes wait for stragglers while sends between nodes are pending."""
+    return calls * ranks * straggle_s
+
+
+def peak_flops(case: Case) -> float | None:
+    """The device's dense rate in the format most matrix products run in; None when unknown."""
+    return case.cluster.gpu.flops_per_s.get({"pure-bf16": "bf16"}.get(case.job.precision, case.job.precision))
+
+
+def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
+    """The rate that a step's matrix products could reach; None when unknown.
+
+    The fp8 recipe multiplies the layers' linear modules in 8 bits, attention and the head in bf16.
+    """
+    fast = peak_flops(case)
+    if case.job.precision != "fp8":
+        return fast
+    slow = case.cluster.gpu.flops_per_s.get("bf16")
+    if fast is None or slow is None:
+        return None
+    times = case.whole_repeats
+    all_flops = sum(times[unit] * one.forward.flops for unit, one in work.items())
+    eight_bit = sum(times[unit] * one.linear_flops for unit, one in work.items())
+    return blended_rate(eight_bit / all_flops, fast, slow)
+
+
+class Device(msgspec.Struct, frozen=True):
+    """What the device could do, and how near the software comes to it. `waits` where the host itself computes."""
+
+    peak_flops_per_s: Number
+    bytes_per_s: float
+    element_bytes: float
+    waits: bool
+    known: Compute
+
+
+def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device | None:
+    """None where the device's rates are unknown."""
+    gpu, peak = case.cluster.gpu, matmul_rate(case, work)
+    if peak is None or gpu.memory_bytes_per_s is None:
+        return None
+    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute)
+
+
+class Passes(NamedTuple):
+    """Seconds of one micro-batch's forward and backward."""
+
+    forward_s: Number
+    backward_s: Number
+
+
+def coefficients(case: Case, known: Calibration) -> Coefficients:
+    """What a calibration knows about the case's runtime on its devices."""
+    return known.of(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
+
+
+class _Seconds(NamedTuple):
+    """What the device works on one occurrence of a unit in one pass, and what the host takes to start it."""
+
+    busy_s: Number
+    start_s: Number
+
+
+def loads_of(one: Work, device: Device) -> tuple[_Seconds, _Seconds]:
+    """Forward, and backward with what it computes again."""
+    forward, backward = (
+        _Seconds(working_seconds(load, device), starting_seconds(load.operations, device.known.operation_s))
+        for load in (one.forward, one.backward.and_again(one.again))
+    )
+    return forward, backward
+
+
+def passes_of(loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None) -> Passes:
+    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
+
+    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
+    """
+    found: list[Number] = []
+    for place, (busy_s, start_s) in enumerate(loads):
+        taken_s = busy_s + (waiting[place] if waiting else 0.0)
+        found.append(taken_s + start_s if device.waits else maximum(taken_s, start_s))
+    return Passes(*found)
+
+
+def working_seconds(load: Load, device: Device) -> Number:
+    """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
+    known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
+    products_s = matmul_seconds(
+        load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
+    )
+    products_s = maximum(products_s, memory_seconds(load.operands * device.element_bytes, *memory))
+    attention_s = attention_seconds(
+        load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
+    )
+    return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
+
+
+def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
+    """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
+    whole, times = case.unsplit, case.whole_repeats
+    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
+    calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
+    straggle_s = _straggle_s(case, known)
+    for call in traffic(whole, calls):
+        call_s = collective_seconds(call, case.cluster.levels, known)
+        call_s = call_s + straggling_seconds(call.count, where(call.ranks > 1, call.ranks, 0.0), straggle_s)
+        each_s = call_s / (case.layout.grad_accum * times[call.unit])
+        found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
+    return {unit: Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
+
+
+def _straggle_s(case: Case, known: Coefficients) -> Number:
+    """Seconds for each rank of a group, where the pipeline's neighbours stand on different nodes."""
+    if not known.overlap.straggle_s or not case.pipelined:
+        return 0.0
+    leaves = crosses(case.layout.pp, axis_stride(case.layout, "pp"), case.cluster.gpus_per_node)
+    return where(leaves, known.overlap.straggle_s, 0.0)
+
+
+def on_stage(case: Case, units: dict[str, Passes]) -> Passes:
+    """One micro-batch's passes through the stage a case is about."""
+    here = case.here
+    counts = {"embed": int(here.first), "tail": int(here.last)} | dict(zip(LAYERS, here.layers, strict=True))
+    forward_s, backward_s = (sum(counts[unit] * units[unit][place] for unit in UNITS) + 0.0 for place in (0, 1))
+    return Passes(forward_s, backward_s)

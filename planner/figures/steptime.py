@@ -1,0 +1,383 @@
+"""A first estimate of step time: compute, communication raw and exposed, the pipeline's bubble, the optimizer.
+
+Works on one layout, with the pipeline's schedule played out, and on columns, as a bound that no layout goes below.
+Not here: the coefficients (calibration.py), FLOP and bytes of the work (work.py),
+bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from planner.basics.arith import Number, is_column, maximum, minimum, where
+from planner.basics.formula import formula
+from planner.basics.units import BYTES
+from planner.engines import engine_of
+from planner.engines.base import Call
+from planner.engines.common import implementation, updated
+from planner.figures.comm import Traffic, traffic
+from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
+from planner.figures.linktime import collective_seconds
+from planner.figures.passes import (
+    WITHIN,
+    Device,
+    Passes,
+    coefficients,
+    device_of,
+    loads_of,
+    matmul_seconds,
+    memory_seconds,
+    on_stage,
+    passes_of,
+    peak_flops,
+    starting_seconds,
+    waiting_of,
+    working_seconds,
+)
+from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, element_bytes_of, unit_work
+from planner.inventory.optimizers import matrix_flops, moved_bytes
+from planner.parallelism.case import UNITS, Case
+from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
+from planner.parallelism.pipeline import boundary_bytes
+from planner.parallelism.schedules import rank_of
+from planner.spec import Layout
+from planner.spec.calibration import Calibration, Coefficients
+
+CLIP_ACCESSES = 3
+"""Reads for the norm, then read and write to scale."""
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """Seconds of one optimizer step, as a rank of the first stage spends them. `comm_s` is raw, `exposed_comm_s` what
+    compute does not hide.
+
+    `bubble_s` is all that this rank waits for the pipeline: `ramp_s` that even the slowest stage stands idle, for the
+    first and the last micro-batches and for sends; the rest for `slowest_stage` (0-based), whose passes take longer
+    than the first's. Both are None without a pipeline and in columns. `model_flops` and `hardware_flops` are a rank's
+    in the step; the second counts recomputation too. Seconds are None where the device's rates are unknown.
+    """
+
+    step_s: Number | None
+    low_s: Number | None
+    high_s: Number | None
+    compute_s: Number | None
+    comm_s: Number
+    exposed_comm_s: Number | None
+    bubble_s: Number
+    optimizer_s: Number | None
+    model_flops: Number
+    hardware_flops: Number
+    ramp_s: float | None = None
+    slowest_stage: int | None = None
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Speed as people compare it; None is unknown, never zero. Useful tokens are those that are no padding."""
+
+    tokens_per_s: Number | None
+    useful_tokens_per_s: Number | None
+    tokens_per_s_per_gpu: Number | None
+    tflops_per_gpu: Number | None
+    mfu: Number | None
+    hfu: Number | None
+
+
+@formula(unit="bytes", source="the optimizer's update and clip_grad_norm_ of torch 2.13, kernel by kernel")
+def update_bytes(elements: Number, element_bytes: Number, moved_bytes: Number, accesses: Number) -> Number:
+    """Memory traffic of the optimizer's step over the elements a rank updates.
+
+    The update moves `moved_bytes` for each; clipping reads or writes each `accesses` times.
+    """
+    return elements * (moved_bytes + element_bytes * accesses)
+
+
+@formula(
+    unit="s", source="overlap as DDP and FSDP schedule it: calls run beside compute, but each round has one with none"
+)
+def exposed_seconds(comm_s: Number, unhidden_s: Number, window_s: Number) -> Number:
+    """Communication that is waited for: what exceeds the compute it runs beside, at least the calls with none beside.
+
+    Those are the first gather of a forward pass and the last reduction of a backward pass.
+    """
+    return maximum(comm_s - window_s, unhidden_s)
+
+
+@formula(unit="tokens/s", source="definition")
+def tokens_per_second(sequences: Number, seq_len: Number, step_s: Number) -> Number:
+    """Tokens of the global batch over the step's seconds."""
+    return sequences * seq_len / step_s
+
+
+@formula(unit="fraction", source="Chowdhery et al. 2022: model FLOP, without recomputation, over the dense peak rate")
+def flops_utilization(flops: Number, step_s: Number, peak_flops_per_s: Number) -> Number:
+    """MFU of model FLOP, HFU of all FLOP the hardware did."""
+    return flops / (step_s * peak_flops_per_s)
+
+
+# -- one step ------------------------------------------------------------------------------------------------------
+
+
+def _optimizer_bytes(case: Case) -> Number:
+    trained, layout = case.total(trainable=True), case.layout
+    mine = trained / (layout.state_shards if layout.zero_stage >= 1 else 1)
+    element = BYTES["bf16" if case.job.precision == "pure-bf16" else "fp32"]
+    clip = CLIP_ACCESSES if case.job.recipe.max_grad_norm else 0
+    return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
+
+
+def _optimizer_seconds(case: Case, device: Device) -> Number:
+    """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
+    known = device.known
+    took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
+    if device.waits:
+        each = UPDATE_OPERATIONS + (CLIP_OPERATIONS if case.job.recipe.max_grad_norm else 0)
+        took_s = took_s + starting_seconds(each * _trained_tensors(case), known.operation_s)
+    peaks = case.cluster.gpu.flops_per_s
+    rate = peaks.get("bf16", peaks.get("fp32"))
+    if case.job.optimizer.name != "muon" or rate is None:
+        return took_s
+    flops = matrix_flops(case.job.optimizer, updated(case, sharded=case.layout.zero_stage >= 1))
+    return took_s + matmul_seconds(flops, 0.0, rate, known.matmul_share, 0.0)
+
+
+def _trained_tensors(case: Case) -> Number:
+    """Tensors that the optimizer steps through: every weight, or DeepSpeed's one flat buffer."""
+    if case.layout.facts.flat_states:
+        return 1
+    return sum(case.repeats(unit) * sum(one.trainable for one in case.units()[unit]) for unit in UNITS)
+
+
+def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
+    """The engine's collectives, each with the share of the step's micro-batches that it takes part in.
+
+    An engine that reduces once a step can hide that only beside one micro-batch. How often it does is told by
+    comparing with a step of one micro-batch.
+    """
+    engine = engine_of(case.layout.engine)
+    calls = traffic(case, engine.collectives(case))
+    if not is_column(case.layout.grad_accum) and case.layout.grad_accum == 1:
+        return [(call, 1.0) for call in calls]
+    accum = case.layout.grad_accum
+    once = engine.collectives(msgspec.structs.replace(case, layout=msgspec.structs.replace(case.layout, grad_accum=1)))
+    shares: list[tuple[Traffic, Number]] = []
+    for call in calls:
+        if once and (once[0].op, once[0].axis, once[0].phase) == (call.op, call.axis, call.phase):
+            first = once.pop(0)
+            shares.append((call, call.count / maximum(first.count * accum, 1.0)))  # a stage may have no such layers
+        else:  # only micro-batches after the first make it: gathers from hpZ's second copy
+            shares.append((call, (accum - 1) / accum))
+    return shares
+
+
+def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
+    """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
+
+    Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
+    """
+    known, layout = coefficients(case, calibration), case.layout
+    accum = layout.grad_accum
+    work = unit_work(case)
+    first = case.at(next(case.stages()))
+    calls = step_traffic(first) if calls is None else calls
+    seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
+    comm_s: Number = sum(seconds) + 0.0
+    model_flops, hardware_flops = _flops(case, work)
+    device = device_of(case, work, known)
+    unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
+    if device is None:
+        return unknown
+    compute, both = {}, {}
+    for unit, waiting in waiting_of(case, known).items():
+        loads = loads_of(work[unit], device)
+        compute[unit] = passes_of(loads, device)
+        both[unit] = passes_of(loads, device, waiting)
+    own = on_stage(first, both)
+    beside = on_stage(first, compute)
+    passes_s = accum * (own.forward_s + own.backward_s)
+    pipeline_s, slowest = _pipeline_s(case, both, known)
+    exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
+    windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
+    outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
+    for phase in ("forward", "backward", "optimizer"):
+        exposed_s = exposed_s + _exposed(phase, outside, windows.get(phase), accum, known.overlap.hidden_share)
+    host_s = _host_seconds(first, windows)
+    if host_s is None:
+        return unknown
+    moved_s, updated_on_host_s = host_s
+    exposed_s = exposed_s + moved_s
+    optimizer_s = updated_on_host_s if steps_on_host(case) else _optimizer_seconds(first, device)
+    bubble_s = pipeline_s - passes_s
+    compute_s = accum * (beside.forward_s + beside.backward_s)
+    step_s = compute_s + exposed_s + bubble_s + optimizer_s
+    return StepTime(
+        step_s=step_s,
+        low_s=step_s * known.bands.time_low,
+        high_s=step_s * known.bands.time_high,
+        compute_s=compute_s,
+        comm_s=comm_s,
+        exposed_comm_s=exposed_s,
+        bubble_s=bubble_s,
+        optimizer_s=optimizer_s,
+        model_flops=model_flops,
+        hardware_flops=hardware_flops,
+        ramp_s=None if slowest is None else float(pipeline_s) - slowest.passes_s,
+        slowest_stage=None if slowest is None else slowest.stage,
+    )
+
+
+def _host_seconds(case: Case, windows: dict[str, Number]) -> tuple[Number, Number] | None:
+    """(exposed seconds on the host link, seconds of an optimizer step on the host); None when the host is unknown."""
+    waited: Number = 0.0
+    for one in offload_traffic(case):
+        seconds = transfer_seconds(case, one)
+        if seconds is None:
+            return None
+        beside = windows.get(one.phase, 0.0) if one.overlappable else 0.0
+        waited = waited + maximum(seconds - beside, 0.0)
+    updated_s = update_seconds(case)
+    return None if updated_s is None else (waited, updated_s)
+
+
+def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
+    """A bound below the compute of one sequence's forward and backward through the whole model on devices that share
+    it: work that larger micro-batches or other splits spare is left out. 0 where the device's rates are unknown."""
+    work = unit_work(case)
+    device = device_of(case, work, coefficients(case, calibration))
+    if device is None:
+        return 0.0
+    times, seconds = case.whole_repeats, 0.0
+    for unit, one in work.items():
+        for load in (one.forward, one.backward, one.again):
+            least = msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0)
+            seconds += times[unit] * float(working_seconds(least, device))
+    return seconds
+
+
+def _in_passes(call: Traffic) -> bool:
+    """Whether a call belongs to every micro-batch's pass through the stage, not to the step as a whole."""
+    return call.axis == "pp" or (call.axis in WITHIN and call.unit in UNITS)
+
+
+def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
+    """(model's, hardware's) FLOP of a step on one rank, on average over the pipeline's stages."""
+    times, pp = case.whole_repeats, case.layout.pp
+    model = sum(times[unit] * (one.forward.flops + one.backward.flops) for unit, one in work.items())
+    passes = [(unit, load) for unit, one in work.items() for load in (one.forward, one.backward, one.again)]
+    computed = sum(times[unit] * load.computed_flops for unit, load in passes)
+    return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
+
+
+class _Slowest(msgspec.Struct, frozen=True):
+    """The pipeline rank whose passes take longest, and their seconds in a step."""
+
+    stage: int
+    passes_s: float
+
+
+def _slowest(layout: Layout, forward_s: Sequence[float], backward_s: Sequence[float]) -> _Slowest:
+    """Of chunks in the model's order; the first of equals."""
+    passes_s = [0.0] * layout.pp
+    for chunk, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):
+        passes_s[rank_of(layout.pp_schedule, layout.pp, chunk)] += layout.grad_accum * (forward + backward)
+    stage = max(range(layout.pp), key=lambda rank: (round(passes_s[rank] / max(passes_s), 9), -rank))
+    return _Slowest(stage, passes_s[stage])
+
+
+def _pipeline_s(case: Case, units: dict[str, Passes], known: Coefficients) -> tuple[Number, _Slowest | None]:
+    """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
+    played out for one layout of stages (with its slowest), and a bound below it for columns."""
+    layout = case.layout
+    if not case.pipelined:
+        passes = on_stage(case, units)
+        return layout.grad_accum * (passes.forward_s + passes.backward_s), None
+    p2p_s = _send_seconds(case, known)
+    if not is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
+        stages = [on_stage(case.at(stage), units) for stage in case.chunks()]
+        forward, backward = ([float(stage[place]) for stage in stages] for place in (0, 1))
+        played_s = makespan_s(
+            layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
+        )
+        return played_s, _slowest(layout, forward, backward)
+    if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
+        spills = case.model.dense_layers > case.model.layers // (layout.pp * layout.virtual_stages)
+        forward_s, backward_s = (
+            where(spills, minimum(dense, other), other)
+            for dense, other in zip(units["dense"], units["layer"], strict=True)
+        )
+        units = units | {"layer": Passes(forward_s, backward_s)}
+    first, middle, last = (on_stage(case.at(stage), units) for stage in case.chunk_classes())
+    bound_s = lower_bound_s(
+        layout.pp_schedule,
+        layout.pp,
+        layout.grad_accum,
+        layout.virtual_stages,
+        Ends(first.forward_s, middle.forward_s, last.forward_s),
+        Ends(first.backward_s, middle.backward_s, last.backward_s),
+        p2p_s,
+    )
+    if layout.pp_schedule == "zb-v":
+        return bound_s, None
+    # Where layers do not divide, the second rank may have more of them than any in the middle surely has: the way
+    # there and its own work.
+    own_s = layout.grad_accum * case.layers_on_second_rank * sum(units["layer"])
+    return maximum(bound_s, first.forward_s + own_s), None
+
+
+def _send_seconds(case: Case, known: Coefficients) -> Number:
+    """One micro-batch's activations on their way over one boundary."""
+    layout = case.layout
+    split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    payload = boundary_bytes(
+        layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
+    )
+    (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
+    return collective_seconds(sent, case.cluster.levels, known)
+
+
+def _exposed(
+    phase: str,
+    calls: list[tuple[tuple[Traffic, Number], Number]],
+    window_s: Number | None,
+    accum: Number,
+    hidden_share: float,
+) -> Number:
+    """Exposed communication of one phase: overlappable calls hide together beside the micro-batches they belong to,
+    `hidden_share` of each at most."""
+    waited: Number = 0.0
+    hidden_s: Number = 0.0
+    unhidden_s: Number = 0.0
+    for (call, share), call_s in calls:
+        if call.phase != phase:
+            continue
+        if not call.overlappable or window_s is None:
+            waited = waited + call_s
+            continue
+        waited, call_s = waited + call_s * (1 - hidden_share), call_s * hidden_share
+        # What exceeds its own micro-batches' compute cannot be hidden beside others.
+        beyond = maximum(call_s - window_s * share, 0.0)
+        waited, hidden_s = waited + beyond, hidden_s + (call_s - beyond)
+        unhidden_s = maximum(unhidden_s, (call_s - beyond) / maximum(call.count, 1.0) * (share * accum))
+    return waited if window_s is None else waited + exposed_seconds(hidden_s, unhidden_s, window_s)
+
+
+def scalar(value: Number | None) -> float | None:
+    """A figure of one layout as a plain float; None stays unknown."""
+    return None if value is None else float(value)
+
+
+def throughput(case: Case, time: StepTime) -> Throughput:
+    """Speed of the whole cluster and of one GPU."""
+    if time.step_s is None:
+        return Throughput(None, None, None, None, None, None)
+    tokens = tokens_per_second(case.layout.global_batch_size, case.job.seq_len, time.step_s)
+    peak = peak_flops(case)
+    return Throughput(
+        tokens_per_s=tokens,
+        useful_tokens_per_s=tokens * case.job.useful_share,
+        tokens_per_s_per_gpu=tokens / case.layout.world_size,
+        tflops_per_gpu=time.model_flops / time.step_s / 1e12,
+        mfu=None if peak is None else flops_utilization(time.model_flops, time.step_s, peak),
+        hfu=None if peak is None else flops_utilization(time.hardware_flops, time.step_s, peak),
+    )

@@ -1,0 +1,329 @@
+"""What one micro-batch asks of one rank: FLOP and bytes of device memory, unit by unit, and what the optimizer moves.
+
+Works on one layout and on columns. Legend: P elements, L layers, s sequence, h hidden. Not here: seconds
+(steptime.py), or bytes between ranks (comm.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.basics.arith import Number, ceil_div, is_column, where
+from planner.basics.formula import formula
+from planner.basics.units import BYTES
+from planner.inventory import Weight
+from planner.inventory.forms import is_layer_linear, nf4_element_bytes
+from planner.inventory.names import names_of
+from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.recompute import recomputed_share
+from planner.spec import Kernels
+
+PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
+NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
+"""(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
+ROTARY_ACCESSES = {"eager": 10, "fused": 4}
+GATE_ACCESSES = {"eager": 5, "fused": 3}
+LOSS_BYTES = {"eager-fp32": 28, "native": 16, "megatron": 16, "fused-linear": 4}
+"""Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
+
+NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
+ROTARY_OPERATIONS = {"eager": 10, "fused": 2}
+GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
+CORE_OPERATIONS = {"flash": 1, "unfused": 8}
+LOSS_OPERATIONS = {"fused-linear": 1}
+EAGER_LOSS_OPERATIONS = 8
+TABLE_OPERATIONS = 12
+"""The embedding, and the rotary tables that are made once a pass."""
+RESIDUAL_OPERATIONS = 2
+BACKWARD_OPERATIONS = 1.8
+"""Of forward's: counted, as the others, with a dispatch mode over Transformers 5.23's Llama on a CPU, views left out:
+34 forward and 63 backward in fp32, 38 and 67 in bf16."""
+UPDATE_OPERATIONS = 10
+"""Of AdamW for each tensor where it goes tensor by tensor (on a CPU); on a GPU it takes many tensors at a time."""
+CLIP_OPERATIONS = 3
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What one pass asks of one device.
+
+    `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
+    the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens:
+    weights unpacked, gradients of a table, gradients added up.
+    """
+
+    product_flops: Number = 0.0
+    operands: Number = 0.0
+    attention_flops: Number = 0.0
+    masked_flops: Number = 0.0
+    moved_bytes: Number = 0.0
+    fixed_bytes: Number = 0.0
+    operations: Number = 0.0
+
+    @property
+    def flops(self) -> Number:
+        """All FLOP, of linear modules and of attention."""
+        return self.product_flops + self.attention_flops
+
+    @property
+    def computed_flops(self) -> Number:
+        """With those that a mask throws away."""
+        return self.flops + self.masked_flops
+
+    def and_again(self, other: Load) -> Load:
+        """Both, one after the other."""
+        return Load(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One occurrence of a unit in one micro-batch on one rank. `again` is its recomputation, in backward."""
+
+    forward: Load = Load()
+    backward: Load = Load()
+    again: Load = Load()
+    linear_flops: Number = 0.0
+    """The part of the forward that a layer's linear modules have."""
+
+
+@formula(unit="FLOP", source="definition: a multiplication and an addition for each weight element and token")
+def matmul_flops(elements: Number, tokens: Number) -> Number:
+    """One pass of `tokens` through linear modules of `elements` weights: 2 P tokens."""
+    return 2 * elements * tokens
+
+
+@formula(unit="FLOP", source=PALM)
+def attention_flops(tokens: Number, attended: Number, width: Number, layers: Number) -> Number:
+    """Scores and weighted values of one forward pass under a causal mask: half of the full square.
+
+    `width` is the elements a token of queries and of values together, `attended` the keys a query would see without
+    the mask. Flash kernels recompute the scores in backward; that is not counted.
+    """
+    return layers * width * attended * tokens
+
+
+@formula(unit="FLOP", source=PALM)
+def backward_flops(trained: Number, frozen: Number, attention: Number, tokens: Number) -> Number:
+    """Backward of a micro-batch: 4 P tokens where weights are trained, 2 P where they are frozen, attention twice.
+
+    A frozen weight (LoRA's base) needs no gradient, but its input does; the first layer's is counted though spared.
+    """
+    return 2 * matmul_flops(trained, tokens) + matmul_flops(frozen, tokens) + 2 * attention
+
+
+@formula(unit="bytes", source="operands of each element-wise kernel of the model code, read and written once")
+def elementwise_layer_bytes(
+    kernels: Kernels,
+    tokens: Number,
+    element_bytes: Number,
+    norms: Number,
+    turned: Number,
+    gated: Number,
+    residual: Number,
+) -> Number:
+    """Memory traffic of one layer's forward beside its matrix products; backward moves about twice as much.
+
+    Widths are elements a token on this rank: all `norms` together, what rotary positions turn, what the MLP's
+    activation makes, and the residual stream.
+    """
+    fixed, times = NORM_BYTES.get(kernels.norm, NORM_BYTES["fused"])
+    moved = norms * (fixed + times * element_bytes)
+    moved = moved + ROTARY_ACCESSES.get(kernels.rotary, 4) * element_bytes * turned
+    moved = moved + GATE_ACCESSES.get(kernels.mlp, 3) * element_bytes * gated
+    return tokens * (moved + 6 * element_bytes * residual)
+
+
+@formula(unit="bytes", source="operands of the loss: cast, log-softmax, and their backward; eager: ForCausalLMLoss")
+def loss_bytes(vocab: Number, tokens: Number, element_bytes: Number, other_bytes: Number) -> Number:
+    """Memory traffic of the loss, forward and backward, over the logits of one rank."""
+    return tokens * vocab * (other_bytes + 2 * element_bytes)
+
+
+@formula(
+    unit="bytes", source="bitsandbytes' MatMul4Bit: codes and scales are read, 16-bit weights written, each product"
+)
+def unpack_bytes(elements: Number, stored_bytes: Number, element_bytes: Number) -> Number:
+    """Memory traffic of one pass over 4-bit weights before they can be multiplied."""
+    return elements * (stored_bytes + element_bytes)
+
+
+@formula(unit="elements", source="the three matrices of a product (m x k) @ (k x n): mk + kn + mn")
+def product_operands(rows: Number, features: Number, weight_elements: Number) -> Number:
+    """Elements that products read and write: `rows` of inputs and outputs of `features` together, and the weights.
+
+    Products of all experts that a rank has count as one of so many rows for each expert.
+    """
+    return rows * features + weight_elements
+
+
+@formula(unit="bytes", source="autograd adds a micro-batch's gradient to the earlier ones': two reads, one write")
+def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Number) -> Number:
+    """Memory traffic of a micro-batch's backward for gradients that are added up, on average over the step."""
+    return 3 * trained * element_bytes * (micro_batches - 1) / micro_batches
+
+
+def product_elements(case: Case, weight: Weight) -> Number:
+    """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
+    if len(weight.shape) < 2 or weight.name == names_of(case.model.family).positions:
+        return 0  # norms and biases; a table of positions is looked up
+    if not weight.expert or case.model.moe is None:
+        return weight.elements
+    layout, each = case.layout, weight.elements / weight.shape[0] * case.model.moe.top_k
+    # Sequence parallelism sends each token from one rank of its tensor group only.
+    return where(layout.ep > 1, each / layout.tp, each) if layout.sequence_parallel else each
+
+
+def element_bytes_of(case: Case) -> float:
+    """Bytes an element of an activation takes."""
+    return float(BYTES["fp32" if case.job.precision == "fp32" else "bf16"])
+
+
+def unit_work(case: Case) -> dict[str, Work]:
+    """Work of one occurrence of each unit, wherever in a pipeline it stands."""
+    whole = case.unsplit
+    return {unit: _layer_work(whole, unit) if unit in LAYERS else _end_work(whole, unit) for unit in UNITS}
+
+
+class _Products(msgspec.Struct, frozen=True):
+    """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands."""
+
+    trained: Number
+    frozen: Number
+    trained_operands: Number
+    frozen_operands: Number
+    modules: int
+
+
+def _products(case: Case, unit: str) -> _Products:
+    elements: dict[bool, Number] = {True: 0.0, False: 0.0}
+    operands: dict[bool, Number] = {True: 0.0, False: 0.0}
+    modules, tokens = 0, case.tokens
+    for weight in case.units()[unit]:
+        each = product_elements(case, weight)
+        if not is_column(each) and each == 0:
+            continue
+        rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
+        modules += 1
+        elements[weight.trainable] = elements[weight.trainable] + each
+        operands[weight.trainable] = operands[weight.trainable] + product_operands(
+            rows, sum(weight.features), weight.elements
+        )
+    return _Products(elements[True], elements[False], operands[True], operands[False], modules)
+
+
+def _layer_work(case: Case, unit: str) -> Work:
+    model, tokens, layout = case.model, case.tokens, case.layout
+    if not case.units()[unit]:
+        return Work()
+    found = _products(case, unit)
+    split = ceil_div(model.heads, layout.tp) / model.heads
+    width = (model.qk_width + model.v_width) * split
+    attention = attention_flops(tokens, model.attended(case.job.attention_span), width, 1)
+    # Kernels under a mask compute the whole square, of which a causal one needs half.
+    square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
+    unpacked = _unpacked_bytes(case, unit)
+    forward = Load(
+        product_flops=matmul_flops(found.trained + found.frozen, tokens),
+        operands=found.trained_operands + found.frozen_operands,
+        attention_flops=attention,
+        masked_flops=square - attention,
+        moved_bytes=_elementwise_bytes(case, unit, split),
+        fixed_bytes=unpacked,
+        operations=found.modules + _layer_operations(case),
+    )
+    backward = _backward(case, unit, found, forward)
+    backward = msgspec.structs.replace(
+        backward,
+        attention_flops=2 * attention,
+        masked_flops=2 * forward.masked_flops,
+        moved_bytes=2 * forward.moved_bytes,
+    )
+    again_products, again_attention, again_elementwise = recomputed_share(layout.recompute)
+    again = Load(
+        product_flops=again_products * forward.product_flops,
+        operands=again_products * forward.operands,
+        attention_flops=again_attention * attention,
+        masked_flops=again_attention * forward.masked_flops,
+        moved_bytes=again_elementwise * forward.moved_bytes,
+        fixed_bytes=again_products * unpacked,
+        operations=max(again_products, again_elementwise) * forward.operations,
+    )
+    return Work(forward, backward, again, linear_flops=forward.product_flops)
+
+
+def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
+    """Products of the inputs' gradients and of trained weights', and what goes with the weights."""
+    tokens = case.tokens
+    added_up = accumulation_bytes(_trained(case, unit), element_bytes_of(case), case.layout.grad_accum)
+    return Load(
+        product_flops=backward_flops(found.trained, found.frozen, 0.0, tokens),
+        operands=2 * found.trained_operands + found.frozen_operands,
+        moved_bytes=forward.moved_bytes,
+        fixed_bytes=forward.fixed_bytes + added_up,
+        operations=BACKWARD_OPERATIONS * forward.operations,
+    )
+
+
+def _trained(case: Case, unit: str) -> Number:
+    """Elements of one occurrence of a unit that get gradients."""
+    return sum(weight.elements for weight in case.units()[unit] if weight.trainable) + 0.0
+
+
+def _layer_operations(case: Case) -> int:
+    """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
+    parts, model = case.parts, case.model
+    norms = model.layer_norms + (2 if model.block == "sandwich" else 0)
+    each = NORM_OPERATIONS.get(parts.norm, 1)
+    each -= 2 if each > 1 and case.job.precision == "fp32" else 0  # no casts to fp32 and back
+    return (
+        norms * each
+        + (ROTARY_OPERATIONS.get(parts.rotary, 2) if model.rotary_dim else 0)
+        + CORE_OPERATIONS.get(parts.attention, 1)
+        + GATE_OPERATIONS.get(parts.mlp, 2)
+        + RESIDUAL_OPERATIONS
+    )
+
+
+def _unpacked_bytes(case: Case, unit: str) -> Number:
+    """What one pass over a layer's 4-bit weights moves before they are multiplied."""
+    quantization = case.job.base_quantization
+    if quantization is None:
+        return 0.0
+    elements = sum(weight.elements for weight in case.units()[unit] if is_layer_linear(weight)) + 0.0
+    return unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes_of(case))
+
+
+def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
+    model, layout = case.model, case.layout
+    residual = model.hidden / (layout.tp if layout.sequence_parallel else 1)
+    turned = model.rotary_dim * (model.heads + model.kv_heads) * split
+    norms = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
+    return elementwise_layer_bytes(
+        case.parts,
+        case.tokens,
+        element_bytes_of(case),
+        norms,
+        turned,
+        (model.ffn if unit == "dense" else model.active_ffn) / layout.tp,
+        residual,
+    )
+
+
+def _end_work(case: Case, unit: str) -> Work:
+    parts, tokens, element = case.parts, case.tokens, element_bytes_of(case)
+    if unit == "embed":
+        looked_up = 2 * tokens * case.model.hidden * element
+        here = Load(moved_bytes=looked_up, operations=TABLE_OPERATIONS)
+        # Backward writes zeros for the whole table before it adds the rows that were looked up.
+        table = _trained(case, unit) * element
+        back = Load(moved_bytes=looked_up, fixed_bytes=table, operations=BACKWARD_OPERATIONS)
+        return Work(here, back)
+    found = _products(case, unit)
+    vocab = case.model.vocab / (case.layout.tp if parts.vocab_parallel and parts.loss_parallel else 1)
+    forward = Load(
+        product_flops=matmul_flops(found.trained + found.frozen, tokens),
+        operands=found.trained_operands + found.frozen_operands,
+        moved_bytes=loss_bytes(vocab, tokens, element, LOSS_BYTES.get(parts.loss, 28)) / 2,
+        operations=found.modules
+        + NORM_OPERATIONS.get(parts.norm, 1)
+        + LOSS_OPERATIONS.get(parts.loss, EAGER_LOSS_OPERATIONS),
+    )
+    return Work(forward, _backward(case, unit, found, forward))

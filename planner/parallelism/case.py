@@ -1,0 +1,292 @@
+"""One question: a model, a job, a layout and a cluster together, with the figures everyone asks of them.
+
+The layout's numbers may be columns (arrays of equal length) while its categories are single values: then every
+formula answers for all of them at once. With pipeline stages a case is about one of them. Not here: any prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property, wraps
+from typing import Any, TypeVar, TypeVarTuple
+
+import msgspec
+
+from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
+from planner.basics.formula import watched
+from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
+from planner.inventory.units import repeats
+from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
+from planner.spec.layout import even_split
+from planner.spec.plan import Plan
+
+__all__ = ["LAYERS", "UNITS", "Case", "StageClass", "once"]
+
+R = TypeVar("R")
+More = TypeVarTuple("More")
+
+
+class StageClass(msgspec.Struct, frozen=True):
+    """Which pipeline stage: its place (0-based; -1 counts from the end) and how many of its kind there are.
+
+    `layers` are those of each unit in LAYERS on it.
+    """
+
+    first: bool
+    last: bool
+    place: Number
+    layers: tuple[Number, Number]
+
+
+class Case(msgspec.Struct, frozen=True, dict=True):
+    """The arguments of every prediction. `stage` None is the whole model, or the first stage of a pipeline."""
+
+    model: ModelSpec
+    job: TrainingJob
+    layout: Layout
+    cluster: Cluster
+    runtime: Runtime
+    stage: StageClass | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Case:
+        """What a plan was predicted for."""
+        return cls(plan.model, plan.job, plan.layout, plan.cluster, plan.runtime)
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters, when the method has any."""
+        return self.job.adapters
+
+    @property
+    def host_apart(self) -> bool:
+        """Whether hosts have a memory of their own. CPU processes have one memory for both: what a framework offloads
+        there goes through the same code and stays beside everything else."""
+        return self.cluster.gpu.kind != "cpu"
+
+    @property
+    def tokens(self) -> Number:
+        """Tokens of one micro-batch on one rank: context parallelism splits the sequence."""
+        return self.layout.micro_batch_size * self.rank_seq_len
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention runs under a mask that keeps packed documents apart."""
+        return self.job.packing == "packed" and self.runtime.parts.packing == "mask"
+
+    @property
+    def rank_seq_len(self) -> Number:
+        """Positions of a sequence on one rank."""
+        return self.job.seq_len / self.layout.cp if is_column(self.layout.cp) else self.job.seq_len // self.layout.cp
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether there is more than one stage (in columns all layouts of a block have, or none has)."""
+        pp: Any = self.layout.pp
+        return bool((pp > 1).any()) if is_column(pp) else bool(pp > 1)
+
+    @cached_property
+    def here(self) -> StageClass:
+        """The stage this case is about."""
+        return self.stage if self.stage is not None else next(self.stages())
+
+    def stages(self) -> Iterator[StageClass]:
+        """Stages that differ in what they hold, each at the place where most micro-batches are in flight: the first
+        one of its kind. In columns the stages are equal but for their ends."""
+        dense = self.model.dense_layers
+        if not self.pipelined:
+            yield StageClass(True, True, 0, (dense, self.model.layers - dense))
+        elif is_column(self.layout.pp):
+            each = ceil_div(self.model.layers, self.layout.pp)
+            here = minimum(dense, each)
+            folded = self.layout.pp_schedule == "zb-v"  # the first rank has the model's last part too
+            yield StageClass(True, folded, 0, (here, each - here))
+            yield StageClass(False, not folded, self.layout.pp - 1, (0.0, self.model.layers // self.layout.pp))
+        else:
+            seen = set()
+            for stage in self._all_stages():
+                if (kind := (stage.first, stage.last, stage.layers)) not in seen:
+                    seen.add(kind)
+                    yield stage
+
+    def every_stage(self) -> list[StageClass]:
+        """All stages, first to last, also those that hold the same (numbers, not columns)."""
+        return list(self._all_stages()) if self.pipelined else list(self.stages())
+
+    def _all_stages(self) -> Iterator[StageClass]:
+        counts = self.layout.layers_by_stage(self.model.layers)
+        # zb-v folds the model: the first rank has its first and its last part.
+        return self._cut(counts, head_on=0 if self.layout.pp_schedule == "zb-v" else len(counts) - 1)
+
+    def _cut(self, counts: Sequence[int], head_on: int) -> Iterator[StageClass]:
+        """The model's layers dealt in order; the leading ones are dense."""
+        begin = 0
+        for place, count in enumerate(counts):
+            dense = min(max(self.model.dense_layers - begin, 0), count)
+            begin += count
+            yield StageClass(place == 0, place == head_on, place, (dense, count - dense))
+
+    def chunks(self) -> list[StageClass]:
+        """Every chunk of layers in the model's order: stages, or virtual ones where ranks have several."""
+        counts = self.layout.layers_by_stage(self.model.layers)
+        virtual = self.layout.virtual_stages
+        if virtual > 1:
+            counts = even_split(self.model.layers, self.layout.pp * virtual)
+        return list(self._cut(counts, head_on=len(counts) - 1))
+
+    def chunk_classes(self) -> tuple[StageClass, StageClass, StageClass]:
+        """In columns, the first chunk, the smallest in the middle and the last."""
+        chunks = self.layout.pp * self.layout.virtual_stages
+        given = self.layout.stage_layers if self.layout.virtual_stages == 1 else None
+        first, least = ceil_div(self.model.layers, chunks), self.model.layers // chunks
+        last = least
+        if given is not None:
+            first, least, last = given[0], min(given), given[-1]
+        on_first = minimum(self.model.dense_layers, first)
+        return (
+            StageClass(True, False, 0, (on_first, first - on_first)),
+            StageClass(False, False, 1, (0.0, least)),
+            StageClass(False, True, chunks - 1, (0.0, last)),
+        )
+
+    @property
+    def layers_on_second_rank(self) -> Number:
+        """In columns, layers of all chunks of the second rank: where they do not divide, the first chunks have one
+        more."""
+        pp, virtual = self.layout.pp, self.layout.virtual_stages
+        if self.layout.stage_layers is not None:
+            return self.layout.stage_layers[1] if virtual == 1 and len(self.layout.stage_layers) > 1 else 0
+        least, more = self.model.layers // (pp * virtual), self.model.layers % (pp * virtual)
+        return virtual * least + minimum(virtual, maximum(0, ceil_div(more - 1, pp)))
+
+    @property
+    def unsplit(self) -> Case:
+        """All layers on one stage, with the weights split as the layout has them: for figures of one unit."""
+        dense = self.model.dense_layers
+        return self.at(StageClass(True, True, 0, (dense, self.model.layers - dense)))
+
+    def at(self, stage: StageClass) -> Case:
+        """The same question about one stage."""
+        if is_column(self.layout.pp):
+            return msgspec.structs.replace(self, stage=stage)
+        return _on_stage(self, stage)
+
+    @cached_property
+    def figures(self) -> dict[Hashable, Any]:
+        """What `once` keeps, by function and arguments."""
+        return {}
+
+    @property
+    def walked_stage(self) -> Stage:
+        """The stage as the inventory walks it (numbers, not columns)."""
+        here = self.here
+        return Stage(here.first, here.last, int(here.layers[0]), int(here.layers[1]))
+
+    @cached_property
+    def walked_model(self) -> ModelSpec:
+        """The model as a stage sees it: over stages, a tied table stands on the first and on the last."""
+        return msgspec.structs.replace(self.model, tied=False) if self.pipelined and self.model.tied else self.model
+
+    @cached_property
+    def parts(self) -> Kernels:
+        """The runtime's kernels. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
+        parts = self.runtime.parts
+        if not (self.pipelined and self.model.tied and parts.head_parallel):
+            return parts
+        return msgspec.structs.replace(parts, head_parallel=False)
+
+    def units(self) -> dict[str, tuple[Weight, ...]]:
+        """Weights by unit as this rank holds them before data-parallel sharding; "layer" is one of `repeats`."""
+        return self._units
+
+    @cached_property
+    def _units(self) -> dict[str, tuple[Weight, ...]]:
+        layout, parts = self.layout, self.parts
+        whole = unit_weights(self.walked_model, self.lora)
+        if is_column(layout.tp, layout.ep) or layout.tp > 1 or layout.ep > 1:
+            whole = {
+                unit: tuple(local_part(weight, parts, layout.tp, layout.ep) for weight in weights)
+                for unit, weights in whole.items()
+            }
+        if not self.here.first:
+            whole = whole | {"embed": ()}
+        return whole if self.here.last else whole | {"tail": ()}
+
+    def shard_axis(self, weight: Weight) -> str:
+        """The mesh axis over which a weight's states are sharded: experts have their own where they are split."""
+        layout = self.layout
+        if weight.expert and (is_column(layout.ep) or layout.ep > 1):
+            return "edp"
+        return "dp_shard_cp" if is_column(layout.cp) or layout.cp > 1 else "dp_shard"
+
+    def shards(self, weight: Weight) -> Number:
+        """Ranks over which a weight's states are sharded."""
+        layout = self.layout
+        if self.shard_axis(weight) != "edp":
+            return layout.state_shards
+        return where(layout.ep > 1, layout.dp_shard * layout.cp * layout.tp / layout.ep, layout.state_shards)
+
+    def repeats(self, unit: str) -> Number:
+        """How often a unit occurs on this stage."""
+        return self.here.layers[LAYERS.index(unit)] if unit in LAYERS else 1
+
+    def elements(self, unit: str, *, trainable: bool | None = None, adapter: bool | None = None) -> Number:
+        """Elements of the weights of one unit, all or those that are (not) trained, (not) adapters."""
+        return _elements(self, unit, trainable, adapter)
+
+    def total(self, *, trainable: bool | None = None, adapter: bool | None = None) -> Number:
+        """Elements on this stage, filtered as `elements`."""
+        return _total(self, trainable, adapter)
+
+    def weights(self) -> list[Weight]:
+        """Every weight tensor of this stage, layers repeated, in forward order (numbers, not columns)."""
+        return [weight for unit in UNITS for _ in range(int(self.repeats(unit))) for weight in self._units[unit]]
+
+    def layers_after(self, moment: Moment) -> dict[str, Number]:
+        """How many layers of each kind stand between a moment's unit and the head: those whose backward is done."""
+        dense, others = self.here.layers
+        if moment.unit not in LAYERS:
+            return dict.fromkeys(LAYERS, 0) if moment.unit in ("tail", "loss") else {"dense": dense, "layer": others}
+        if moment.unit == "layer":
+            return {"dense": 0, "layer": others - 1 - (moment.layer - dense)}
+        return {"dense": dense - 1 - moment.layer, "layer": others}
+
+    @property
+    def whole_repeats(self) -> dict[str, int]:
+        """How often each unit occurs in the whole model."""
+        return {unit: repeats(self.model, unit) for unit in UNITS}
+
+
+def once(figure: Callable[[Case, *More], R]) -> Callable[[Case, *More], R]:
+    """A function of a case worked out once for each case and arguments: start time counts. Under a trace it runs each
+    time, or its steps would be missing there."""
+
+    @wraps(figure)
+    def known(case: Case, *more: *More) -> R:
+        if watched():
+            return figure(case, *more)
+        key = (figure, *more)
+        if key not in case.figures:
+            case.figures[key] = figure(case, *more)
+        return case.figures[key]  # type: ignore[no-any-return]  # of that function
+
+    return known
+
+
+@once
+def _on_stage(case: Case, stage: StageClass) -> Case:
+    return msgspec.structs.replace(case, stage=stage)
+
+
+@once
+def _elements(case: Case, unit: str, trainable: bool | None, adapter: bool | None) -> Number:
+    return sum(
+        weight.elements
+        for weight in case.units()[unit]
+        if trainable in (None, weight.trainable) and adapter in (None, weight.adapter)
+    )
+
+
+@once
+def _total(case: Case, trainable: bool | None, adapter: bool | None) -> Number:
+    return sum(case.repeats(unit) * _elements(case, unit, trainable, adapter) for unit in UNITS)

@@ -1,0 +1,316 @@
+"""A rule is written once: on one layout a sentence with a way out, on columns a mask.
+
+What every engine asks, and what makes an engine say no to an option it does not read. Not here: the rules of one
+technique (technique_rules.py), of one engine (engines/) or of one backend (executor/backends/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from planner.basics.errors import PlannerError
+from planner.spec import Layout, ModelSpec
+from planner.spec.engines import ENGINES, OFFLOADS, offloading
+from planner.spec.options import OF_AXIS
+
+if TYPE_CHECKING:
+    from planner.parallelism.case import Case
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """`holds(case)` is a truth value, or a column of them when the case's layout has columns."""
+
+    name: str
+    field: str
+    holds: Callable[[Case], Any]
+    sentence: Callable[[Case], str]
+    fix: Callable[[Case], str]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
+    return sorted({*small, *(number // candidate for candidate in small)})
+
+
+def nearest(value: int, legal: list[int]) -> int:
+    """The legal value closest to the given one."""
+    return min(legal, key=lambda candidate: (abs(candidate - value), candidate))
+
+
+def broken(case: Case, rules: Iterable[Rule]) -> Rule | None:
+    """The first rule that a layout breaks; None where all hold."""
+    return next((rule for rule in rules if not rule.holds(case)), None)
+
+
+def check(case: Case, rules: Iterable[Rule]) -> None:
+    """Refuse a layout by the first rule that it breaks (PlannerError)."""
+    rule = broken(case, rules)
+    if rule is not None:
+        raise PlannerError(rule.field, _value(case, rule.field), rule.sentence(case), rule.fix(case))
+
+
+def _value(case: Case, field: str) -> Any:
+    """What was asked for: a number or switch of the layout, or a choice of the job."""
+    if field == "optimizer":
+        return case.job.optimizer.name
+    if field == "optimizer_implementation":
+        return case.job.optimizer.implementation
+    if field == "lora_targets":
+        return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
+    if field == "quant_storage":
+        return None if case.job.base_quantization is None else case.job.base_quantization.storage
+    return getattr(case.layout, field, getattr(case.job, field, None))
+
+
+def one_of(values: Sequence[object]) -> str:
+    """Legal values as people read them."""
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+AXES = ("tp", "cp", "pp", "ep")
+"""Groups that split the model or its activations; the data-parallel ones every engine has."""
+
+ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute")
+"""Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
+
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Layout)}
+
+
+def splits_only(engine: str) -> tuple[Rule, ...]:
+    """An engine's rules against the axes it does not split."""
+    return tuple(_axis_unused(axis) for axis in AXES if axis not in ENGINES[engine].splits)
+
+
+def _axis_unused(axis: str) -> Rule:
+    return Rule(
+        name=f"{axis} unsupported",
+        field=axis,
+        holds=lambda case: getattr(case.layout, axis) == 1,
+        sentence=lambda case: f"the {case.layout.engine} engine does not split {axis}",
+        fix=lambda case: f"Use {axis}=1",
+    )
+
+
+def offloads(layout: Layout) -> bool:
+    """Whether anything waits in host memory."""
+    return any(getattr(layout, name) for name in OFFLOADS)
+
+
+def _offered(field: str) -> Rule:
+    return Rule(
+        name=f"{field} not offered by the engine",
+        field=field,
+        holds=lambda case: not getattr(case.layout, field) or field in case.layout.facts.offloads,
+        sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
+        fix=lambda case: f"Use {field}=false, or engine {' or '.join(offloading(field))}",
+    )
+
+
+ON_HOST = (*OFFLOADS, "zero_secondary_shard")
+"""Fields that OFFLOAD's rules speak of."""
+
+OFFLOAD: tuple[Rule, ...] = (
+    *map(_offered, OFFLOADS),
+    Rule(
+        name="the host steps fused",
+        field="optimizer_implementation",
+        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.implementation in (None, "fused"),
+        sentence=lambda case: "an optimizer in host memory steps with torch's fused kernel",
+        fix=lambda case: "Leave it out, or use offload_optimizer=false",
+    ),
+    Rule(
+        name="activations offloaded without a device",
+        field="offload_activations",
+        # States that CPU processes offload take the frameworks' own path to buffers beside the rest (Case.host_apart).
+        holds=lambda case: not case.layout.offload_activations or case.host_apart,
+        sentence=lambda case: "these devices are CPU processes, so activations are in host memory already",
+        fix=lambda case: "Use offload_activations=false",
+    ),
+    Rule(
+        name="secondary shards not offered by the engine",
+        field="zero_secondary_shard",
+        holds=lambda case: (
+            not case.layout.zero_secondary_shard or (case.layout.facts.secondary_shards and case.layout.zero_stage == 3)
+        ),
+        sentence=lambda case: "a second copy of the weights (ZeRO++'s hpZ) is DeepSpeed's, at stage 3",
+        fix=lambda case: "Use zero_secondary_shard=0, or engine deepspeed with zero_stage=3",
+    ),
+    Rule(
+        name="secondary shards do not divide the ranks",
+        field="zero_secondary_shard",
+        holds=lambda case: case.layout.dp_shard % max(case.layout.zero_secondary_shard, 1) == 0,
+        sentence=lambda case: (
+            f"groups of {case.layout.zero_secondary_shard} do not divide the {case.layout.dp_shard} ranks of dp_shard"
+        ),
+        fix=lambda case: (
+            f"Try zero_secondary_shard={nearest(case.layout.zero_secondary_shard, divisors(int(case.layout.dp_shard)))}"
+        ),
+    ),
+)
+"""Host memory and second copies: an engine that says nothing of its own offers none."""
+
+
+def reads_only(*fields: str) -> tuple[Rule, ...]:
+    """An engine's rules against fields of a layout that it would ignore. Those of ALWAYS_READ, the axes and what goes
+    to the host (OFFLOAD) have rules of their own.
+
+    A field of OF_AXIS that the engine reads still wants its axis split.
+    """
+    unread = [name for name in DEFAULTS if name not in (*ALWAYS_READ, *AXES, *ON_HOST, *fields)]
+    return (*(_unread(name) for name in unread), *(_needs_axis(name) for name in fields if name in OF_AXIS))
+
+
+def _unread(name: str) -> Rule:
+    return Rule(
+        name=f"{name} unread",
+        field=name,
+        holds=lambda case: getattr(case.layout, name) == DEFAULTS[name],
+        sentence=lambda case: f"the {case.layout.engine} engine has no {name}",
+        fix=lambda case: f"Leave it at {as_option(DEFAULTS[name])}",
+    )
+
+
+def _needs_axis(name: str) -> Rule:
+    axis = OF_AXIS[name]
+    return Rule(
+        name=f"{name} without {axis}",
+        field=name,
+        holds=lambda case: (getattr(case.layout, axis) > 1) | (getattr(case.layout, name) == DEFAULTS[name]),
+        sentence=lambda case: f"it means nothing with {axis}=1",
+        fix=lambda case: f"Use {axis}=2 or more, or leave it at {as_option(DEFAULTS[name])}",
+    )
+
+
+def accepts(field: str, values: tuple[str, ...], why: str) -> Rule:
+    """An engine's rule for a choice of the job, which is never a column."""
+    return Rule(
+        name=f"{field} not supported",
+        field=field,
+        holds=lambda case: _value(case, field) in values,
+        sentence=lambda case: f"{why}, not {_value(case, field)}",
+        fix=lambda case: f"Use {field} {one_of(values)}",
+    )
+
+
+def as_option(value: Any) -> str:
+    """A field's value as it is given on the command line."""
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).lower()
+
+
+def longer_than_positions(model: ModelSpec, seq_len: int) -> bool:
+    """Whether a sequence goes beyond a table of learned positions; rotary positions and ALiBi go on."""
+    return model.positions == "learned" and seq_len > model.max_seq_len
+
+
+POSITIONS = Rule(
+    name="sequence longer than the model's positions",
+    field="seq_len",
+    holds=lambda case: not longer_than_positions(case.model, case.job.seq_len),
+    sentence=lambda case: (
+        f"{case.model.name} has learned {case.model.max_seq_len} positions, and no others exist for "
+        f"{case.job.seq_len} tokens"
+    ),
+    fix=lambda case: f"Use seq_len={case.model.max_seq_len} or less",
+)
+
+
+COMMON: tuple[Rule, ...] = (
+    Rule(
+        name="stage_layers are of whole ranks",
+        field="stage_layers",
+        holds=lambda case: case.layout.stage_layers is None or case.layout.virtual_stages == 1,
+        sentence=lambda case: f"they are given for a rank's one chunk, not for its {case.layout.virtual_stages}",
+        fix=lambda case: "Use virtual_stages=1, or leave stage_layers out",
+    ),
+    *OFFLOAD,
+    Rule(
+        name="group sizes do not multiply to the GPU count",
+        field="dp_shard",
+        holds=lambda case: case.layout.world_size == case.cluster.gpus,
+        sentence=lambda case: (
+            f"group sizes {_groups(case)} = {case.layout.world_size}, but there are {case.cluster.gpus} GPUs"
+        ),
+        fix=lambda case: _groups_fix(case),
+    ),
+    Rule(
+        name="global batch does not divide",
+        field="micro_batch_size",
+        holds=lambda case: (
+            (case.job.global_batch_size is None) | (case.layout.global_batch_size == (case.job.global_batch_size or 0))
+        ),
+        sentence=lambda case: (
+            f"{case.layout.data_parallel} data-parallel ranks x micro-batch {case.layout.micro_batch_size} x "
+            "accumulation "
+            f"{case.layout.grad_accum} = {case.layout.global_batch_size} sequences, not global_batch_size "
+            f"{case.job.global_batch_size}"
+        ),
+        fix=lambda case: _batch_fix(case),
+    ),
+    POSITIONS,
+)
+
+
+JOB: tuple[Rule, ...] = (
+    Rule(
+        name="no 8-bit products on this device",
+        field="precision",
+        # A preset leaves out the rates a device does not have; one with no rates at all is simply unknown.
+        holds=lambda case: (
+            case.job.precision != "fp8"
+            or "fp8" in case.cluster.gpu.flops_per_s
+            or (case.cluster.gpu.kind != "cpu" and not case.cluster.gpu.flops_per_s)
+        ),
+        sentence=lambda case: f"{case.cluster.gpu.name} multiplies no 8-bit floats (Hopper, Ada and later do)",
+        fix=lambda case: "Use precision=bf16, or a GPU whose preset has an fp8 rate",
+    ),
+    Rule(
+        name="fp8 trains all weights",
+        field="precision",
+        holds=lambda case: case.job.precision != "fp8" or case.job.method == "full",
+        sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
+        fix=lambda case: "Use precision=bf16, or method full",
+    ),
+    Rule(
+        name="fp8 with experts",
+        field="precision",
+        holds=lambda case: case.job.precision != "fp8" or case.model.moe is None,
+        sentence=lambda case: (
+            f"no engine here multiplies the experts of a {case.model.family} in 8 bits: Transformers' recipe converts "
+            "linear modules, and experts are none; those of Megatron-Core and torchtitan are not modelled"
+        ),
+        fix=lambda case: "Use precision=bf16",
+    ),
+)
+"""What a job asks of any engine that runs Transformers' modules."""
+
+
+def _groups(case: Case) -> str:
+    """The product of the groups: the data-parallel ones, and by name what else is split."""
+    layout = case.layout
+    split = [f"{axis} {getattr(layout, axis)}" for axis in ("pp", "cp", "tp") if getattr(layout, axis) != 1]
+    return " x ".join([f"{layout.dp_replicate} x {layout.dp_shard}", *split])
+
+
+def _groups_fix(case: Case) -> str:
+    layout, gpus = case.layout, case.cluster.gpus
+    others = layout.pp * layout.cp * layout.tp
+    if gpus % (others * layout.dp_replicate) == 0:
+        return f"With dp_replicate={layout.dp_replicate} use dp_shard={gpus // (others * layout.dp_replicate)}"
+    if gpus % others == 0:
+        return f"dp_replicate must be one of {', '.join(map(str, divisors(gpus // others)))}"
+    named = " x ".join(axis for axis in ("pp", "cp", "tp") if getattr(layout, axis) != 1)
+    return f"{named} must be one of {', '.join(map(str, divisors(gpus)))}, nearest {nearest(others, divisors(gpus))}"
+
+
+def _batch_fix(case: Case) -> str:
+    step = int(case.layout.data_parallel)
+    batch = case.job.global_batch_size or 0
+    if batch % step == 0:
+        return f"micro_batch_size x grad_accum must be {batch // step}"
+    return f"Use global_batch_size={max(step, round(batch / step) * step)} (a multiple of {step})"

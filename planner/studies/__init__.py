@@ -1,0 +1,1 @@
+"""One question asked many times: extremes that fit, scaling, cost, plans side by side."""

@@ -1,0 +1,54 @@
+"""What presets there are, and one of them with the source of each fact, as `planner presets` shows them.
+
+Not here: finding and reading presets (presets.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.basics.errors import LONGEST_LINE, shortened
+from planner.spec import presets
+from planner.spec.preset_files import Folders
+
+SCHEMA = "presets/1"
+COLUMNS = 110
+
+
+def look_up(kind: str | None, name: str | None, folders: Folders) -> dict[str, Any]:
+    """Names by kind; or, for one preset, its facts as written and their sources."""
+    if kind is None:
+        return {"schema": SCHEMA, "names": {one: presets.names(one, folders=folders) for one in presets.KINDS}}
+    if name is None:
+        return {"schema": SCHEMA, "names": {kind: presets.names(kind, folders=folders)}}
+    facts, sources = presets.as_written(kind, name, folders=folders), presets.provenance(kind, name, folders=folders)
+    return {"schema": SCHEMA, "kind": kind, "name": name, "facts": facts, "sources": sources}
+
+
+def text(found: dict[str, Any]) -> str:
+    """One kind a line, or one fact a line."""
+    if "names" in found:
+        return "\n".join(_wrapped(f"{kind}: {' '.join(names) or 'none'}") for kind, names in found["names"].items())
+    lines = [*_lines(found["facts"]), "", "sources:"]
+    return "\n".join([*lines, *(_wrapped(f"  {key}: {source}") for key, source in found["sources"].items())])
+
+
+def _wrapped(line: str) -> str:
+    """A line of many words as several; no name or address is cut."""
+    from textwrap import fill  # takes milliseconds, and only text needs it
+
+    return fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _lines(facts: dict[str, Any], prefix: str = "") -> list[str]:
+    lines: list[str] = []
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            lines += _lines(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            for place, one in enumerate(value):
+                lines += _lines(one, f"{prefix}{key}[{place}].")
+        else:
+            told = "n/a" if value is None else shortened(str(value), LONGEST_LINE // 2)
+            lines.append(_wrapped(f"{prefix}{key} = {told}"))
+    return lines

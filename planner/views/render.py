@@ -1,0 +1,315 @@
+"""Answers as text for people: aligned tables of plain characters, binary units for memory, decimal for links.
+
+rich is not used: importing it costs as much as a whole estimate. Not here: any figure (estimation.py, explanation.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from planner.ask.offloading import ways_out
+from planner.ask.question import case_of, warnings
+from planner.basics.arith import Number
+from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
+from planner.decide.estimate_json import breakdown
+from planner.decide.estimation import Answer, Estimate
+from planner.decide.reasons import METHODS, reasons_of
+from planner.engines import engine_of
+from planner.engines.common import step_name
+from planner.figures.passes import coefficients
+from planner.figures.steptime import scalar
+from planner.inventory import parameters
+from planner.parallelism.groups import MESH_AXES
+from planner.parallelism.rules import broken, one_of
+from planner.spec import Layout, TrainingJob
+from planner.spec.calibration import Calibration
+from planner.spec.engines import OFFLOADS
+from planner.spec.plan import Plan
+
+NOT_KNOWN = "n/a"
+REASON_COLUMNS = 110
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Columns as wide as their widest cell, the first `left` of them flush left, the others flush right."""
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def layout_text(layout: Layout) -> str:
+    """Group sizes and switches that are not at rest."""
+    sizes = [f"{axis}={getattr(layout, axis)}" for axis in (*MESH_AXES, "ep") if getattr(layout, axis) > 1]
+    switches = [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
+    offloaded = [what for what in ("optimizer", "params", "activations") if getattr(layout, f"offload_{what}")]
+    switches += [f"{what} offloaded" for what in offloaded]
+    if layout.zero_stage == 3 and not layout.reshard_after_forward:
+        switches.append("no reshard")
+    if layout.sync_each_micro_batch:
+        switches.append("sync each micro-batch")
+    if layout.pp > 1:
+        virtual = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        switches.append(f"{layout.pp_schedule}{virtual}")
+    if layout.cp > 1:
+        switches.append(layout.cp_method)
+    if layout.sequence_parallel and layout.tp > 1:
+        switches.append("sequence parallel")
+    return " ".join(sizes or ["one rank"]) + "".join(f", {switch}" for switch in switches)
+
+
+def count_text(number: Number | None) -> str:
+    """A plain number, "n/a" for unknown; small ones keep two figures, so that none is printed as nothing."""
+    if number is None:
+        return NOT_KNOWN
+    return f"{float(number):,.0f}" if number >= 10 or number == int(number) else f"{float(number):.2g}"
+
+
+def seconds_text(value: Number | None) -> str:
+    """A duration of one layout."""
+    return format_seconds(scalar(value))
+
+
+def percent_text(fraction: Number | None) -> str:
+    """A share in percent, "n/a" for unknown."""
+    return NOT_KNOWN if fraction is None else f"{float(fraction) * 100:.1f}%"
+
+
+def headline(found: Answer) -> str:
+    """What was asked, in one line, and below it what may not be what was meant."""
+    question = found.question
+    cluster, job = question.cluster, question.job
+    count = parameters(question.model)
+    size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+    batch = "" if job.global_batch_size is None else f", global batch {job.global_batch_size}"
+    asked = (
+        f"{question.model.name} ({size} parameters), {job.precision}, {job.optimizer.name}, {job.seq_len} tokens"
+        f"{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
+        f"({format_bytes(cluster.gpu.memory_bytes)})"
+    )
+    return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
+
+
+HEAD = (
+    "strategy", "layout", "micro x accum", "memory/GPU", "band", "fits", "wire/GPU", "inter-node", "step",
+    "tokens/s/GPU", "MFU",
+)  # fmt: skip
+"""Of a table of layouts."""
+
+
+def _documents(job: TrainingJob) -> str:
+    """How documents fill a sequence, when they do not do so exactly."""
+    if job.mean_seq_len is None:
+        return ""
+    useful = "" if job.useful_share == 1 else f", {job.useful_share:.0%} of the computed tokens useful"
+    return f" ({job.packing}, {job.mean_seq_len} a document{useful})"
+
+
+def answer_text(found: Answer) -> str:
+    """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
+    parts = [headline(found), ""]
+    if found.estimates:
+        parts += [layouts_table(found.estimates, found.recommended), ""]
+    for one in found.estimates:
+        notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
+        parts += [f"{name_text(one)}: {note}." for note in notes]
+    parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
+    parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
+    return "\n".join(parts)
+
+
+def why_text(found: Answer) -> list[str]:
+    """The reasons, one a line."""
+    from textwrap import fill
+
+    told = [fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ") for one in reasons_of(found)]
+    return ["", *told] if told else []
+
+
+def name_text(one: Estimate) -> str:
+    """The strategy, and what LoRA runs under."""
+    return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
+
+
+def layouts_table(
+    shown: Sequence[Estimate], recommended: int | None, layouts: Sequence[str] | None = None, head: str = HEAD[1]
+) -> str:
+    """One layout a row, host memory beside the device's where any row offloads; `layouts` stand in place of sizes."""
+    texts = layouts or [layout_text(one.case.layout) for one in shown]
+    rows = [
+        row_text(one, place == recommended, text) for place, (one, text) in enumerate(zip(shown, texts, strict=True))
+    ]
+    heads: tuple[str, ...] = (HEAD[0], head, *HEAD[2:])
+    if any(one.memory.host_node_bytes for one in shown):
+        place = HEAD.index("fits")
+        heads = (*heads[:place], "host/node", *heads[place:])
+        rows = [(*row[:place], host_text(one), *row[place:]) for row, one in zip(rows, shown, strict=True)]
+    return table(heads, rows, left=2)
+
+
+def row_text(one: Estimate, recommended: bool, layout: str) -> tuple[str, ...]:
+    """One layout's figures, in the columns of HEAD."""
+    return (
+        ("* " if recommended else "  ") + name_text(one),
+        layout,
+        f"{one.case.layout.micro_batch_size} x {one.case.layout.grad_accum}",
+        format_bytes(one.memory.device_bytes),
+        band_text(one),
+        one.verdict or NOT_KNOWN,
+        format_volume(one.comm.wire_bytes_per_rank),
+        format_volume(one.comm.inter_node_bytes_per_rank),
+        seconds_text(one.time.step_s),
+        count_text(one.throughput.tokens_per_s_per_gpu),
+        percent_text(one.throughput.mfu),
+    )
+
+
+def host_text(one: Estimate) -> str:
+    """Host memory that a node needs, of what it has; nothing without offload."""
+    needed, there = one.memory.host_node_bytes, one.case.cluster.host_memory_bytes
+    if not needed:
+        return ""
+    return f"{format_bytes(needed)} of {NOT_KNOWN if there is None else f'{there / GIB:.0f} GiB'}"
+
+
+def band_text(one: Estimate) -> str:
+    """Device memory between which nine measurements of ten lie."""
+    return format_byte_range(one.low_bytes, one.high_bytes)
+
+
+VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
+"""What the words mean that are neither yes nor no."""
+
+
+def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
+    """The words between yes and no that are there, each with what it means."""
+    words = {one.verdict for one in shown}
+    told = [about for word, about in VERDICTS.items() if word in words]
+    return [f"Nine measurements of ten lie in the memory's band. {'; '.join(told).capitalize()}."] if told else []
+
+
+def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
+    """What the times that are shown rest on, and how far they may be off; nothing where none is known."""
+    found = [coefficients(one.case, known).bands for one in shown if one.time.step_s is not None]
+    if not found:
+        return ""
+    low, high = min(one.time_low for one in found), max(one.time_high for one in found)
+    return f"Times rest on the coefficients {known.name!r}: expect {low:g} to {high:g} times as long."
+
+
+def _verdict(found: Answer) -> str:
+    chosen = found.estimates if found.recommended is None else [found.estimates[found.recommended]]
+    if found.recommended is None:
+        told = trouble(found) + "."
+    else:
+        one = found.estimates[found.recommended]
+        told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
+    return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
+
+
+def only_offloaded(found: Answer) -> str:
+    """Said where a layout was found only with offload."""
+    return " Nothing fits without offload: states wait in host memory." if found.offload_tried else ""
+
+
+def trouble(found: Answer) -> str:
+    """Why nothing is recommended, and the way out."""
+    if not found.estimates:
+        return "no strategy is left, whatever its memory"
+    if any(one.fits for one in found.estimates):
+        return "something fits, but no backend here can launch it: nothing is recommended"
+    even = ", not even with states in host memory" if found.offload_tried else ""
+    return f"nothing fits{even}: use {way_out(found)}"
+
+
+def way_out(found: Answer) -> str:
+    """What would need less memory, or give more: nothing that the question has already."""
+    ways = ["more GPUs", "a smaller model", "shorter sequences"]
+    methods = {found.question.job.method, *(one.case.job.method for one in found.estimates)}
+    ways += [name for method, name in METHODS.items() if method not in methods and "full" in methods][:1]
+    if methods == {"lora"}:
+        ways.append(METHODS["qlora"])
+    hosts = any(one.memory.host_fits is False for one in found.estimates)
+    if hosts:
+        ways.append("hosts with more memory (--host-memory)")
+    elif offloads := offload_options(found):
+        ways.append(offloads)
+    return one_of(ways)
+
+
+def offload_options(found: Answer) -> str:
+    """The options that a layout which was given could take; a search has tried them already."""
+    if not found.question.pins.exact or len(found.estimates) != 1:
+        return ""
+    case = found.estimates[0].case
+    for way in ways_out(found.question):
+        layout = way.pins.applied(case.layout)
+        if broken(case_of(way, layout), engine_of(layout.engine).rules) is None:
+            return " ".join(f"--{name.replace('_', '-')}" for name in OFFLOADS if getattr(layout, name))
+    return ""
+
+
+def explain_text(one: Estimate) -> str:
+    """Memory by phase and term, and every collective, of one layout."""
+    phases = one.memory.phases
+    terms = [term for term in phases[0].terms if any(phase.terms[term] for phase in phases)]
+    rows = [(term, *(gib_text(phase.terms[term]) for phase in phases)) for term in terms]
+    rows.append(("live in all", *(gib_text(phase.total) for phase in phases)))
+    seven = ", ".join(f"{term} {gib_text(size)}" for term, size in breakdown(one).items())
+    calls = [
+        (call.op, call.group, str(call.ranks), call.unit, call.phase, count_text(call.count),
+         format_volume(call.payload_bytes),
+         format_volume(call.wire_bytes_per_rank), call.link, kind)
+        for kind, calls in (("engine", one.comm.engine), ("ideal", one.comm.ideal))
+        for call in calls
+    ]  # fmt: skip
+    head = ("operation", "group", "ranks", "unit", "phase", "calls", "payload", "wire/rank", "link", "")
+    time = one.time
+    return "\n".join(
+        [
+            "MEMORY, GiB on one rank at the fullest moment of each phase",
+            table(("term", *(phase.phase for phase in phases)), rows),
+            "",
+            f"peak {format_bytes(one.memory.peak.total)} in {one.memory.peak.phase}: {seven} (GiB)",
+            f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
+            f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
+            f"{band_text(one)}",
+            "",
+            "COLLECTIVES of one optimizer step and rank",
+            table(head, calls) if calls else "none",
+            "",
+            f"TIME: step {seconds_text(time.step_s)} = compute {seconds_text(time.compute_s)} + exposed communication "
+            f"{seconds_text(time.exposed_comm_s)} (raw {seconds_text(time.comm_s)}) "
+            f"+ bubble {seconds_text(time.bubble_s)} "
+            f"+ optimizer {seconds_text(time.optimizer_s)} ({step_name(one.case)})",
+        ]
+    )
+
+
+def gib_text(size: float) -> str:
+    """GiB with two digits; small figures keep three significant ones."""
+    return "0" if size == 0 else f"{size / GIB:.2f}" if size >= 0.1 * GIB else f"{size / GIB:.3g}"
+
+
+def rank_map_text(plan: Plan, rows: Sequence[dict[str, int]], groups: dict[str, list[list[int]]]) -> str:
+    """Where every rank runs and which group it is in."""
+    axes = [axis for axis in MESH_AXES if getattr(plan.layout, axis) > 1]
+    head = ("rank", "node", "local rank", *axes)
+    cells = [tuple(str(row[key.replace(" ", "_")]) for key in head) for row in rows]
+    parts = [table(head, cells, left=0)]
+    for axis, lists in groups.items():
+        shown = " ".join("{" + ",".join(map(str, ranks)) + "}" for ranks in lists)
+        parts.append(f"{axis}: {len(lists)} groups of {len(lists[0])}: {shown}")
+    return "\n".join(parts)
+
+
+def states_text(params: float, gpus: int, rows: Sequence[tuple[str, float, float, float]]) -> str:
+    """Textbook states of a parameter count, in decimal GB as papers print them."""
+    head = ("sharding", "weights", "gradients", "optimizer", "in all")
+    cells = [(name, *(f"{value / GB:.3g} GB" for value in (w, g, o, w + g + o))) for name, w, g, o in rows]
+    return f"{params:.3g} parameters on {gpus} GPUs, states only, per GPU\n" + table(head, cells)
