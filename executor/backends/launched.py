@@ -109,6 +109,12 @@ LAUNCHED = {
 """By the engine's name."""
 
 
+def launched(engine: str) -> Launched:
+    """An engine's record; a plain one where a backend of another package launches it."""
+    plain = Launched(worker="", on_cpu={}, wrapper=engine, shows_as=(engine,), way_out=f"Train in {engine}")
+    return LAUNCHED.get(engine, plain)
+
+
 def launched_by(framework: str) -> tuple[str, ...]:
     """Engines that a framework launches here."""
     return tuple(name for name in LAUNCHED if ENGINES[name].framework == framework)

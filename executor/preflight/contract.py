@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from executor.backends.launched import LAUNCHED
+from executor.backends.launched import launched
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
 
@@ -66,7 +66,7 @@ def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
     wrong = differences(layout, found)
     if not wrong:
         return None
-    return AnotherWorld("--script", script, "; ".join(wrong), LAUNCHED[layout.engine].way_out, exit_code=4)
+    return AnotherWorld("--script", script, "; ".join(wrong), launched(layout.engine).way_out, exit_code=4)
 
 
 def script_differences(
@@ -86,10 +86,10 @@ def script_differences(
 
 
 def _same_engine(layout: Layout, found: Live) -> bool:
-    launched = LAUNCHED[layout.engine]
-    return found.engine in launched.shows_as and (not launched.stage_shows or found.zero_stage == layout.zero_stage)
+    record = launched(layout.engine)
+    return found.engine in record.shows_as and (not record.stage_shows or found.zero_stage == layout.zero_stage)
 
 
 def _planned(layout: Layout) -> str:
-    launched = LAUNCHED[layout.engine]
-    return launched.wrapper + (f" with ZeRO stage {layout.zero_stage}" if launched.stage_shows else "")
+    record = launched(layout.engine)
+    return record.wrapper + (f" with ZeRO stage {layout.zero_stage}" if record.stage_shows else "")

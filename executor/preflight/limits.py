@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from executor.backends.launched import LAUNCHED
+from executor.backends.launched import launched
 from executor.preflight.preflight import PREFLIGHT, Doubt, visible_cards
 from executor.system import facts
 from planner.basics.errors import PlannerError
@@ -96,4 +96,4 @@ def _shared_bytes(plan: Plan, ranks: int) -> int:
         return 0
     if plan.cluster.gpu.kind == "cuda":
         return NCCL_SEGMENT_BYTES * ranks
-    return LAUNCHED[plan.layout.engine].shared_bytes * ranks if ranks == plan.layout.world_size else 0
+    return launched(plan.layout.engine).shared_bytes * ranks if ranks == plan.layout.world_size else 0

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from executor.backends.common import read_by
-from executor.backends.launched import LAUNCHED
+from executor.backends.launched import launched
 from executor.folder import badloss, rundir
 from executor.folder.rundir import agent_log
 from executor.launchers import local
@@ -379,9 +379,9 @@ def script_environment(engine: str, device: str, deepspeed: str | None) -> dict[
     env = {}
     if deepspeed is not None:
         env["MESHWRIGHT_DEEPSPEED_CONFIG"] = deepspeed
-        env |= {name: value.format(file=deepspeed) for name, value in LAUNCHED[engine].variables.items()}
+        env |= {name: value.format(file=deepspeed) for name, value in launched(engine).variables.items()}
     if device == "cpu":
-        env |= LAUNCHED[engine].on_cpu
+        env |= launched(engine).on_cpu
     return env
 
 

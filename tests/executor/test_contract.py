@@ -71,3 +71,12 @@ def test_what_all_ranks_have_alike_is_said_once_and_a_rank_that_never_stepped_is
         "rank 0 trains in DistributedDataParallel, the plan has FSDP2 (fully_shard)",
     ]
     assert script_differences(DDP, 4, {}) == ["ranks [0, 1, 2, 3] took no optimizer step"]
+
+
+def test_an_engine_that_another_package_launches_is_met_by_its_own_name():
+    layout = Layout(engine="torchtitan", zero_stage=3, dp_shard=2)
+
+    assert differences(layout, Live(world_size=2, rank=0, engine="torchtitan", wrapper="torchtitan")) == []
+    assert differences(layout, Live(world_size=2, rank=0, engine="ddp", wrapper="DistributedDataParallel")) == [
+        "trains in DistributedDataParallel, the plan has torchtitan"
+    ]

@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-from executor.backends.launched import LAUNCHED
+from executor.backends.launched import launched
 from executor.worker.meter.kernels import python_kernel
 from planner.parallelism.groups import MESH_AXES, axis_groups, axis_size
 from planner.spec import Layout
@@ -143,7 +143,7 @@ class Traffic(TorchDispatchMode):
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
         if self._layout.facts.copies == "replicas" and op == "all_reduce" and phase == "backward":
             return "bucket"
-        return LAUNCHED[self._layout.engine].units.get(op, "other")
+        return launched(self._layout.engine).units.get(op, "other")
 
 
 def sends_activations(layout: Layout) -> bool:

@@ -10,14 +10,14 @@ import os
 from importlib import import_module
 from typing import Any
 
-from executor.backends.launched import LAUNCHED
+from executor.backends.launched import launched
 from planner.spec import Layout
 
 
 def prepare(layout: Layout) -> None:
     """Before a framework starts: make it use gloo on CPU for this layout's engine."""
     unwrapped = layout.engine in ("single", "fsdp2")
-    os.environ.update(LAUNCHED["fsdp2" if unwrapped else layout.engine].on_cpu)
+    os.environ.update(launched("fsdp2" if unwrapped else layout.engine).on_cpu)
     if unwrapped:
         let_accelerate_take_a_gpus_path(import_module("accelerate.state"))
     elif layout.engine.startswith("deepspeed"):
