@@ -25,6 +25,7 @@ import random
 import signal
 import sys
 import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import _lru_cache_wrapper, partial
@@ -48,6 +49,9 @@ DRAWN, SEED = 60, 4
 LEAST_KILLED = 0.9
 MOST_SECONDS = 90.0
 """Processor time of all quick tests together."""
+
+OWN_ERROR = 99
+"""The exit code of a fork in which this program failed, and no test: that is no change noticed."""
 
 T = TypeVar("T")
 PLACES = tuple(f"{ROOT / package}/" for package in PACKAGES)
@@ -133,7 +137,7 @@ def collect(loop: Loop) -> str:
 
 def run(plugin: Collected, items: Sequence[pytest.Item], usual: dict[str, float]) -> Ending:
     """Run tests up to the first failure. One that takes far longer than without a change ends this process."""
-    for count, (item, following) in enumerate(zip(items, [*items[1:], None], strict=True), 1):
+    for count, (item, following) in enumerate(_followed(items), 1):
         seconds = usual.get(item.nodeid, 1.0)
         signal.setitimer(signal.ITIMER_VIRTUAL, 5 + 20 * seconds)
         signal.setitimer(signal.ITIMER_REAL, 120 + 200 * seconds)
@@ -141,6 +145,11 @@ def run(plugin: Collected, items: Sequence[pytest.Item], usual: dict[str, float]
         if plugin.failed:
             return Ending(plugin.failed, count)
     return Ending("", len(items))
+
+
+def _followed(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
+    """Each test with the next one, which pytest asks for; none of no tests."""
+    return zip(items, [*items[1:], None], strict=False)
 
 
 class Fork:
@@ -159,8 +168,10 @@ class Fork:
                 text = msgspec.json.encode(work())
                 with os.fdopen(writing, "wb") as stream:
                     stream.write(text)
-            finally:
                 os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(OWN_ERROR)
         os.close(writing)
 
     def answer(self, kind: type[T]) -> T | str:
@@ -170,6 +181,8 @@ class Fork:
         _, status = os.waitpid(self.pid, 0)
         if text:
             return msgspec.json.decode(text, type=kind)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == OWN_ERROR:
+            raise RuntimeError("make mutants itself failed in a fork: LOUD=1 shows where")
         return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "exit"
 
 
@@ -178,7 +191,7 @@ def timed() -> Record:
     seconds: dict[str, float] = {}
 
     def loop(plugin: Collected, items: list[pytest.Item]) -> None:
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in _followed(items):
             before = _cpu_s()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             seconds[item.nodeid] = _cpu_s() - before
@@ -208,7 +221,7 @@ def traced() -> Record:
 
     def loop(plugin: Collected, items: list[pytest.Item]) -> None:
         imported.extend(ours())
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in _followed(items):
             sys.settrace(trace)  # a test may have left its own
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             calls[item.nodeid] = ours()

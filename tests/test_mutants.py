@@ -25,11 +25,16 @@ MOST = 3
 def fits(size: int) -> bool:
     """Whether it does."""
     return size <= MOST
+
+def room(size: int) -> int:
+    """Called by nothing."""
+    return MOST - size
 '''
-WATCHED = """from planner.bound import fits
+WATCHED = """from planner.bound import fits, room
 
 def test_three_fit_and_four_do_not():
     assert fits(3) and not fits(4)
+    assert room(1) == 2
 """
 BLIND = """from planner.bound import fits
 
@@ -60,11 +65,12 @@ def test_a_change_lives_where_no_test_looks_and_is_named(tmp_path: Path) -> None
     watched = mutants(tmp_path / "watched", WATCHED)
     blind = mutants(tmp_path / "blind", BLIND)
 
-    assert watched.stdout.startswith("3 of 3 changes noticed; 1 quick tests take"), watched
+    assert watched.stdout.startswith("4 of 4 changes noticed; 1 quick tests take"), watched
     assert watched.returncode == 0
     assert "lives after 1 tests: planner/bound.py:9 fits: size <= MOST  ->  size < MOST" in blind.stdout, blind
     assert "lives after 1 tests: planner/bound.py:4 (module): 3  ->  4" in blind.stdout
-    assert "\n1 of 3 changes noticed" in blind.stdout
+    assert "lives after 0 tests: planner/bound.py:13 room: MOST - size  ->  MOST + size" in blind.stdout
+    assert "\n1 of 4 changes noticed" in blind.stdout
     assert blind.returncode == 1
 
 

@@ -87,7 +87,7 @@ def test_hosts_of_three_shells_without_a_checkout_get_the_code_once_and_answer(b
 def test_code_that_was_changed_on_a_host_is_replaced(by_ssh: TestHosts) -> None:
     red = by_ssh.hosts[0]
     look(machines("red"))
-    kept = red.home / ".cache" / "meshwright" / "code" / sources().digest / "executor" / "remote.py"
+    kept = red.home / ".cache" / "meshwright" / "code" / sources().digest / "executor" / "hosts" / "remote.py"
     whole = kept.read_bytes()
     kept.write_text("raise SystemExit('other code')")
     assert look(machines("red"))[0].error is None

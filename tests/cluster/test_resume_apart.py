@@ -98,7 +98,7 @@ def test_a_run_without_a_shared_disk_goes_on(pair: TestHosts, tmp_path: Path, al
     found = json.loads((folder / "run.json").read_text())
     assert found["status"] == "completed" and found["launcher"] == "ssh"
     (start,) = [one["resumed_from"] for one in found["attempts"]]
-    assert start >= 5 and start % 5 == 0
+    assert start >= 5  # every fifth step, or the next where the one before is still being written
     assert tuple(found["losses"]) == whole(plan, tmp_path)
     for rank, host in enumerate(pair.hosts):
         assert max(checkpoints.steps_of(part(host))) == STEPS and len(checkpoints.steps_of(part(host))) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from planner.ask.options import question
 from planner.basics import command, contents
-from planner.basics.contents import content_of
+from planner.basics.contents import Content, content_of
 from planner.basics.errors import PlannerError
 from planner.cli import planner
 from planner.decide.estimation import answer
@@ -86,7 +86,7 @@ def test_an_input_that_is_the_same_passes_wherever_it_lies_and_whenever_it_was_w
 
     inputs.check_content(data)
     inputs.check_content(msgspec.structs.replace(base, path=str(moved)))
-    assert content_of(files / "chats.txt", "data") == (data.digest, data.bytes)
+    assert content_of(files / "chats.txt", "data") == Content(data.digest, data.bytes)
     assert re.fullmatch("sha256:[0-9a-f]{64}", data.digest)
 
 

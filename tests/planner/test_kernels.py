@@ -19,7 +19,7 @@ LLAMA = presets.model("llama-3-8b")
 
 def a_layer_keeps(model: ModelSpec, compute: Compute) -> Size:
     """Activations of one more layer on a middle stage."""
-    more, less = (walk(model, compute, MIDDLE._replace(layers=count)).kept for count in (7, 6))
+    more, less = (walk(model, compute, replace(MIDDLE, layers=count)).kept for count in (7, 6))
     return more[TERMS.index("activations")] - less[TERMS.index("activations")]
 
 
