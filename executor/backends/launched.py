@@ -111,8 +111,8 @@ LAUNCHED = {
 
 def launched(engine: str) -> Launched:
     """An engine's record; a plain one where a backend of another package launches it."""
-    plain = Launched(worker="", on_cpu={}, wrapper=engine, shows_as=(engine,), way_out=f"Train in {engine}")
-    return LAUNCHED.get(engine, plain)
+    known = LAUNCHED.get(engine)
+    return known or Launched(worker="", on_cpu={}, wrapper=engine, shows_as=(engine,), way_out=f"Train in {engine}")
 
 
 def launched_by(framework: str) -> tuple[str, ...]:

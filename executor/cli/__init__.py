@@ -15,6 +15,7 @@ from executor.cli.options import (
     CHECK,
     CHECKPOINT_EVERY,
     DEBUG_NETWORK,
+    ENV,
     KEEP_EVERY,
     KEEP_LAST,
     LOSS_SPIKE,
@@ -25,6 +26,7 @@ from executor.cli.options import (
     SPIKE_WINDOW,
     STALL_TIMEOUT,
     TOLERANCE,
+    YES,
 )
 from executor.cli.output import confirm, console, end_on_hosts, finish, tell, tell_job, verdict
 from executor.folder import badloss, checkpoint_policy, rundir
@@ -128,7 +130,7 @@ def executor() -> None:
     metavar="DIR",
     help="With --dry-run: write the files too, and a script for each node.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask before starting.")
+@YES
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
 @click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
 @click.option(
@@ -144,12 +146,7 @@ def executor() -> None:
     type=click.Path(path_type=Path),
     help="Run this program instead of the built-in trainer; its arguments after --.",
 )
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
-)
+@ENV
 @CHECK
 @TOLERANCE
 @MEET_TIMEOUT

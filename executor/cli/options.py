@@ -1,20 +1,23 @@
 """Options that several commands of `executor` take.
 
-Not here: any command (cli.py, cli_*.py), or what an option means to a run (badloss.py, checkpoint_policy.py).
+Not here: any command (the modules beside this), or what an option means to a run (badloss.py, checkpoint_policy.py).
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import click
 
 from executor.folder import badloss
 from planner.basics import command
 
-if TYPE_CHECKING:
-    pass
+ENV = click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
+)
 
+YES = click.option("--yes", is_flag=True, help="Do not ask before starting.")
 
 CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
 

@@ -1,6 +1,6 @@
 """What commands that run a plan tell the person before and after, and the exit code that follows.
 
-Not here: the commands (cli.py, cli_*.py), or the report's tables (report_text.py).
+Not here: the commands (the modules beside this), or the report's tables (report_text.py).
 """
 
 from __future__ import annotations

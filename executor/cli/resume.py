@@ -44,12 +44,7 @@ Going = Callable[..., tuple[Prepared, Place]]
     metavar="PLAN",
     help="Go on in this plan's layout: the same training on other ranks.",
 )
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
-)
+@cli_options.ENV
 @click.option(
     "--hosts",
     type=click.Path(path_type=Path),
@@ -62,7 +57,7 @@ Going = Callable[..., tuple[Prepared, Place]]
 @click.option(
     "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="Of a job of Slurm: another option of it. Repeatable."
 )
-@click.option("--yes", is_flag=True, help="Do not ask before starting.")
+@cli_options.YES
 @click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
 @cli_options.STALL_TIMEOUT
 @cli_options.ON_BAD_LOSS

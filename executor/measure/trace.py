@@ -31,6 +31,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
+from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Collective, PhaseMemory, Plan
 from planner.spec.record import Measured
 
@@ -161,7 +162,7 @@ def refusal(plan: Plan) -> str | None:
     for axis in ("pp", "cp", "ep", *(() if "tp" in layout.facts.splits else ("tp",))):
         if getattr(layout, axis) != 1:
             return f"{axis}={getattr(layout, axis)} is planned, but no trace splits it"
-    for field in ("offload_optimizer", "offload_params", "offload_activations"):
+    for field in OFFLOADS:
         if getattr(layout, field):
             return f"{field}: a trace has one memory, so host and device cannot be told apart"
     if job.base_quantization is not None:

@@ -1,7 +1,7 @@
 """One rank of a large world in one process: torch's own fake process group, real tensors, real modules.
 
 Every collective returns at once and moves nothing, so memory is that of the rank and values are not. Not here: any
-training, how one rank is started (executor.run.launch), or a world of fake tensors too (tracefake.py).
+training, how one rank is started (executor.run.launch), or a world of fake tensors too (trace/fake.py).
 """
 
 from __future__ import annotations

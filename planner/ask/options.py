@@ -1,6 +1,6 @@
 """From what was typed to a Question: names looked up, numbers checked one by one, nearest fixes named.
 
-Not here: click (cli.py), or any answer.
+Not here: click (cli/), or any answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
 
-Not here: parsing a command line (cli.py) or any answer (estimation.py, search.py).
+Not here: parsing a command line (cli/) or any answer (estimation.py, search.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob, prese
 from planner.spec.calibration import Bands, Calibration, Coefficients
 from planner.spec.engines import ENGINES
 from planner.spec.layout import STRATEGIES, Strategy
-from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE
+from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
 from planner.spec.preset_files import Folders
 
 DEFAULT_HEADROOM = 0.1
@@ -70,7 +70,7 @@ class Pins(msgspec.Struct, frozen=True):
 
     def applied(self, layout: Layout) -> Layout:
         """The layout with the choices that were made, and the switches of its engine. Rules come later."""
-        own = {name: value for name, value in self.others if layout.engine.startswith(ENGINE_SWITCHES.get(name, ""))}
+        own = {name: value for name, value in self.others if reads(layout.engine, name)}
         own |= {name: value for name in OF_AXIS if (value := self.given(name)) is not None}
         return msgspec.structs.replace(layout, **own) if own else layout
 
@@ -289,8 +289,8 @@ def _batches(question: Question, layout: Layout) -> tuple[int, int]:
 def check_switches(question: Question, engines: Iterable[str]) -> None:
     """Refuse a switch that none of the engines in question reads."""
     for name, value in question.pins.switches:
-        owner = ENGINE_SWITCHES[name]
-        if not any(engine.startswith(owner) for engine in engines):
+        if not any(reads(engine, name) for engine in engines):
+            owner = ENGINE_SWITCHES[name]
             raise PlannerError(name, value, f"is a switch of {owner} alone", f"Leave it out, or ask for {owner}")
 
 

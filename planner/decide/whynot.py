@@ -25,7 +25,7 @@ from planner.parallelism.rules import Rule, broken, check
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
 from planner.spec.layout import strategy_name
-from planner.spec.options import ENGINE_SWITCHES, OPTIONS
+from planner.spec.options import OPTIONS, reads
 
 ON, OFF = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 SAME = 1e-9
@@ -75,8 +75,7 @@ def _searched(question: Question, limits: Constraints, named: dict[str, Any]) ->
     asked = _pinned(question, named)
     if asked is None:
         return None
-    owners = tuple(ENGINE_SWITCHES[name] for name in named if name in ENGINE_SWITCHES)
-    able = tuple(engine for engine in ENGINES if all(engine.startswith(owner) for owner in owners))
+    able = tuple(engine for engine in ENGINES if all(reads(engine, name) for name in named))
     launched = tuple(engine for engine in engines_within(question, limits) if engine in able)
     for engines, rules in ((launched, None if limits.any_runtime else launch_rules), (able, None)):
         ranking = rank(asked, 1, engines=engines, more_rules=rules)

@@ -191,6 +191,11 @@ OF_AXIS = {option.name: option.axis for option in TABLE if option.axis}
 """Fields of a layout that only matter where an axis is split."""
 
 
+def reads(engine: str, name: str) -> bool:
+    """Whether an engine reads a field of the layout: one that no engine has for itself, or its own family's switch."""
+    return engine.startswith(ENGINE_SWITCHES.get(name, ""))
+
+
 def of_part(part: str) -> tuple[Option, ...]:
     """The options that are fields of one value."""
     return tuple(option for option in TABLE if option.part == part)

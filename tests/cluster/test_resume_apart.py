@@ -92,6 +92,7 @@ def test_a_run_without_a_shared_disk_goes_on(pair: TestHosts, tmp_path: Path, al
     if by == "command":
         assert code == 5, said
         assert not (folder / "checkpoints").exists()
+        written = [set(checkpoints.steps_of(part(host))) for host in pair.hosts]
         code, said = ended(resumed(pair, folder))
 
     assert code == 0, said
@@ -99,6 +100,8 @@ def test_a_run_without_a_shared_disk_goes_on(pair: TestHosts, tmp_path: Path, al
     assert found["status"] == "completed" and found["launcher"] == "ssh"
     (start,) = [one["resumed_from"] for one in found["attempts"]]
     assert start >= 5  # every fifth step, or the next where the one before is still being written
+    if by == "command":
+        assert max(set.intersection(*written)) <= start and start in set.union(*written)
     assert tuple(found["losses"]) == whole(plan, tmp_path)
     for rank, host in enumerate(pair.hosts):
         assert max(checkpoints.steps_of(part(host))) == STEPS and len(checkpoints.steps_of(part(host))) == 2

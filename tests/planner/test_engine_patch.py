@@ -6,17 +6,11 @@ Not here: the engines there are (test_engine_records.py).
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from patched import answers_of
 
-PROJECT = Path(__file__).resolve().parents[2]
-PATCH = PROJECT / "tests" / "patches" / "engine.patch"
 ASKED = ("--model", "1b", "--gpus", "2")
 
 ASK = f"""
@@ -41,14 +35,7 @@ print(json.dumps({{
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a copy of the project with the patch answers, in one process."""
-    copy = tmp_path_factory.mktemp("patched")
-    for package in ("planner", "executor", "tui", "presets", "scripts"):
-        shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "apply", str(PATCH)], cwd=copy, check=True, timeout=60)
-    there = os.environ | {"PYTHONPATH": str(copy)}
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=copy, env=there, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return answers_of("engine.patch", ASK, tmp_path_factory.mktemp("patched"))
 
 
 def test_the_engine_is_searched_recommended_and_read_back_from_its_plan(answers):

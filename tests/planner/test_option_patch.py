@@ -6,17 +6,11 @@ Not here: the options there are (test_options.py).
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from patched import answers_of
 
-PROJECT = Path(__file__).resolve().parents[2]
-PATCH = PROJECT / "tests" / "patches" / "option.patch"
 OPTION, FIELD, SPARE = "--zero3-spare-elements", "zero3_spare_elements", 10**9
 ZERO3 = ("--model", "1b", "--gpus", "2", "--runtime", "deepspeed", "--zero-stage", "3")
 
@@ -58,14 +52,7 @@ print(json.dumps({{
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a copy of the project with the patch answers, in one process."""
-    copy = tmp_path_factory.mktemp("patched")
-    for package in ("planner", "executor", "tui", "presets", "scripts"):
-        shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "apply", str(PATCH)], cwd=copy, check=True, timeout=60)
-    there = os.environ | {"PYTHONPATH": str(copy), "COLUMNS": "110"}
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=copy, env=there, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return answers_of("option.patch", ASK, tmp_path_factory.mktemp("patched"))
 
 
 def resident_buckets(estimate: dict[str, Any]) -> float:

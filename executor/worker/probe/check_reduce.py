@@ -1,7 +1,7 @@
 """An all-reduce over all ranks of a plan, in seconds: whether every rank meets every other, and how fast they talk.
 
 One process a host: it imports torch once and forks the host's ranks. The task comes as JSON on stdin, each rank answers
-with a line of JSON on stdout. Not here: who asks for it (executor.hosts.checks), or measuring links (probe_links.py).
+with a line of JSON on stdout. Not here: who asks for it (executor.hosts.checks), or measuring links (links.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one rank computes, timed alone: matrix products, attention, element-wise kernels, the cost of small operations.
 
 Sizes are those of training: tokens by widths, as linear modules have them. Not here: calls between ranks
-(probe_links.py).
+(links.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What ranks send each other, timed: collectives by size, over ranks of one node and over nodes, and their overlap.
 
-Not here: what one rank computes (probe_compute.py), or bytes on the wire (planner.parallelism.collectives).
+Not here: what one rank computes (compute.py), or bytes on the wire (planner.parallelism.collectives).
 """
 
 from __future__ import annotations

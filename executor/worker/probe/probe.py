@@ -1,7 +1,7 @@
 """One rank of a probe: join the others, time what every training step is made of, and let rank 0 write it down.
 
 Started by torchrun as `-m executor.worker.probe.probe FOLDER`; reads FOLDER/task.json, writes FOLDER/rows.json. Not
-here: what is timed (probe_compute.py, probe_links.py), or what follows from it (planner.calibrate.machine).
+here: what is timed (compute.py, links.py), or what follows from it (planner.calibrate.machine).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One rank's step of a plan on fake tensors, measured by the meter of real runs. Started by executor/measure/trace.py.
 
 Writes one JSON object: memory by phase and term, the fullest moments, every collective. Layers beyond a few are
-extrapolated (tracelayers.py). Not here: the fake world itself (tracefake.py), or any comparison
+extrapolated (layers.py). Not here: the fake world itself (fake.py), or any comparison
 (executor/measure/trace.py).
 """
 
