@@ -6,15 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
-from test_model import SPEC, plan
+from test_datacheck import plan
 
 from executor.preflight.checkpoint import check_checkpoint
 from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec, Recipe, TrainingJob
 from planner.spec.huggingface import config_dict
+
+SPEC = ModelSpec(name="m", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=300)
+
+
+def safetensors(name: str, elements: int) -> bytes:
+    """A file of one fp32 tensor: the head's length in 8 bytes, the head, the values."""
+    tensor = {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}
+    head = json.dumps({"__metadata__": {"format": "pt"}, name: tensor}).encode()
+    return len(head).to_bytes(8, "little") + head + bytes(4 * elements)
 
 
 @pytest.fixture
@@ -23,14 +30,15 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(config_dict(SPEC)))
     names = [f"model-0000{at}-of-00002.safetensors" for at in (1, 2)]
     for name in names:
-        save_file({name[:11]: torch.ones(3, 5)}, tmp_path / name)
+        (tmp_path / name).write_bytes(safetensors(name[:11], 3 * 5))
     index = {"weight_map": {name[:11]: name for name in names}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tmp_path
 
 
 def check(folder: Path, spec: ModelSpec = SPEC, seq_len: int = 16) -> None:
-    check_checkpoint(plan(spec, TrainingJob(seq_len=seq_len, recipe=Recipe(checkpoint=str(folder)))))
+    job = TrainingJob(seq_len=seq_len, recipe=Recipe(checkpoint=str(folder)))
+    check_checkpoint(replace(plan(), model=spec, job=job))
 
 
 def change(folder: Path, **keys: object) -> None:
@@ -92,14 +100,29 @@ def test_a_missing_file_of_the_index_is_named(folder: Path) -> None:
     assert "1 of the 2 files of its index are missing: model-00002-of-00002.safetensors" in refusal(folder)
 
 
-@pytest.mark.parametrize("left", [0, 7, 8, 40, -1])
-def test_a_file_that_was_cut_short_is_named(folder: Path, left: int) -> None:
+@pytest.mark.parametrize("left", [0, 7, 8, 40, -1, None])
+def test_a_file_that_was_cut_short_or_goes_on_after_its_last_tensor_is_named(folder: Path, left: int | None) -> None:
     file = folder / "model-00001-of-00002.safetensors"
-    file.write_bytes(file.read_bytes()[:left])
+    file.write_bytes(file.read_bytes()[:left] if left is not None else file.read_bytes() + b"\0")
 
     said = refusal(folder)
     assert file.name in said
     assert "no whole safetensors file" in said
+
+
+def test_one_file_needs_no_index_and_one_without_a_tensor_is_refused(folder: Path) -> None:
+    for name in folder.glob("model*"):
+        name.unlink()
+    (folder / "model.safetensors").write_bytes(safetensors("a", 4))
+    check(folder)
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert "no whole safetensors file" in refusal(folder)
+
+
+def test_an_index_without_a_map_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+
+    assert "has no weight_map" in refusal(folder)
 
 
 def test_a_pickle_alone_nothing_at_all_and_adapters_alone_are_three_refusals(folder: Path) -> None:

@@ -12,29 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_datacheck import SEQ_LEN, plan
 
 from executor.preflight.datacheck import DEMO_TEXT, check_inputs
 from executor.worker.data.data import IGNORED, Windows, micro_batches, open_rows, validation_batches
 from executor.worker.data.order import Order
-from executor.worker.world.schedule import learning_rate
 from planner.basics.errors import PlannerError
-from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Optimizer, Recipe, Runtime, TrainingJob
-from planner.spec.plan import Plan
-
-SEQ_LEN = 8
-
-
-def plan(vocab: int = 512, seq_len: int = SEQ_LEN, mean: int | None = None, **recipe: object) -> Plan:
-    link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
-    return Plan(
-        model=ModelSpec(name="m", layers=1, hidden=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=vocab),
-        cluster=Cluster(
-            name="c", gpu=Gpu(name="cpu", kind="cpu"), nodes=1, gpus_per_node=1, intra_link=link, inter_link=link
-        ),
-        job=TrainingJob(seq_len=seq_len, mean_seq_len=mean, recipe=Recipe(**recipe)),
-        layout=Layout(engine="ddp"),
-        runtime=Runtime(name="r", engine="ddp", kernels="k"),
-    )
+from planner.spec import Layout
 
 
 def windows(count: int) -> Windows:
@@ -137,39 +121,6 @@ def test_a_tokenizer_file_is_used(tmp_path: Path) -> None:
     assert found.tokens.tolist() == [0, 1, 2] * 10
 
 
-def refusal(**recipe: object) -> str:
-    vocab = recipe.pop("vocab", 512)
-    with pytest.raises(PlannerError) as caught:
-        check_inputs(plan(vocab, **recipe))
-    assert caught.value.exit_code == 2
-    assert "\n" not in caught.value.sentence
-    return caught.value.sentence
-
-
-def test_bad_inputs_are_refused_before_launch(tmp_path: Path) -> None:
-    files = {
-        "empty.txt": b"",
-        "short.txt": b"hi",
-        "odd.bin": b"123",
-        "short.bin": b"1234",
-        "ok.txt": b"x" * 99,
-        "t.csv": b"1",
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-
-    assert "does not exist" in refusal(data=str(tmp_path / "absent.txt"))
-    assert "is empty" in refusal(data=str(tmp_path / "empty.txt"))
-    assert "has 4 tokens, one sequence needs 9" in refusal(data=str(tmp_path / "short.txt"))
-    assert "no whole number" in refusal(data=str(tmp_path / "odd.bin"))
-    assert "has 2 tokens" in refusal(data=str(tmp_path / "short.bin"))
-    assert "must end in" in refusal(data=str(tmp_path / "t.csv"))
-    assert "258 ids" in refusal(data=str(tmp_path / "ok.txt"), vocab=200)
-    assert "recipe.validation_data" in refusal(validation_data=str(tmp_path / "absent.txt"))
-    assert "recipe.tokenizer" in refusal(tokenizer=str(tmp_path / "absent.json"))
-    assert "no config.json" in refusal(checkpoint=str(tmp_path))
-
-
 def test_data_that_only_tokenising_can_judge_is_refused_by_the_worker(tmp_path: Path) -> None:
     (tmp_path / "high.bin").write_bytes((700).to_bytes(2, "little") * 50)
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 3}\n')
@@ -193,14 +144,3 @@ def test_checks_before_launch_import_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"
-
-
-def test_the_rate_warms_up_to_its_peak_and_ends_at_its_floor() -> None:
-    optimizer, recipe = Optimizer(lr=1.0), Recipe(steps=100, warmup_steps=10, min_lr_ratio=0.1)
-    rates = [learning_rate(optimizer, recipe, step) for step in range(101)]
-
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[9] == rates[10] == max(rates) == 1.0
-    assert rates[55] == pytest.approx(0.55)
-    assert rates[100] == pytest.approx(0.1)
-    assert rates[10:] == sorted(rates[10:], reverse=True)

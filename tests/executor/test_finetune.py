@@ -5,7 +5,6 @@ Not here: streams of text (test_data.py), or that split runs train what one proc
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_data import plan
+from test_datacheck import CHAT, plan, written
 
-from executor.preflight.datacheck import check_inputs
 from executor.worker.data.data import open_rows, order_of, validation_batches
 from executor.worker.data.documents import WIDTH_MULTIPLE, Documents, packed_bins
 from executor.worker.data.order import Order, dealt
@@ -24,15 +22,7 @@ from executor.worker.data.rows import IGNORED, Batch, block_diagonal_mask
 from executor.worker.data.tokenizer import load_tokenizer
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
-from planner.spec.plan import Plan
 
-CHAT = [
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": "a b"},
-    {"role": "assistant", "content": "c"},
-    {"role": "user", "content": "b"},
-    {"role": "assistant", "content": "a c"},
-]
 WORDS = ["<s>", "<end>", "system", "user", "assistant", ":", "s", "a", "b", "c", "later"]
 PLAIN = "{% for m in messages %}{{ '<s> ' + m.role + ' : ' + m.content + ' <end> ' }}{% endfor %}"
 OPENING = "{% if add_generation_prompt %}{{ '<s> assistant : ' }}{% endif %}"
@@ -58,12 +48,6 @@ def tokenizer_folder(folder: Path, template: str | None) -> str:
     own.chat_template = template
     own.save_pretrained(folder)
     return str(folder)
-
-
-def written(path: Path, *lines: Any) -> str:
-    """A .jsonl of these objects."""
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return str(path)
 
 
 def answers_of(batch: Batch, row: int = 0) -> list[list[int]]:
@@ -289,56 +273,3 @@ def test_validation_counts_every_answer_once_over_all_ranks(tmp_path: Path) -> N
     counted = sum(int((one.targets != IGNORED).sum()) for some in batches for one in some)
     assert counted == rows.targets.sum() == sum(n % 5 + 2 for n in range(11))
     assert order_of(made, rows).batch(0) != order_of(made, rows).batch(1)
-
-
-# -- what is refused before anything starts ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (["{'messages': 1}"], "line 1: is not JSON"),
-        (["[1]"], "line 1: is not a JSON object"),
-        ([{"texts": "a"}], 'line 1: is not an object with "messages", or "prompt" and "response"'),
-        ([{"messages": []}], "is not a list of messages"),
-        ([{"messages": CHAT}, {"messages": [{"role": "user"}]}], 'line 2, message 1: has no "role" or no "content"'),
-        ([{"messages": [*CHAT, {"role": "robot", "content": "x"}]}], 'message 6: has the unknown role "robot"'),
-        ([{"messages": CHAT[:2]}], "no assistant message with content"),
-        ([{"prompt": "a", "response": ""}], 'an empty "response"'),
-        ([{"prompt": "a", "response": 3}], '"response" that is not a string'),
-        ([{"messages": CHAT}, {"prompt": "a", "response": "b"}], 'line 2: has "prompt" and "response", the lines'),
-        (["", " "], "holds no line that is not blank"),
-    ],
-)
-def test_a_line_that_cannot_train_is_named_before_launch(lines: list[Any], words: str, tmp_path: Path) -> None:
-    assert words in refused(plan(seq_len=64, data=written(tmp_path / "d.jsonl", *lines)))
-
-
-def test_tokenizers_that_do_not_fit_the_model_or_the_data_are_refused_before_launch(tmp_path: Path) -> None:
-    data = written(tmp_path / "d.jsonl", {"messages": CHAT})
-    folder = tokenizer_folder(tmp_path / "t", PLAIN + OPENING)
-    bare = tokenizer_folder(tmp_path / "bare", None)
-
-    check_inputs(plan(vocab=len(WORDS), seq_len=64, data=data, tokenizer=folder))
-    check_inputs(plan(vocab=len(WORDS) + 53, seq_len=64, data=data, tokenizer=folder))  # an embedding rounded up
-    small = plan(vocab=len(WORDS) - 1, seq_len=64, data=data, tokenizer=folder)
-    assert "has ids up to 10, so 11 of them, and the model's vocabulary has 10" in refused(small)
-    with pytest.raises(PlannerError, match="so 11 of them, and the model's vocabulary has 10"):
-        load_tokenizer(folder, 10)
-    for without in (bare, f"{bare}/tokenizer.json"):
-        assert "has no chat template" in refused(plan(seq_len=64, data=data, tokenizer=without))
-
-
-def test_a_stream_has_no_documents_of_their_own_length(tmp_path: Path) -> None:
-    (tmp_path / "d.txt").write_text("x" * 99)
-
-    assert "is one stream of tokens" in refused(plan(seq_len=8, mean=4, data=str(tmp_path / "d.txt")))
-
-
-def refused(made: Plan) -> str:
-    """The one line by which a plan's inputs are refused."""
-    with pytest.raises(PlannerError) as caught:
-        check_inputs(made)
-    assert caught.value.exit_code == 2
-    assert "\n" not in caught.value.sentence
-    return caught.value.sentence

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from executor.worker.meter import transport
 from executor.worker.meter.kernels import python_kernel
 from executor.worker.meter.modules import Modules
-from executor.worker.meter.storages import STATES, TERMS, Change, Row, Storage, by_term, fullest_moment
-from executor.worker.meter.traffic import LAYER, FsdpUnits
+from executor.worker.meter.storages import LAYER, STATES, TERMS, Change, Row, Storage, by_term, fullest_moment
+from executor.worker.meter.traffic import FsdpUnits
 from planner.spec.plan import PhaseMemory
 
 COLLECTIVES = ("c10d", "_c10d_functional")

@@ -5,12 +5,16 @@ Not here: how storages are followed (memory.py).
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import Any
 
 import msgspec
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
+
+LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
+"""How families number their layers in module paths."""
 
 STATES = ("params", "grads", "optimizer", "buckets")
 

@@ -6,7 +6,6 @@ on the wire for a payload, or memory (memory.py).
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from executor.backends.launched import launched
 from executor.worker.meter.kernels import python_kernel
+from executor.worker.meter.storages import LAYER
 from planner.parallelism.groups import MESH_AXES, axis_groups, axis_size
 from planner.spec import Layout
 from planner.spec.plan import Collective
@@ -62,9 +62,6 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
     "all_to_all_single": ("all_to_all", False),
 }
-
-LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
-"""How families number their layers in module paths."""
 
 
 class Call(msgspec.Struct, frozen=True):

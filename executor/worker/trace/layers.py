@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from executor.measure.trace import Kept, Moment
-from executor.worker.meter.storages import TERMS, Change, Storage
-from executor.worker.meter.traffic import LAYER
+from executor.worker.meter.storages import LAYER, TERMS, Change, Storage
 from planner.spec.plan import Collective
 
 

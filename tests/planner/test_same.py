@@ -1,0 +1,37 @@
+"""A tenth of the questions of `make same` about one engine, answered byte for byte as stored.
+
+Not here: whether an answer is right (figures by hand stand in the tests of each formula), or the other nine tenths.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from scripts import same
+
+EVERY = 10
+
+
+def drawn() -> dict[str, list[int]]:
+    """Numbers of questions, from 1, by command and engine: those of one layout, which take 10 ms each."""
+    found = defaultdict[str, list[int]](list)
+    for number, (_, line) in enumerate(same.stored(), 1):
+        words = line.split()
+        if "--runtime" in words:
+            found[f"{words[0]}-{words[words.index('--runtime') + 1]}"].append(number)
+    return {part: numbers[::EVERY] for part, numbers in found.items() if part.startswith(("estimate", "explain"))}
+
+
+DRAWN = drawn()
+
+
+@pytest.mark.parametrize("part", DRAWN)
+def test_a_question_is_answered_as_stored(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(same.ROOT)
+    questions = same.stored()
+
+    changed = [number for number in DRAWN[part] if same.hashed(questions[number - 1][1]) != questions[number - 1][0]]
+
+    assert not changed, f"python scripts/same.py --show N prints an answer; changed: {changed}"
