@@ -5,13 +5,12 @@ Not here: any statistic (score.py), or how a table is drawn.
 
 from __future__ import annotations
 
-from statistics import median
 from typing import get_args
 
 import msgspec
 
 from planner.ask.question import Verdict
-from planner.calibrate.score import FitScore, RankScore, Summary, WorstRow
+from planner.calibrate.score import Summary, WorstRow
 
 NO = "–"
 FITS = "What fits"
@@ -31,74 +30,17 @@ class Table(msgspec.Struct, frozen=True):
 def tables(found: Summary) -> list[Table]:
     """Those that have rows, in the order people read them."""
     made = [
-        _overview(found), _memory(found), _speed(found), _fit(found), _ranks(found), _worst_memory(found),
-        _worst_speed(found), _assumptions(found), _skipped(found),
+        _memory(found), _speed(found), _fit(found), _ranks(found), _worst_memory(found), _worst_speed(found),
+        _assumptions(found), _skipped(found),
     ]  # fmt: skip
     return [table for table in made if table.rows]
-
-
-def _overview(found: Summary) -> Table:
-    rows = []
-    for source, (count, predicted) in found.rows.items():
-        memory = [
-            f"{one.kind} {_share(one.errors.median)} / {_share(one.errors.p90)}"
-            for one in found.memory
-            if one.source == source and one.model is None
-        ]
-        speed = next((one.factors for one in found.speed if one.source == source and one.model is None), None)
-        fit = [one for one in found.fit if one.source == source]
-        ranks = [one for one in found.ranks if one.source == source]
-        rows.append(
-            (
-                source,
-                str(count),
-                str(predicted),
-                ", ".join(memory) or NO,
-                NO if speed is None else f"{speed.median:.2f} / {speed.p90:.2f}",
-                NO if speed is None else f"{speed.scaled_median:.2f} / {speed.scaled_p90:.2f}",
-                _recognised(fit),
-                _correlation(ranks),
-                _failed_first(ranks),
-            )
-        )
-    return Table(
-        "By source",
-        "Memory is the median and the 90th percentile of |predicted / measured - 1|, time those of the factor between "
-        "the two (bandwidth for collectives), then again after one scale for the whole source. Failures recognised are "
-        "runs that ended out of memory, or in a crash that the source lists with those, and were predicted not to fit "
-        "or refused. Rank correlation is Spearman's, the median over groups of equal work; a first choice is the "
-        "fastest layout of a group among those predicted to fit.",
-        (
-            "source", "rows", "predicted", "memory median / p90", "time factor", "after one scale",
-            "failures recognised", "rank correlation", "first choice failed",
-        ),
-        tuple(rows),
-        1,
-    )  # fmt: skip
-
-
-def _recognised(fit: list[FitScore]) -> str:
-    failed = [one for one in fit if one.outcome != "ran"]
-    known = sum(one.does_not_fit + one.refused for one in failed)
-    count = sum(one.fits for one in failed) + known
-    return f"{known} of {count}" if count else NO
-
-
-def _correlation(ranks: list[RankScore]) -> str:
-    known = [one.spearman for one in ranks if one.spearman is not None]
-    return f"{median(known):.2f}" if known else NO
-
-
-def _failed_first(ranks: list[RankScore]) -> str:
-    chosen = [one for one in ranks if one.chosen is not None]
-    return f"{sum(one.regret is None for one in chosen)} of {len(chosen)}" if chosen else NO
 
 
 def _memory(found: Summary) -> Table:
     rows = [
         (
-            one.source, one.model or "all", one.kind, str(one.errors.n), _share(one.errors.median),
-            _share(one.errors.p90), _signed(one.errors.bias),
+            one.source, one.model or "all", one.kind, str(one.errors.n), share_text(one.errors.median),
+            share_text(one.errors.p90), _signed(one.errors.bias),
         )
         for one in found.memory
     ]  # fmt: skip
@@ -228,7 +170,8 @@ def _figures(worst: WorstRow) -> tuple[str, str, str]:
     return f"{worst.predicted:.4g}", f"{worst.measured:.4g}", _signed(worst.error)
 
 
-def _share(value: float) -> str:
+def share_text(value: float) -> str:
+    """An error in percent."""
     return f"{value:.1%}"
 
 

@@ -7,10 +7,11 @@ The records of the runs and the hand-written parts stand in docs/accuracy/. Not 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from planner.calibrate.predict import replay
-from planner.calibrate.score import Summary, summary
-from planner.calibrate.tables import Table, tables
+from planner.calibrate.score import FitScore, RankScore, Summary, summary
+from planner.calibrate.tables import NO, Table, share_text, tables
 from planner.spec.calibration import calibration
 from scripts.pages import combinations, layouts
 from tests.truth.published.reader import each
@@ -46,12 +47,69 @@ def page(found: Summary, calibration: str, parts: Path) -> str:
     if (record := parts / combinations.FILE).is_file():
         written.append(combinations.section(combinations.read_combinations(record)))
     own = [(parts / name).read_text() for name in PARTS if (parts / name).is_file()]
-    for table in tables(found):
+    for table in (_overview(found), *tables(found)):
         written.append(_markdown(table))
         if table.title == AFTER:
             written += own
             own = []
     return "\n".join([*written, *own])
+
+
+def _overview(found: Summary) -> Table:
+    rows = []
+    for source, (count, predicted) in found.rows.items():
+        memory = [
+            f"{one.kind} {share_text(one.errors.median)} / {share_text(one.errors.p90)}"
+            for one in found.memory
+            if one.source == source and one.model is None
+        ]
+        speed = next((one.factors for one in found.speed if one.source == source and one.model is None), None)
+        fit = [one for one in found.fit if one.source == source]
+        ranks = [one for one in found.ranks if one.source == source]
+        rows.append(
+            (
+                source,
+                str(count),
+                str(predicted),
+                ", ".join(memory) or NO,
+                NO if speed is None else f"{speed.median:.2f} / {speed.p90:.2f}",
+                NO if speed is None else f"{speed.scaled_median:.2f} / {speed.scaled_p90:.2f}",
+                _recognised(fit),
+                _correlation(ranks),
+                _failed_first(ranks),
+            )
+        )
+    return Table(
+        "By source",
+        "Memory is the median and the 90th percentile of |predicted / measured - 1|, time those of the factor between "
+        "the two (bandwidth for collectives), then again after one scale for the whole source. Failures recognised are "
+        "runs that ended out of memory, or in a crash that the source lists with those, and were predicted not to fit "
+        "or refused. Rank correlation is Spearman's, the median over groups of equal work; a first choice is the "
+        "fastest layout of a group among those predicted to fit.",
+        (
+            "source", "rows", "predicted", "memory median / p90", "time factor", "after one scale",
+            "failures recognised", "rank correlation", "first choice failed",
+        ),
+        tuple(rows),
+        1,
+    )  # fmt: skip
+
+
+def _recognised(fit: list[FitScore]) -> str:
+    failed = [one for one in fit if one.outcome != "ran"]
+    known = sum(one.does_not_fit + one.refused for one in failed)
+    count = sum(one.fits for one in failed) + known
+    return f"{known} of {count}" if count else NO
+
+
+def _correlation(ranks: list[RankScore]) -> str:
+    known = [one.spearman for one in ranks if one.spearman is not None]
+    return f"{median(known):.2f}" if known else NO
+
+
+def _failed_first(ranks: list[RankScore]) -> str:
+    chosen = [one for one in ranks if one.chosen is not None]
+    return f"{sum(one.regret is None for one in chosen)} of {len(chosen)}" if chosen else NO
 
 
 def _markdown(table: Table) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.ask.fromfile import fsdp, trainer
-from planner.ask.fromfile.shared import deepspeed_section, no_split
 from planner.ask.fromfile.sheet import Means, Sheet
 from planner.inventory.lora import TARGETS
 from planner.spec.engines import ENGINES
@@ -109,9 +108,7 @@ def read(sheet: Sheet) -> None:
     _method(sheet)
     trainer.optimizer(sheet, "optimizer", "adamw")
     trainer.gradient_buckets(sheet)
-    if sheet.flag("sample_packing"):
-        sheet.means("packing", "packed", "sample_packing")
-    sheet.ignore("sample_packing", "off: padded sequences are estimated")
+    sheet.switch("sample_packing", "packing", "packed", off="off: padded sequences are estimated")
     _context(sheet)
     _split(sheet)
     _precision(sheet)
@@ -173,17 +170,8 @@ def _context(sheet: Sheet) -> None:
 
 
 def _split(sheet: Sheet) -> None:
-    words = sheet.data.get("fsdp") or []
-    if not isinstance(words, str | list):
-        raise sheet.wrong("fsdp", "must be a list of words", "Known: full_shard, auto_wrap, offload")
-    words = words.split() if isinstance(words, str) else [str(word) for word in words]
-    if sheet.on("deepspeed"):
-        deepspeed_section(sheet, "deepspeed")
-    elif words or any(sheet.on(key) for key in sheet.under("fsdp_config")):
-        said = tuple(key for key in ("fsdp", "fsdp_version") if key in sheet.data)
-        fsdp.read(sheet, "fsdp_config", *said, version=sheet.whole("fsdp_version"), words=tuple(words))
-    else:
-        no_split(sheet)
+    section = any(sheet.on(key) for key in sheet.under("fsdp_config"))
+    trainer.split(sheet, "fsdp", "fsdp_version", alone=section)
     sizes = [sheet.says(axis) for axis in ("dp_replicate", "dp_shard", "tp", "cp")]
     if any(sizes) or sheet.says("ep"):
         sheet.merge("strategy", "engine")
@@ -196,12 +184,9 @@ def _precision(sheet: Sheet) -> None:
     keys = ("fp8", "bf16", "fp16", "bfloat16", "float16")
     automatic = sheet.data.get("bf16") in ("auto", None)
     bf16 = automatic or bool(sheet.flag("bf16"))
-    if sheet.flag("fp8"):
-        sheet.means("precision", "fp8", *keys)
-    elif sheet.flag("bfloat16"):
-        sheet.means("precision", "pure-bf16", *keys)
-    elif sheet.flag("fp16") or sheet.flag("float16"):
-        sheet.means("precision", "fp16", *keys)
+    words = {"fp8": "fp8", "bfloat16": "pure-bf16", "fp16": "fp16", "float16": "fp16"}
+    if named := next((value for key, value in words.items() if sheet.flag(key)), None):
+        sheet.means("precision", named, *keys)
     elif bf16 and _replicated(sheet) and sheet.says("method") == "full":
         sheet.means("precision", "pure-bf16", *keys, note="Axolotl loads bf16 weights, and DDP trains them as they are")
     elif bf16:

@@ -74,7 +74,9 @@ def read(sheet: Sheet, section: str, *said: str, version: int | None = None, wor
         sheet.means("zero_stage", 3, *said, note="weights, gradients and optimizer are sharded")
         sheet.means("reshard_after_forward", reshard, *source, note="" if source else "the default")
     _offload(sheet, key_of("offload_params"), words, said)
-    _recompute(sheet, key_of("activation_checkpointing"), key_of("activation_checkpointing_offload"))
+    script = "off here; the training script may still recompute (--recompute says)"
+    sheet.switch(key_of("activation_checkpointing"), "recompute", "full", off=script)
+    sheet.switch(key_of("activation_checkpointing_offload"), "offload_activations")
     wrap = key_of("auto_wrap_policy")
     if sheet.has(wrap) and str(sheet.data[wrap]).upper() == "TRANSFORMER_BASED_WRAP":
         sheet.ignore(wrap, "layers are wrapped one by one, as is estimated")
@@ -89,14 +91,3 @@ def _offload(sheet: Sheet, key: str, words: tuple[str, ...], said: tuple[str, ..
         sheet.means("offload_optimizer", True, *keys, note="FSDP keeps the optimizer where the weights rest")
     else:
         sheet.ignore(key, "off")
-
-
-def _recompute(sheet: Sheet, key: str, offload_key: str) -> None:
-    if sheet.flag(key):
-        sheet.means("recompute", "full", key)
-    else:
-        sheet.ignore(key, "off here; the training script may still recompute (--recompute says)")
-    if sheet.flag(offload_key):
-        sheet.means("offload_activations", True, offload_key)
-    else:
-        sheet.ignore(offload_key, "off")

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.ask.fromfile import fsdp, trainer
-from planner.ask.fromfile.shared import deepspeed_section, no_split
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
 from planner.inventory.lora import TARGETS
@@ -97,7 +96,7 @@ def read(sheet: Sheet) -> None:
         sheet.ignore("use_muon", "off")
     trainer.gradient_buckets(sheet)
     _recompute(sheet)
-    _split(sheet)
+    trainer.split(sheet, "fsdp")
     _precision(sheet)
     _attention(sheet)
 
@@ -144,37 +143,15 @@ def _recompute(sheet: Sheet) -> None:
     note = "" if sheet.has(own) else "LLaMA-Factory recomputes unless disable_gradient_checkpointing"
     sheet.means("recompute", "none" if sheet.flag(own) else "full", own, note=note)
     sheet.ignore(trainers, "LLaMA-Factory sets it: disable_gradient_checkpointing decides")
-    if sheet.flag("use_unsloth_gc"):
-        sheet.means("offload_activations", True, "use_unsloth_gc")
-    sheet.ignore("use_unsloth_gc", "off")
-
-
-def _split(sheet: Sheet) -> None:
-    words = sheet.data.get("fsdp") or []
-    words = words.split() if isinstance(words, str) else [str(word) for word in words]
-    if sheet.on("deepspeed"):
-        deepspeed_section(sheet, "deepspeed")
-    elif words:
-        fsdp.read(sheet, "fsdp_config", "fsdp", words=tuple(words))
-        if sheet.says("recompute") is None:
-            _recompute(sheet)
-    else:
-        no_split(sheet)
+    sheet.switch("use_unsloth_gc", "offload_activations")
 
 
 def _precision(sheet: Sheet) -> None:
     """LLaMA-Factory keeps what is trained in fp32 beside 16-bit compute; adapters leave a 16-bit base."""
-    keys = ("pure_bf16", "bf16", "fp16", "fp8")
-    if sheet.flag("fp8"):
-        sheet.means("precision", "fp8", *keys)
-    elif sheet.flag("pure_bf16"):
-        sheet.means("precision", "pure-bf16", *keys)
-    elif sheet.flag("fp16"):
-        sheet.means("precision", "fp16", *keys)
-    elif sheet.flag("bf16"):
-        sheet.means("precision", "bf16", *keys)
-    else:
-        sheet.means("precision", "bf16", *keys, note="neither bf16 nor fp16: weights load in bf16 where the GPU has it")
+    words = {"fp8": "fp8", "pure_bf16": "pure-bf16", "fp16": "fp16", "bf16": "bf16"}
+    named = next((value for key, value in words.items() if sheet.flag(key)), None)
+    note = "" if named else "neither bf16 nor fp16: weights load in bf16 where the GPU has it"
+    sheet.means("precision", named or "bf16", "pure_bf16", "bf16", "fp16", "fp8", note=note)
 
 
 def _attention(sheet: Sheet) -> None:

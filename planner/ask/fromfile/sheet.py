@@ -188,6 +188,12 @@ class Sheet:
             elif meaning.absent is not None:
                 self.means(meaning.option, meaning.absent, note=f"{self.name}'s default for {key}")
 
+    def switch(self, key: str, option: str, value: Any = True, off: str = OFF) -> None:
+        """A flag that sets an option where it is on; where it is not, the account says `off`."""
+        if self.flag(key):
+            self.means(option, value, key)
+        self.ignore(key, off)
+
     def ignore(self, key: str, why: str, effect: Effect = "none") -> None:
         """This key sets no option, for a reason; one that does set an option keeps that."""
         if key in self.data and not any(key in line.keys for line in self._lines):

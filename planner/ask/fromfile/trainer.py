@@ -1,10 +1,12 @@
-"""What Hugging Face Trainer's arguments mean, which Axolotl and LLaMA-Factory both hand on: optimizers, keys.
+"""What Hugging Face Trainer's arguments mean, which Axolotl and LLaMA-Factory both hand on: optimizers, keys, and how
+they hand on to FSDP or DeepSpeed.
 
-Source: transformers 5 (training_args.py). Not here: the two formats' own keys.
+Source: transformers 5 (training_args.py). Not here: the two formats' own keys, FSDP's (fsdp.py) or DeepSpeed's.
 """
 
 from __future__ import annotations
 
+from planner.ask.fromfile import deepspeed, files, fsdp
 from planner.ask.fromfile.sheet import Sheet
 
 OPTIMIZERS = {
@@ -95,3 +97,44 @@ def targets(sheet: Sheet, key: str, everything: tuple[str, ...], absent_all: boo
         sheet.means("lora_targets", ",".join(everything), key, note="all linear modules")
         return
     sheet.means("lora_targets", ",".join(names), key)
+
+
+def split(sheet: Sheet, *said: str, alone: bool = False) -> None:
+    """DeepSpeed, FSDP or neither. `said` are the format's keys that ask for FSDP; `alone`: its section does so too."""
+    words = sheet.data.get("fsdp") or []
+    if not isinstance(words, str | list):
+        raise sheet.wrong("fsdp", "must be a list of words", "Known: full_shard, auto_wrap, offload")
+    words = words.split() if isinstance(words, str) else [str(word) for word in words]
+    if sheet.on("deepspeed"):
+        deepspeed_section(sheet, "deepspeed")
+    elif words or alone:
+        there = [key for key in said if key in sheet.data]
+        version = sheet.whole("fsdp_version") if "fsdp_version" in there else None
+        fsdp.read(sheet, "fsdp_config", *there, version=version, words=tuple(words))
+    else:
+        no_split(sheet)
+
+
+def deepspeed_section(sheet: Sheet, key: str) -> None:
+    """A path to DeepSpeed's JSON, or the table itself; values beside the trainer's own must agree with them."""
+    name = sheet.data.get(key)
+    if isinstance(name, str):
+        path = files.referenced(name, sheet.path)
+        inner = Sheet(deepspeed.NAME, str(path), files.load(path))
+        if not deepspeed.detect(inner.tables):
+            raise sheet.wrong(key, "is not a DeepSpeed configuration", "Name DeepSpeed's JSON file")
+        sheet.ignore(key, f"read as {path}")
+    else:
+        tables = sheet.tables.get(key)
+        inner = Sheet(deepspeed.NAME, f"{sheet.path}: {key}", tables if isinstance(tables, dict) else {})
+    own = {name: sheet.says(name) for name in ("micro_batch_size", "grad_accum", "max_grad_norm", "lr", "weight_decay")}
+    deepspeed.agree(inner, {name: value for name, value in own.items() if value is not None})
+    deepspeed.read(inner, trainer=True)
+    sheet.include(inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED), key)
+
+
+def no_split(sheet: Sheet) -> None:
+    """Neither FSDP nor DeepSpeed: torchrun and Accelerate then wrap the model in DDP."""
+    note = "neither FSDP nor DeepSpeed is asked for"
+    sheet.means("strategy", "ddp", note=note)
+    sheet.means("engine", ("ddp",), note=note)
