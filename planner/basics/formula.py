@@ -18,21 +18,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _active: list[Step] = []
-_known: dict[str, FormulaInfo] = {}
-
-
-class FormulaInfo(msgspec.Struct, frozen=True):
-    """What docs/formulas.md prints of one formula."""
-
-    name: str
-    unit: str
-    source: str
-    about: str
-    signature: str
+_known: dict[str, Step] = {}
 
 
 class Step(msgspec.Struct):
-    """One recorded call; `steps` are the formulas it called."""
+    """One recorded call; `steps` are the formulas it called. Of a formula that was not called, what is known of it."""
 
     name: str
     unit: str
@@ -66,9 +56,7 @@ def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P,
                 _active.pop()
             return step.value  # type: ignore[no-any-return]
 
-        _known[f"{function.__module__}.{name}"] = FormulaInfo(
-            name, unit, source, about, f"{function.__module__}.{name}"
-        )
+        _known[f"{function.__module__}.{name}"] = Step(name, unit, source, about)
         return call
 
     return declare
@@ -90,6 +78,6 @@ def watched() -> bool:
     return bool(_active)
 
 
-def known_formulas() -> list[FormulaInfo]:
-    """All formulas of the modules imported so far, by name."""
-    return [_known[key] for key in sorted(_known)]
+def known_formulas() -> dict[str, Step]:
+    """All formulas of the modules imported so far, by module and name."""
+    return dict(sorted(_known.items()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.options import cluster_of, question
+from planner.ask.options import cluster_of, question, typed
 from planner.ask.question import case_of, check_batch, exact_layout
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.calibrate import old_rows
@@ -125,19 +125,13 @@ def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _text(name, value) for name, value in options.items() if value is not None}
 
 
-def _text(name: str, value: Any) -> str | bool:
-    option, field = OPTIONS.get(name), f"options.{name}"
-    if option is None:
+def _text(name: str, value: Any) -> Any:
+    field = f"options.{name}"
+    if name not in OPTIONS:
         raise PlannerError(field, value, "is not an option of planner estimate", did_you_mean(name, OPTIONS))
     if name == "strategy":
         raise PlannerError(field, value, "chooses a layout", "Give runtime and group sizes")
-    if option.choices and value not in option.choices:
-        raise PlannerError(field, value, f"must be one of {', '.join(option.choices)}")
-    if (option.kind in ("switch", "flag")) != isinstance(value, bool):
-        raise PlannerError(field, value, "must be true or false" if not isinstance(value, bool) else "is no switch")
-    if isinstance(value, bool):
-        return value
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return typed(name, ",".join(map(str, value)) if isinstance(value, list) else value, field)
 
 
 # -- in words ------------------------------------------------------------------------------------------------------

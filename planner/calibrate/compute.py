@@ -62,10 +62,6 @@ class Timer:
         self._trials: dict[Speeds, Calibration] = {}
         self._seconds: dict[tuple[str, Speeds], float | None] = {}
 
-    def default(self, sample: Sample) -> Speeds:
-        """What the calibration underneath says."""
-        return speeds_of(self.base, sample)
-
     def seconds(self, sample: Sample, speeds: Speeds) -> float | None:
         """The predicted step of a sample."""
         key = sample.id, speeds
@@ -105,7 +101,7 @@ def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
     if len(timed) < LEAST:
         return ComputeFit()
     counted = _counted(timed)
-    best = timer.default(counted[0])
+    best = speeds_of(timer.base, counted[0])
     least = _badness(counted, timer, best)
     for _ in range(ROUNDS):
         before = best

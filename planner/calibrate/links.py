@@ -1,4 +1,4 @@
-"""Fits the curve of each link to measured collectives, innermost tier first, and tells the error on what was left out.
+"""Fits the curve of each link to measured collectives, innermost tier first.
 
 A sample is one collective of neighbouring ranks on a known cluster. Not here: the model that is fitted (linktime.py),
 or what rows mean (truth/).
@@ -7,7 +7,7 @@ or what rows mean (truth/).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from statistics import median
 
@@ -148,15 +148,6 @@ def entries(samples: Sequence[Sample], source: str, gpu: str | None = None) -> t
 def errors(samples: Sequence[Sample], curves: Curves) -> list[float]:
     """|predicted/measured - 1| of each sample."""
     return [abs(predicted_s(one, curves) / one.seconds - 1) for one in samples]
-
-
-def left_out(samples: Sequence[Sample], by: Callable[[Sample], Hashable]) -> dict[Hashable, list[float]]:
-    """Errors of each group of samples under curves fitted on all the others: of each size, or number of nodes."""
-    found = {}
-    for key in sorted({by(one) for one in samples}, key=str):
-        rest = [one for one in samples if by(one) != key]
-        found[key] = errors([one for one in samples if by(one) == key], fit(rest))
-    return found
 
 
 def _inner_first(samples: Sequence[Sample]) -> list[str]:

@@ -15,11 +15,7 @@ from planner.basics.errors import PlannerError
 
 PROBE_SCHEMA = "probe/1"
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
-"""Operations that a probe times, by the names of planner.parallelism.collectives."""
 TABLES = ("products", "attention", "sweeps", "overheads", "exchanges", "overlaps")
-FORMATS = ("fp32", "tf32", "bf16", "fp16")
-"""Number formats of matrix products that a probe times; a device that lacks one has no rows of it."""
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +94,8 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """One collective call of `ranks` ranks on `nodes` nodes: median over calls of the slowest rank's seconds.
 
-    All ranks of the probe call at the same time, each in its own group: groups share links as those of a step do.
+    All ranks of the probe call at the same time, each in its own group: groups share links as those of a step do. `op`
+    has the names of planner.parallelism.collectives.
     `payload_bytes` is the whole tensor of an all-reduce, the gathered result of an all-gather, the whole input of a
     reduce-scatter, what one rank hands to the next in a send.
     """

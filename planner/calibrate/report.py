@@ -205,18 +205,8 @@ def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
             ids = {one.id for one in members}
             each = [_found(residuals, ids, what) for residuals in sets]
             if all(each):
-                before, fitted, left_model, left_source = map(errors_of, each)
-                lines.append(
-                    Line(
-                        what=what.removesuffix("_error"),
-                        runtime=runtime,
-                        gpu=gpu,
-                        before=before,
-                        fitted=fitted,
-                        left_model=left_model,
-                        left_source=left_source,
-                    )
-                )
+                errors = dict(zip(("before", "fitted", "left_model", "left_source"), map(errors_of, each), strict=True))
+                lines.append(Line(what=what.removesuffix("_error"), runtime=runtime, gpu=gpu, **errors))
     return lines
 
 

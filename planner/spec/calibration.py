@@ -159,6 +159,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bands: tuple[BandEntry, ...] = ()
     base: Calibration | None = None
 
+    @property
+    def chain(self) -> tuple[Calibration, ...]:
+        """This one and those it is based on, one after the other."""
+        return (self, *(self.base.chain if self.base else ()))
+
     def of(self, runtime: str, gpu: str, kind: str) -> Coefficients:
         """What is known about a runtime (preset's name) on a device (GPU preset's name, and its kind).
 
@@ -171,13 +176,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def probed(self, runtime: str, gpu: str, kind: str) -> bool:
         """Whether the device's speed was measured where it stands (executor probe, or runs of the person's own), not
         guessed or published by others."""
-        level: Calibration | None = self
-        while level is not None:
+        for level in self.chain:
             here = [one for one in level.compute if _holds(one, runtime, gpu, kind) and one.matmul_share is not None]
             if here:
                 source = max(here, key=_weight).source
                 return PROBE in source or OWN_RUNS in source
-            level = level.base
         return False
 
 
@@ -253,12 +256,7 @@ def as_toml(one: Calibration) -> str:
 @lru_cache(maxsize=256)
 def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
     def here(group: str) -> list[list[Any]]:
-        levels: list[list[Any]] = []
-        level: Calibration | None = known
-        while level is not None:
-            levels.append([one for one in getattr(level, group) if _holds(one, runtime, gpu, kind)])
-            level = level.base
-        return levels
+        return [[one for one in getattr(level, group) if _holds(one, runtime, gpu, kind)] for level in known.chain]
 
     return Coefficients(
         calibration=known.name,

@@ -100,6 +100,11 @@ def _other_way(kind: str) -> str:
     )
 
 
+NULL = {"mla.q_lora_rank": None, "sliding_window": None, "kv_heads": None, "head_dim": None,
+        "moe.groups": 1, "moe.top_groups": 1}  # fmt: skip
+"""What null means where a config.json has it in place of a number."""
+
+
 def _value(keys: _Keys, field: str, names: tuple[str, ...], absent: dict[str, Any]) -> Any:
     """One field from the first of its keys that is there."""
     key = next((name for name in names if name in keys.config), names[0])
@@ -114,12 +119,8 @@ def _value(keys: _Keys, field: str, names: tuple[str, ...], absent: dict[str, An
         return ACTIVATIONS[chosen]
     if key in absent and absent[key] is None and keys.config.get(key) is None:
         return None
-    if field in ("mla.q_lora_rank", "sliding_window") and keys.config.get(key, 0) is None:
-        return None
-    if field in ("kv_heads", "head_dim") and keys.config.get(key, 0) is None:
-        return None
-    if field in ("moe.groups", "moe.top_groups") and keys.config.get(key, 0) is None:
-        return 1
+    if field in NULL and keys.config.get(key, 0) is None:
+        return NULL[field]
     return keys.whole(key, absent.get(key))
 
 

@@ -19,6 +19,8 @@ from planner.basics.output import write_whole as write_whole  # others ask for i
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 
 SCHEMA = "plan/1"
+AGAIN = "Make it again with planner recommend -o"
+WRITTEN = "Give a file written by planner recommend -o"
 MOST_RANKS = 1_000_000
 """As many as a cluster may have (presets.py)."""
 
@@ -169,46 +171,27 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
     try:
         head = msgspec.json.decode(raw, type=dict)
     except msgspec.ValidationError:
-        raise PlannerError(
-            name, None, "is JSON but not a plan object", "Give a file written by planner recommend -o"
-        ) from None
+        raise PlannerError(name, None, "is JSON but not a plan object", WRITTEN) from None
     except NOT_JSON as error:
-        raise PlannerError(
-            name, None, f"is not complete JSON ({error})", "Make it again with planner recommend -o"
-        ) from None
+        raise PlannerError(name, None, f"is not complete JSON ({error})", AGAIN) from None
     kind, _, major = str(head.get("schema", "")).partition("/")
     if kind != "plan":
-        raise PlannerError(
-            f"{name}: schema", head.get("schema"), f"must be {SCHEMA}", "Give a file written by planner recommend -o"
-        )
+        raise PlannerError(f"{name}: schema", head.get("schema"), f"must be {SCHEMA}", WRITTEN)
     if major != SCHEMA.partition("/")[2]:
-        raise PlannerError(
-            f"{name}: schema",
-            head["schema"],
-            f"this version reads {SCHEMA}",
-            "Update meshwright, or make the plan again with this version",
-        )
+        fix = "Update meshwright, or make the plan again with this version"
+        raise PlannerError(f"{name}: schema", head["schema"], f"this version reads {SCHEMA}", fix)
     try:
         plan = msgspec.json.decode(raw, type=Plan)
     except msgspec.ValidationError as error:
-        raise PlannerError(
-            name, None, f"does not follow {SCHEMA}: {error}", "Make it again with planner recommend -o"
-        ) from None
+        raise PlannerError(name, None, f"does not follow {SCHEMA}: {error}", AGAIN) from None
     if plan.content_hash != hash_of(head):
-        raise PlannerError(
-            f"{name}: content_hash",
-            plan.content_hash[:20],
-            "the plan was edited after it was made, so its prediction no longer holds",
-            "Make it again with planner recommend or estimate and the options you want, and -o",
-        )
+        rule = "the plan was edited after it was made, so its prediction no longer holds"
+        fix = "Make it again with planner recommend or estimate and the options you want, and -o"
+        raise PlannerError(f"{name}: content_hash", plan.content_hash[:20], rule, fix)
     ranks, gpus = plan.layout.world_size, plan.cluster.nodes * plan.cluster.gpus_per_node
     if ranks != gpus or not 1 <= ranks <= MOST_RANKS:
-        raise PlannerError(
-            f"{name}: layout",
-            f"{ranks} ranks",
-            f"is no layout of {gpus} GPUs, or has more than {MOST_RANKS} ranks",
-            "Make it again with planner recommend -o",
-        )
+        rule = f"is no layout of {gpus} GPUs, or has more than {MOST_RANKS} ranks"
+        raise PlannerError(f"{name}: layout", f"{ranks} ranks", rule, AGAIN)
     return plan
 
 
@@ -217,7 +200,5 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
-        raise PlannerError(
-            "plan", path, f"cannot be read ({error.strerror})", "Give a file written by planner recommend -o"
-        ) from None
+        raise PlannerError("plan", path, f"cannot be read ({error.strerror})", WRITTEN) from None
     return decode_plan(raw, str(path))

@@ -167,15 +167,14 @@ def cluster(
     The path of a file clusters/NAME.toml stands for its name, with its folder of presets searched first.
     """
     name, folders = by_path("clusters", name, folders)
-    shape, gpu_path, default_nodes, tapers, title = _cluster_parts(name, folders)
-    whole = _whole_cluster(name, folders)
+    shape, gpu_path, whole, title = _cluster_parts(name, folders)
     gpu_file = checked(read_toml(gpu_path), _GpuFile, gpu_path)
     cpu = gpu_file.kind == "cpu"
-    nodes, per_node = _arrange(title, shape.gpus, default_nodes, cpu, gpus, gpus_per_node, nodes)
+    nodes, per_node = _arrange(title, shape.gpus, whole.nodes, cpu, gpus, gpus_per_node, nodes)
     device = _gpu(gpu_path, gpu_file)
     if cpu and device.memory_bytes is not None:
         device = msgspec.structs.replace(device, memory_bytes=device.memory_bytes // per_node)
-    inter_link, pods = _network(shape, tapers, nodes, per_node)
+    inter_link, pods = _network(shape, whole.tapers, nodes, per_node)
     return Cluster(
         name=title,
         gpu=device,
@@ -192,8 +191,8 @@ def cluster(
         host_link=_host_link(shape),
         host_memory_bytes=None if shape.host_memory_gib is None else shape.host_memory_gib * GIB,
         host_memory_bytes_per_s=None if shape.host_memory_gb_per_s is None else _base(shape.host_memory_gb_per_s, GB),
-        storage_bytes_per_s=None if whole is None or not whole.storage_gb_per_s else _base(whole.storage_gb_per_s, GB),
-        failures_per_gpu_hour=None if whole is None else whole.failures_per_gpu_hour,
+        storage_bytes_per_s=None if whole.storage_gb_per_s is None else _base(whole.storage_gb_per_s, GB),
+        failures_per_gpu_hour=whole.failures_per_gpu_hour,
     )
 
 
@@ -266,8 +265,8 @@ def host_memory_bytes() -> float | None:
         return None
 
 
-def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple[_Taper, ...], str]:
-    """The node, the GPU's file, the default number of nodes, where the network narrows, and the name to show."""
+def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, _ClusterFile, str]:
+    """The node, the GPU's file, the facts of the whole (a GPU's name is one node), and the name to show."""
     if path := find_file("clusters", name, folders):
         file = checked(read_toml(path), _ClusterFile, path)
         node_path = found_file("nodes", file.node, folders)
@@ -276,23 +275,17 @@ def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, int, tuple
             _check_domain(f"{node_path}: tiers[{place}].gpus", tier.gpus, node.gpus)
         for place, taper in enumerate(file.tapers):
             _check_domain(f"{path}: tapers[{place}].beyond_gpus", taper.beyond_gpus, node.gpus)
-        return node, found_file("gpus", node.gpu, folders), file.nodes, file.tapers, path.stem
+        return node, found_file("gpus", node.gpu, folders), file, path.stem
     if path := find_file("gpus", name, folders):
         gpu_file = checked(read_toml(path), _GpuFile, path)
         if gpu_file.node is None:
             raise PlannerError("cluster", name, f"{path} has no [node] table", "Add one, or name a cluster")
-        return gpu_file.node, path, 1, (), path.stem
+        return gpu_file.node, path, _ClusterFile(node=path.stem), path.stem
     if path := find_file("nodes", name, folders):
         fix = f'Write {path.parents[1] / "clusters" / path.name} with node = "{path.stem}"'
         raise PlannerError("cluster", name, f"is a node ({path}), and a cluster says how many there are of one", fix)
     known = {*names("clusters", folders=folders), *names("gpus", folders=folders), *merged_aliases("gpus", folders)}
     raise PlannerError("cluster", name, "is neither a cluster nor a GPU known here", _other_device(name, known))
-
-
-def _whole_cluster(name: str, folders: Folders) -> _ClusterFile | None:
-    """The file of a cluster, which has facts of the whole; a GPU's name has none."""
-    path = find_file("clusters", name, folders)
-    return None if path is None else checked(read_toml(path), _ClusterFile, path)
 
 
 def _other_device(name: str, known: set[str]) -> str:

@@ -117,8 +117,8 @@ class Reliability(msgspec.Struct, frozen=True):
     """Checkpoints and failures of the run. `mtbf_s` None: no failure rate was given, and none is counted."""
 
     mtbf_s: float | None
-    interval_s: float | None
-    best_interval_s: float | None
+    checkpoint_interval_s: float | None
+    best_checkpoint_interval_s: float | None
     expected_failures: float | None
 
 
@@ -127,21 +127,21 @@ class Cost(msgspec.Struct, frozen=True):
     when nothing is). `unknown` says what was not counted, and for want of what."""
 
     question: Question
-    best: Estimate
     length: Length
     rates: Rates
+    best: Estimate
     tokens: int
     steps: int
     training_s: float | None
     low_s: float | None
     high_s: float | None
+    checkpoint_bytes: float
     reliability: Reliability
     run_s: float | None
     goodput: float | None
     gpu_hours: float | None
     money: float | None
     energy_kwh: float | None
-    checkpoint_bytes: float
     unknown: tuple[str, ...]
     interrupted: bool = False
 
@@ -336,25 +336,9 @@ def as_json(found: Cost) -> bytes:
         "job": question.job,
         "warnings": warnings(question),
         "calibration": as_used([coefficients(found.best.case, question.calibration)]),
-        "length": found.length,
-        "rates": found.rates,
-        "best": summary(found.best),
-        "tokens": found.tokens,
-        "steps": found.steps,
-        "training_s": found.training_s,
-        "low_s": found.low_s,
-        "high_s": found.high_s,
-        "checkpoint_bytes": found.checkpoint_bytes,
-        "mtbf_s": found.reliability.mtbf_s,
-        "checkpoint_interval_s": found.reliability.interval_s,
-        "best_checkpoint_interval_s": found.reliability.best_interval_s,
-        "expected_failures": found.reliability.expected_failures,
-        "run_s": found.run_s,
-        "goodput": found.goodput,
-        "gpu_hours": found.gpu_hours,
-        "money": found.money,
-        "energy_kwh": found.energy_kwh,
-        "unknown": found.unknown,
-        "interrupted": found.interrupted,
     }
+    for name, value in msgspec.structs.asdict(found).items():
+        answer |= msgspec.structs.asdict(value) if name == "reliability" else {name: value}
+    answer["best"] = summary(found.best)
+    del answer["question"]
     return msgspec.json.encode(answer)

@@ -54,11 +54,11 @@ def _rows(found: Cost) -> list[tuple[str, str]]:
     if trust.mtbf_s is not None:
         rows.append(("time between failures", f"{format_duration(trust.mtbf_s)} (mean, whole cluster)"))
         rows.append(("failures expected", _number(trust.expected_failures)))
-    if trust.interval_s is not None:
-        best = trust.best_interval_s
+    if trust.checkpoint_interval_s is not None:
+        best = trust.best_checkpoint_interval_s
         given = rates.interval_s is not None
         told = "" if best is None else " (Daly's best)" if not given else f" (Daly's best: {format_duration(best)})"
-        rows.append(("checkpoint after", f"{format_duration(trust.interval_s)} of training{told}"))
+        rows.append(("checkpoint after", f"{format_duration(trust.checkpoint_interval_s)} of training{told}"))
     if found.goodput is not None:
         rows.append(("goodput", percent_text(found.goodput)))
     rows += [

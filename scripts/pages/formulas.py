@@ -9,7 +9,7 @@ import pkgutil
 from importlib import import_module
 
 import planner
-from planner.basics.formula import FormulaInfo, known_formulas
+from planner.basics.formula import Step, known_formulas
 
 HEAD = """# Formulas
 
@@ -23,9 +23,9 @@ def page() -> str:
     for found in pkgutil.walk_packages(planner.__path__, "planner."):
         if not found.name.endswith("__main__"):
             import_module(found.name)
-    by_module: dict[str, list[FormulaInfo]] = {}
-    for info in known_formulas():
-        by_module.setdefault(info.signature.rpartition(".")[0], []).append(info)
+    by_module: dict[str, list[Step]] = {}
+    for place, info in known_formulas().items():
+        by_module.setdefault(place.rpartition(".")[0], []).append(info)
     parts = [HEAD]
     for module, infos in by_module.items():
         parts.append(f"## {module}\n")

@@ -29,7 +29,7 @@ from planner.spec.engines import ENGINES
 from scripts.pages.formulas import page
 
 page()  # imports every module of the planner, so that every formula is known
-FORMULAS = [info.signature for info in known_formulas()]
+FORMULAS = list(known_formulas())
 
 LINK = Link(name="link", bytes_per_s_per_direction=25e9, latency_s=5e-6)
 LEVELS = (

@@ -207,7 +207,7 @@ def test_cost_takes_failures_and_storage_from_the_cluster_and_says_what_it_lacks
 
     assert found.rates.checkpoint_s == pytest.approx(8_030_261_248 * 12 / 2e12)
     best = daly_interval_s(found.rates.checkpoint_s, found.reliability.mtbf_s)
-    assert found.reliability.interval_s == best
+    assert found.reliability.checkpoint_interval_s == best
     assert found.goodput is not None and 0.99 < found.goodput < 1
     assert any(line.startswith("restarts:") for line in found.unknown)
     assert (other.rates.checkpoint_s, other.reliability.mtbf_s, other.goodput) == (None, None, None)

@@ -16,8 +16,8 @@ def test_the_page_is_up_to_date():
 
 def test_every_formula_says_what_it_is_in_which_unit_and_who_says_so():
     page()
-    for info in known_formulas():
-        if info.signature.startswith("planner."):
-            assert info.unit, info.signature
-            assert info.source, info.signature
-            assert info.about.endswith("."), info.signature
+    for place, info in known_formulas().items():
+        if place.startswith("planner."):
+            assert info.unit, place
+            assert info.source, place
+            assert info.about.endswith("."), place

@@ -176,10 +176,6 @@ class Sheet:
         """What the file has said of an option so far."""
         return next((line.value for line in self._lines if line.option == option), None)
 
-    def spoken(self, key: str) -> bool:
-        """Whether the account has the key already."""
-        return key in self._ignored or any(key in line.keys for line in self._lines)
-
     def plain(self, table: Mapping[str, Means]) -> None:
         """Every key of a table that is one option."""
         for key, meaning in table.items():
@@ -218,9 +214,8 @@ class Sheet:
 
     def close(self, harmless: tuple[str, ...], not_modelled: Mapping[str, str]) -> Understood:
         """The account, complete: what nobody spoke of is sorted by the format's two tables of key patterns."""
-        for key in self.data:
-            if self.spoken(key):
-                continue
+        spoken = {*self._ignored, *(key for line in self._lines for key in line.keys)}
+        for key in [key for key in self.data if key not in spoken]:
             why = next((why for pattern, why in not_modelled.items() if fnmatchcase(key, pattern)), None)
             if why is not None and self.on(key):
                 self.ignore(key, f"not modelled: {why}", "not modelled")
