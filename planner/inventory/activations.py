@@ -23,8 +23,7 @@ def activation(tape: Tape, x: Tensor, model: ModelSpec) -> Tensor:
 
 def _relu(tape: Tape, x: Tensor) -> Tensor:
     """ReLU keeps its result, which the next product keeps anyway."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    return tape.record(output, (output,), lambda grad: tape.grad_of(x))
+    return tape.derived(x, keeps_result=True)
 
 
 def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
@@ -41,8 +40,7 @@ def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
         tape.release(power, tripled)
 
     tape.record(cube, (x,), cube_backward)
-    small = scaled(tape, cube)
-    tape.drop(cube)
+    small = tape.replaced(cube, scaled(tape, cube))
     inner = tape.new(x.size, needs_grad=x.needs_grad)
 
     def inner_backward(grad: Storage) -> None:
@@ -51,14 +49,9 @@ def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
 
     tape.record(inner, (), inner_backward)
     tape.drop(small)
-    argument = scaled(tape, inner)
-    tape.drop(inner)
-    bent = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(bent, (bent,), lambda grad: tape.grad_of(argument))
-    tape.drop(argument)
-    raised = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(raised, (), lambda grad: tape.grad_of(bent, alias=grad))
-    tape.drop(bent)
+    argument = tape.replaced(inner, scaled(tape, inner))
+    bent = tape.replaced(argument, tape.derived(argument, keeps_result=True))
+    raised = tape.replaced(bent, tape.derived(bent, passes_on=True))
     output = mul(tape, half, raised)
     tape.drop(half, raised)
     return output
@@ -81,11 +74,6 @@ def _bloom_gelu(tape: Tape, x: Tensor) -> Tensor:
 
 def soft_cap(tape: Tape, x: Tensor) -> Tensor:
     """`tanh(x / cap) * cap` in Python: keeps the tanh; lets go of x."""
-    small = scaled(tape, x)
-    tape.drop(x)
-    bent = tape.new(small.size, needs_grad=small.needs_grad, term=small.storage.term)
-    tape.record(bent, (bent,), lambda grad: tape.grad_of(small))
-    tape.drop(small)
-    output = scaled(tape, bent)
-    tape.drop(bent)
-    return output
+    small = tape.replaced(x, scaled(tape, x))
+    bent = tape.replaced(small, tape.derived(small, keeps_result=True))
+    return tape.replaced(bent, scaled(tape, bent))

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from planner.inventory import ops
 from planner.inventory.attention import attention_weights, walk_attention
-from planner.inventory.compute import Compute
+from planner.inventory.compute import Compute, Run
 from planner.inventory.mla import mla_weights, walk_mla
 from planner.inventory.mlp import mlp_weights, walk_mlp
 from planner.inventory.moe import moe_weights, walk_moe
@@ -18,18 +18,18 @@ from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Weight
 from planner.spec import ModelSpec
 
-KINDS = ("dense", "layer")
-"""Kinds of layer in the order they run: "dense" leads a mixture of experts, "layer" is every other one."""
+Parts = dict[str, dict[str, Weight]]
+"""Weights of one layer by part and role."""
 
 
 @lru_cache(maxsize=512)
-def layer_parts(model: ModelSpec, kind: str = "layer") -> dict[str, dict[str, Weight]]:
+def layer_parts(model: ModelSpec, kind: str) -> Parts:
     """Weights of one layer by part and role, in the order the model code registers them.
 
     Parts: "attention", "mlp", and each norm by its place in `Names.norms`: "norm0" to "norm3".
     """
     names = names_of(model.family, model.layer_norms)
-    parts: dict[str, dict[str, Weight]] = {}
+    parts: Parts = {}
     for module in names.layer:
         if module == names.attention_module:
             attention = mla_weights(model, model.mla, kind) if model.mla else attention_weights(model, kind)
@@ -74,25 +74,21 @@ def execution_order(model: ModelSpec, kind: str = "layer") -> dict[str, tuple[in
     return {name: (place, reads) for place, (name, reads) in enumerate(ordered)}
 
 
-def walk_layer(
-    tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, table: tuple[Tensor, ...], kind: str = "layer"
-) -> Tensor:
+def walk_layer(run: Run, x: Tensor, kind: str) -> Tensor:
     """The layer's forward from its input (held by the caller) to its output."""
+    tape, model, compute, _ = run
     parts = layer_parts(model, kind)
     if model.block == "parallel":
-        return _parallel(tape, x, model, compute, table, parts)
+        return _parallel(run, x, parts)
     normal = compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm0"]))
-    attended = _attention(tape, normal, model, compute, table, parts)
-    tape.drop(normal)
-    attended = _after(tape, attended, model, compute, parts.get("norm2"))
-    middle = ops.add(tape, x, attended)
-    tape.drop(attended)
+    attended = tape.replaced(normal, _attention(run, normal, parts))
+    attended = _after(run, attended, parts.get("norm2"))
+    middle = tape.replaced(attended, ops.add(tape, x, attended))
     normal = walk_norm(tape, middle, model, compute, parts["norm1"])
     if not _deals(compute, parts):
         normal = compute.gather(tape, normal)
-    down = _mlp(tape, normal, model, compute, parts)
-    tape.drop(normal)
-    down = _after(tape, down, model, compute, parts.get("norm3"))
+    down = tape.replaced(normal, _mlp(run, normal, parts))
+    down = _after(run, down, parts.get("norm3"))
     output = ops.add(tape, middle, down)
     tape.drop(middle, down)
     return output
@@ -105,41 +101,33 @@ def walk_norm(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights
     return compute.norm(tape, x, weights[""], scales_in_fp32=model.family in ("gemma2", "gemma3_text", "gpt_oss"))
 
 
-def _after(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights: dict[str, Weight] | None) -> Tensor:
+def _after(run: Run, x: Tensor, weights: dict[str, Weight] | None) -> Tensor:
     """The norm after a branch, of those that have one; lets go of x."""
-    if weights is None:
-        return x
-    normal = walk_norm(tape, x, model, compute, weights)
-    tape.drop(x)
-    return normal
+    tape, model, compute, _ = run
+    return x if weights is None else tape.replaced(x, walk_norm(tape, x, model, compute, weights))
 
 
-def _attention(
-    tape: Tape,
-    x: Tensor,
-    model: ModelSpec,
-    compute: Compute,
-    table: tuple[Tensor, ...],
-    parts: dict[str, dict[str, Weight]],
-) -> Tensor:
+def _attention(run: Run, x: Tensor, parts: Parts) -> Tensor:
+    tape, model, compute, _ = run
     if model.mla:
-        output = walk_mla(tape, x, model, model.mla, compute, table, parts["attention"])
+        output = walk_mla(run, x, model.mla, parts["attention"])
     else:
-        output = walk_attention(tape, x, model, compute, table, parts["attention"])
+        output = walk_attention(run, x, parts["attention"])
     return compute.dropout(tape, compute.reduce(tape, output), _branch_dropout(model))
 
 
-def _mlp(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, parts: dict[str, dict[str, Weight]]) -> Tensor:
+def _mlp(run: Run, x: Tensor, parts: Parts) -> Tensor:
+    tape, model, compute, _ = run
     if model.moe and "router" in parts["mlp"]:
-        output = walk_moe(tape, x, model, model.moe, compute, parts["mlp"])
+        output = walk_moe(run, x, model.moe, parts["mlp"])
     else:
-        output = walk_mlp(tape, x, model, compute, parts["mlp"])
+        output = walk_mlp(run, x, parts["mlp"])
     if not _deals(compute, parts):
         output = compute.reduce(tape, output)
     return compute.dropout(tape, output, _branch_dropout(model))
 
 
-def _deals(compute: Compute, parts: dict[str, dict[str, Weight]]) -> bool:
+def _deals(compute: Compute, parts: Parts) -> bool:
     """Whether the layer's experts are whole ones elsewhere, to which each tensor rank sends its own tokens."""
     return "router" in parts["mlp"] and compute.routed_share < 1
 
@@ -149,34 +137,24 @@ def _branch_dropout(model: ModelSpec) -> float:
     return 0.0 if model.family == "falcon" else model.dropout
 
 
-def _parallel(
-    tape: Tape,
-    x: Tensor,
-    model: ModelSpec,
-    compute: Compute,
-    table: tuple[Tensor, ...],
-    parts: dict[str, dict[str, Weight]],
-) -> Tensor:
+def _parallel(run: Run, x: Tensor, parts: Parts) -> Tensor:
     """Attention and MLP from one input: GPT-NeoX and Falcon 40B with a norm each, phi and Falcon 7B with one."""
+    tape, model, compute, _ = run
     normal = compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm0"]))
     early = model.family == "falcon" and "norm1" in parts
-    second = _second_norm(tape, x, model, compute, parts) if early else None
-    attended = _attention(tape, normal, model, compute, table, parts)
+    second = _second_norm(run, x, parts) if early else None
+    attended = _attention(run, normal, parts)
     if second is None:
-        second = _second_norm(tape, x, model, compute, parts) if "norm1" in parts else tape.hold(normal)
+        second = _second_norm(run, x, parts) if "norm1" in parts else tape.hold(normal)
     tape.drop(normal)
-    down = _mlp(tape, second, model, compute, parts)
-    tape.drop(second)
+    down = tape.replaced(second, _mlp(run, second, parts))
     both = ops.add(tape, down, attended)
     tape.drop(down, attended)
     if model.family == "falcon":
         both = compute.dropout(tape, both, model.dropout)
-    output = ops.add(tape, both, x)
-    tape.drop(both)
-    return output
+    return tape.replaced(both, ops.add(tape, both, x))
 
 
-def _second_norm(
-    tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, parts: dict[str, dict[str, Weight]]
-) -> Tensor:
+def _second_norm(run: Run, x: Tensor, parts: Parts) -> Tensor:
+    tape, model, compute, _ = run
     return compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm1"]))

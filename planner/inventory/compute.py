@@ -5,13 +5,15 @@ One value that the walks of block.py, attention.py and ends.py share. Not here: 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
-from planner.inventory.lora import adapted_linear
+from planner.inventory.lora import with_adapter
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.spec import Kernels, Lora, ModelSpec
@@ -80,8 +82,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         every rank has it."""
         if not self.sequence_parallel:
             return x
-        whole = tape.new(x.size * self.tp, needs_grad=x.needs_grad)
-        tape.record(whole, (), lambda grad: tape.grad_of(x))
+        whole = tape.derived(x, x.size * self.tp)
         if self.kernels.column_input == "regathered":
             whole.source = x
         else:
@@ -92,23 +93,16 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """The sum of a row-parallel linear's parts; takes over the variable. Sequence parallelism scatters it."""
         if not self.sequence_parallel:
             return x
-        part = tape.new(x.size * (1 / self.tp), needs_grad=x.needs_grad)
-        tape.record(part, (), lambda grad: tape.grad_of(x))
-        tape.drop(x)
-        return part
+        return tape.replaced(x, tape.derived(x, x.size * (1 / self.tp)))
 
     def gather_logits(self, tape: Tape, logits: Tensor, head: Weight) -> Tensor:
         """Logits over the whole vocabulary where the head is split and the loss is not; takes over the variable."""
         if self.local(head).shape == head.shape or self.kernels.loss_parallel:
             return logits
-        received = tape.allocate(
-            logits.size * self.tp, LOGITS
-        )  # rank after rank; joined along the vocabulary is a copy
-        whole = tape.new(logits.size * self.tp, needs_grad=logits.needs_grad, term=LOGITS)
+        received = tape.allocate(logits.size * self.tp, LOGITS)  # rank after rank; joined by vocabulary it is a copy
+        whole = tape.derived(logits, logits.size * self.tp)
         tape.release(received)
-        tape.record(whole, (), lambda grad: tape.grad_of(logits))
-        tape.drop(logits)
-        return whole
+        return tape.replaced(logits, whole)
 
     def attention_workspace(self, k: Tensor, v: Tensor) -> Size:
         """Other ranks' keys and values beside this rank's: two blocks under way in a ring, all of them gathered, or
@@ -167,39 +161,33 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
     ) -> Tensor:
         """A linear module, with its adapter when it is one of the targets."""
-        bias = None if bias is None else self.local(bias)
         copied = self.autocast and self.element_bytes < self.weight_bytes
-        lora = self.adapter_of(weight)
-        if lora is not None:
-            return adapted_linear(
-                tape,
-                x,
-                self.local(self.trained(weight)),
-                lora,
-                element_bytes=self.element_bytes,
-                adapter_bytes=self.adapter_bytes,
-                base_copied=copied,
-                keeps_input=self.linear_keeps_input,
-                keeps_codes=self._keeps_codes(weight),
-                product_bytes=self.adapter_product_bytes,
-                casts_input=not self.autocast or self.on_cpu,
-                bias=bias,
-            )
-        return ops.linear(
+        local, codes = self.local(self.trained(weight)), weight.elements * CODE_BYTES
+        output = ops.linear(
             tape,
             x,
-            self.local(self.trained(weight)),
+            local,
             element_bytes=self.element_bytes,
             copies_weight=copied,
             caches_copy=copied,
             keeps_input=self.linear_keeps_input,
-            keeps_codes=self._keeps_codes(weight),
+            keeps_codes=self.codes_kept_above is not None and codes > self.codes_kept_above,
             term=term,
-            bias=bias,
+            bias=None if bias is None else self.local(bias),
         )
-
-    def _keeps_codes(self, weight: Weight) -> bool:
-        return self.codes_kept_above is not None and weight.elements * CODE_BYTES > self.codes_kept_above
+        lora = self.adapter_of(weight)
+        if lora is None:
+            return output
+        return with_adapter(
+            tape,
+            x,
+            output,
+            local,
+            lora,
+            adapter_bytes=self.adapter_bytes,
+            product_bytes=self.adapter_product_bytes,
+            casts_input=not self.autocast or self.on_cpu,
+        )
 
     def norm(
         self, tape: Tape, x: Tensor, weight: Weight, *, rows: int | None = None, scales_in_fp32: bool = False
@@ -222,9 +210,17 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
 
     def dropout(self, tape: Tape, x: Tensor, probability: float) -> Tensor:
         """Dropout, with the mask of this device's kernel; takes over the variable."""
-        output = ops.dropout(tape, x, probability, self.mask_bytes / self.element_bytes)
-        tape.drop(x)
-        return output
+        return tape.replaced(x, ops.dropout(tape, x, probability, self.mask_bytes / self.element_bytes))
+
+
+class Run(NamedTuple):
+    """One pass through the model's code: what it is recorded on, which model, how it computes, and what all layers
+    share of the positions (ends.rotary_tables)."""
+
+    tape: Tape
+    model: ModelSpec
+    compute: Compute
+    table: tuple[Tensor, ...]
 
 
 def local_part(weight: Weight, kernels: Kernels, tp: Number, ep: Number) -> Weight:

@@ -69,20 +69,15 @@ def walk_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     tape.record(x, (), backward)
     tape.weight = 0
     if model.block == "sandwich":  # Gemma multiplies by the root of the hidden size
-        x = _next(tape, x, ops.scaled(tape, x))
+        x = tape.replaced(x, ops.scaled(tape, x))
     if model.positions == "learned":
-        x = _next(tape, x, _with_positions(tape, x, model, compute))
+        x = tape.replaced(x, _with_positions(tape, x, model, compute))
     if model.family in ("gpt2", "gpt_neox"):
         x = compute.dropout(tape, x, model.dropout)
     if model.embedding_norm:
         names = names_of(model.family)
-        x = _next(tape, x, walk_norm(tape, x, model, compute, norm_weights(model, names.embedding_norm, "embed")))
+        x = tape.replaced(x, walk_norm(tape, x, model, compute, norm_weights(model, names.embedding_norm, "embed")))
     return x
-
-
-def _next(tape: Tape, old: Tensor, new: Tensor) -> Tensor:
-    tape.drop(old)
-    return new
 
 
 def _with_positions(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.inventory.ops import cloned, copied
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size
 
@@ -21,19 +22,16 @@ def exchanged_experts(tape: Tape, x: Tensor, chosen: Tensor, top_k: int, element
     """The weighted sum of what other ranks' experts made of this rank's tokens."""
     index = Size(per_token=8.0 * top_k)
     order, token = tape.new(index), tape.new(index)
-    sent = _taken(tape, x, token, x.size * top_k)
-    tape.drop(token)
-    received = _sent(tape, sent)
+    sent = tape.replaced(token, tape.derived(x, x.size * top_k, saved=(token,)))
+    received = copied(tape, sent)
     expert, unit = tape.new(index), tape.new(Size(per_token=element_bytes * top_k))
     tape.drop(sent)
     made = _received(tape, received, unit, index, experts)
-    returned = _sent(tape, made)
-    placed = tape.new(returned.size, needs_grad=returned.needs_grad)
-    tape.record(placed, (order,), lambda grad: tape.grad_of(returned))
+    returned = copied(tape, made)
+    placed = tape.derived(returned, saved=(order,))
     tape.drop(returned, order)
     weighed = weighed_rows(tape, placed, chosen)
-    total = tape.new(x.size, needs_grad=weighed.needs_grad)
-    tape.record(total, (), lambda grad: tape.grad_of(weighed, alias=grad))
+    total = tape.derived(weighed, x.size, passes_on=True)
     tape.drop(placed, weighed, made, received, expert, unit)
     return total
 
@@ -41,20 +39,16 @@ def exchanged_experts(tape: Tape, x: Tensor, chosen: Tensor, top_k: int, element
 def _received(tape: Tape, rows: Tensor, unit: Tensor, index: Size, experts: Mlp) -> Tensor:
     """Sorted by expert, through the products, and back in the order of their arrival."""
     expert, order, taken = tape.new(index), tape.new(index), tape.new(index)
-    own = _taken(tape, rows, taken, rows.size)
-    tape.drop(taken)
+    own = tape.replaced(taken, tape.derived(rows, saved=(taken,)))
     share, mask = tape.new(unit.size), tape.new(index * (1 / 8))
     masked = tape.view(own)  # in place
     tape.record(masked, (mask,), lambda grad: tape.grad_of(own))
     out = experts(masked, expert, mask)
     tape.drop(own, masked)
-    weighed = tape.new(out.size, needs_grad=out.needs_grad)
-    tape.record(weighed, (share,), lambda grad: tape.grad_of(out))
+    weighed = tape.derived(out, saved=(share,))
     back = tape.new(index)
-    restored = _taken(tape, weighed, back, weighed.size)
-    tape.drop(weighed)
-    total = tape.new(restored.size, needs_grad=restored.needs_grad)
-    tape.record(total, (), lambda grad: tape.grad_of(restored, alias=grad))
+    restored = tape.replaced(weighed, tape.derived(weighed, saved=(back,)))
+    total = cloned(tape, restored)
     tape.drop(restored, back, out, share, mask, expert, order)
     return total
 
@@ -74,19 +68,4 @@ def weighed_rows(tape: Tape, rows: Tensor, share: Tensor) -> Tensor:
 
 def cleared(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
     """A copy with the masked rows zero; takes over the variable."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(output, (mask,), lambda grad: tape.grad_of(x))
-    tape.drop(x)
-    return output
-
-
-def _taken(tape: Tape, x: Tensor, index: Tensor, size: Size) -> Tensor:
-    """`x[index]`: keeps the index."""
-    output = tape.new(size, needs_grad=x.needs_grad)
-    return tape.record(output, (index,), lambda grad: tape.grad_of(x))
-
-
-def _sent(tape: Tape, x: Tensor) -> Tensor:
-    """All-to-all: as much as was given, and back in backward."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    return tape.record(output, (), lambda grad: tape.grad_of(x))
+    return tape.replaced(x, tape.derived(x, saved=(mask,)))

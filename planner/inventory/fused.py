@@ -35,8 +35,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Weight, *, share: float = 1.0, rows:
 
 def rotary(tape: Tape, x: Tensor, table: Sequence[Tensor]) -> Tensor:
     """Rotary positions in one kernel (flash-attn's, Transformer Engine's): keeps only the shared tables."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    return tape.record(output, table, lambda grad: tape.grad_of(x))
+    return tape.derived(x, saved=table)
 
 
 def gated(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True) -> Tensor:
@@ -58,8 +57,7 @@ def gated(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True) -> Tensor:
 
 def activated(tape: Tape, x: Tensor, *, kept: bool = True) -> Tensor:
     """A plain activation in one kernel with its bias (Megatron-LM's bias_gelu): keeps its input; `kept` as in gated."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(output, (x,), lambda grad: tape.grad_of(x))
+    output = tape.derived(x, saved=(x,))
     if not kept:
         output.source = tape.hold(x)
     return output
@@ -95,11 +93,9 @@ def core_attention(
             tape.hold(keys), tape.hold(values)
         pairs = Size(per_pair=element_bytes * heads * sequence_ranks)
         scores = product_of(tape, rows, keys, pairs)
-        softmax = tape.new(pairs, needs_grad=scores.needs_grad)
-        tape.record(softmax, (softmax,), lambda grad: tape.grad_of(scores, alias=grad))
+        softmax = tape.derived(scores, keeps_result=True, passes_on=True)
         tape.drop(scores, keys)
-        dropped = dropout(tape, softmax, probability, mask_share)
-        tape.drop(softmax)
+        dropped = tape.replaced(softmax, dropout(tape, softmax, probability, mask_share))
         attended = product_of(tape, dropped, values, rows.size)
         tape.drop(dropped, values)
         return attended
@@ -145,10 +141,7 @@ def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, element_bytes: floa
     (parallel/tensor_parallel/functional.py, _ShardedCrossEntropy), so two are alive at once.
     """
     ratio = 4.0 / element_bytes
-    wide = logits
-    if cast_outside:
-        wide = cast(tape, logits, ratio)
-        tape.drop(logits)
+    wide = tape.replaced(logits, cast(tape, logits, ratio)) if cast_outside else logits
     softmax = tape.new(logits.size * ratio, needs_grad=logits.needs_grad, term=LOGITS)
     loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
 

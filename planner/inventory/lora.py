@@ -6,8 +6,8 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 from __future__ import annotations
 
 from planner.inventory.forms import NF4
-from planner.inventory.ops import add, cast, cloned, linear
-from planner.inventory.tape import Storage, Tape, Tensor
+from planner.inventory.ops import add, cast, cloned, linear, scaled
+from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Weight
 from planner.spec import Lora
 
@@ -38,22 +38,19 @@ def adapter_weights(weight: Weight, lora: Lora) -> tuple[Weight, Weight]:
     )
 
 
-def adapted_linear(
+def with_adapter(
     tape: Tape,
     x: Tensor,
+    base: Tensor,
     weight: Weight,
     lora: Lora,
     *,
-    element_bytes: float,
     adapter_bytes: float,
     product_bytes: float,
-    base_copied: bool,
-    keeps_input: bool,
-    keeps_codes: bool,
     casts_input: bool,
-    bias: Weight | None = None,
 ) -> Tensor:
-    """`base(x) + B(A(x)) * scaling`: the base is frozen; peft casts x to the adapter's own format first.
+    """`base + B(A(x)) * scaling`, of what the frozen `weight` made of x; takes over the base's variable. peft casts x
+    to the adapter's own format first.
 
     Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
     peft clones the base's result, casts the adapter's to its format before it adds them (elsewhere their sum), and
@@ -61,43 +58,17 @@ def adapted_linear(
     """
     packed = weight.form in NF4
     a, b = adapter_weights(weight, lora)
-    base = linear(
-        tape,
-        x,
-        weight,
-        element_bytes=element_bytes,
-        copies_weight=base_copied,
-        caches_copy=base_copied,
-        keeps_input=keeps_input,
-        keeps_codes=keeps_codes,
-        bias=bias,
-    )
     if packed:
-        result = base
-        base = cloned(tape, result)
-        tape.drop(result)
+        base = tape.replaced(base, cloned(tape, base))
     casts = casts_input or not packed
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
     copied = product_bytes < adapter_bytes
     down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     tape.drop(wide, down)
-    scaled = tape.new(up.size, needs_grad=True)
-
-    def scale_backward(grad: Storage) -> None:
-        tape.grad_of(up)
-
-    tape.record(scaled, (), scale_backward)
-    tape.drop(up)
+    beside = tape.replaced(up, scaled(tape, up))
     if packed:
-        scaled = cast_back(tape, scaled, base.size.per_token / scaled.size.per_token)
-    total = add(tape, base, scaled)
-    tape.drop(base, scaled)
-    return cast_back(tape, total, base.size.per_token / total.size.per_token)
-
-
-def cast_back(tape: Tape, x: Tensor, ratio: float) -> Tensor:
-    """Cast a result and let go of the original."""
-    output = cast(tape, x, ratio)
-    tape.drop(x)
-    return output
+        beside = tape.replaced(beside, cast(tape, beside, base.size.per_token / beside.size.per_token))
+    total = add(tape, base, beside)
+    tape.drop(base, beside)
+    return tape.replaced(total, cast(tape, total, base.size.per_token / total.size.per_token))

@@ -6,8 +6,8 @@ Not here: ordinary attention (attention.py).
 from __future__ import annotations
 
 from planner.inventory import ops, rotary
-from planner.inventory.compute import Compute
-from planner.inventory.tape import Storage, Tape, Tensor
+from planner.inventory.compute import Run
+from planner.inventory.tape import Storage, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import Mla, ModelSpec
 
@@ -43,24 +43,15 @@ def mla_weights(model: ModelSpec, mla: Mla, unit: str = "layer") -> dict[str, We
     return found
 
 
-def walk_mla(
-    tape: Tape,
-    x: Tensor,
-    model: ModelSpec,
-    mla: Mla,
-    compute: Compute,
-    table: tuple[Tensor, ...],
-    weights: dict[str, Weight],
-) -> Tensor:
+def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tensor:
     """Latent attention's forward: queries and keys are put together from a part without positions and one with."""
+    tape, model, compute, table = run
     if "q" in weights:
         flat = compute.linear(tape, x, weights["q"])
     else:
         down = compute.linear(tape, x, weights["q_a"])
-        latent = compute.norm(tape, down, weights["q_norm"], rows=1)
-        tape.drop(down)
-        flat = compute.linear(tape, latent, weights["q_b"])
-        tape.drop(latent)
+        latent = tape.replaced(down, compute.norm(tape, down, weights["q_norm"], rows=1))
+        flat = tape.replaced(latent, compute.linear(tape, latent, weights["q_b"]))
     turning = mla.qk_rope_head_dim / mla.qk_head_dim
     q_still, q_turning = ops.split(tape, flat, (1 - turning, turning))
     tape.drop(flat)
@@ -68,14 +59,12 @@ def walk_mla(
     share = mla.kv_lora_rank / (mla.kv_lora_rank + mla.qk_rope_head_dim)
     kv_plain, k_turning = ops.split(tape, compressed, (share, 1 - share))
     tape.drop(compressed)
-    kv_latent = compute.norm(tape, kv_plain, weights["kv_norm"], rows=1)
-    tape.drop(kv_plain)
-    rotate = _rotated_complex if model.family == "deepseek_v2" else _rotated_pairs
-    q_turned, k_turned = rotate(tape, q_turning, table), rotate(tape, k_turning, table)
+    kv_latent = tape.replaced(kv_plain, compute.norm(tape, kv_plain, weights["kv_norm"], rows=1))
+    q_turned, k_turned = _rotated(run, q_turning), _rotated(run, k_turning)
     tape.drop(q_turning, k_turning)
     q = ops.joined(tape, (q_still, q_turned))
     tape.drop(q_still, q_turned)
-    k, v = _expanded(tape, kv_latent, k_turned, model, mla, compute, weights["kv_b"])
+    k, v = _expanded(run, kv_latent, k_turned, mla, weights["kv_b"])
     tape.drop(kv_latent, k_turned)
     value_share = mla.v_head_dim / mla.qk_head_dim
     workspace = compute.attention_workspace(k, v)
@@ -86,15 +75,12 @@ def walk_mla(
     )
     tape.drop(q, k, v)
     attended = ops.laid_out(tape, attended)
-    output = compute.linear(tape, attended, weights["output"])
-    tape.drop(attended)
-    return output
+    return tape.replaced(attended, compute.linear(tape, attended, weights["output"]))
 
 
-def _expanded(
-    tape: Tape, latent: Tensor, turned: Tensor, model: ModelSpec, mla: Mla, compute: Compute, weight: Weight
-) -> tuple[Tensor, Tensor]:
+def _expanded(run: Run, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight) -> tuple[Tensor, Tensor]:
     """Keys and values of every head from the latent; values stay a view, so the product is kept whole."""
+    tape, model, compute, _ = run
     flat = compute.linear(tape, latent, weight)
     share = mla.qk_nope_head_dim / (mla.qk_nope_head_dim + mla.v_head_dim)
     k_still, v = ops.split(tape, flat, (share, 1 - share))
@@ -116,15 +102,11 @@ def _expanded(
     return keys, v
 
 
-def _rotated_pairs(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
-    """DeepSeek-V3: even and odd elements times the half tables, then joined: keeps only the tables."""
-    return rotary.rotary_halves(tape, x, (table[0], table[1]), sliced=True)
-
-
-def _rotated_complex(tape: Tape, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
-    """DeepSeek-V2: complex numbers in fp32: keeps only the table."""
+def _rotated(run: Run, x: Tensor) -> Tensor:
+    """DeepSeek-V3: even and odd elements times the half tables, then joined; V2: complex numbers in fp32. Both keep
+    only the tables."""
+    tape, model, _, table = run
+    if model.family != "deepseek_v2":
+        return rotary.rotary_halves(tape, x, table[:2], sliced=True)
     wide = ops.copied(tape, x)
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(output, (table[0],), lambda grad: tape.grad_of(wide))
-    tape.drop(wide)
-    return output
+    return tape.replaced(wide, tape.derived(wide, saved=table[:1]))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from planner.inventory import fused, ops
 from planner.inventory.activations import activation
-from planner.inventory.compute import Compute
+from planner.inventory.compute import Run
 from planner.inventory.names import names_of
-from planner.inventory.tape import Tape, Tensor
-from planner.inventory.tensors import Weight, with_bias
+from planner.inventory.tape import Tensor
+from planner.inventory.tensors import Weight, matrix, with_bias
 from planner.spec import ModelSpec
 
 
@@ -21,69 +21,57 @@ def mlp_weights(model: ModelSpec, unit: str = "layer", *, ffn: int = 0, module: 
     ffn = ffn or model.ffn
     path = names.mlp_module if module is None else module
 
-    def linear(name: str, out: int, into: int, split: int) -> dict[str, Weight]:
-        weight = Weight(
-            name=f"{path}.{name}" if path else name,
-            shape=(into, out) if names.transposed else (out, into),
-            unit=unit,
-            transposed=names.transposed,
-            split=1 - split if names.transposed else split,
-        )
-        return with_bias(weight, model.mlp_bias)
+    def linear(role: str, name: str, out: int, into: int) -> dict[str, Weight]:
+        name = f"{path}.{name}" if path else name
+        weight = matrix(name, unit, out, into, splits_inputs=role == "down", transposed=names.transposed)
+        return with_bias(role, weight, model.mlp_bias)
 
     *inputs, last = names.mlp
     roles = ("gate", "up") if len(inputs) == 2 else ("gate_up" if model.gated else "up",)
     width = 2 * ffn if roles == ("gate_up",) else ffn
     found: dict[str, Weight] = {}
     for role, name in zip(roles, inputs, strict=True):
-        found |= {role + suffix: weight for suffix, weight in linear(name, width, model.hidden, 0).items()}
-    found |= {"down" + suffix: weight for suffix, weight in linear(last, model.hidden, ffn, 1).items()}
-    return found
+        found |= linear(role, name, width, model.hidden)
+    return found | linear("down", last, model.hidden, ffn)
 
 
-def walk_mlp(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights: dict[str, Weight]) -> Tensor:
+def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     """The MLP's forward; `weights` by role, without any prefix."""
-    if compute.kernels.mlp != "eager":
-        product = _fused_product(tape, x, compute, weights)
-    elif "gate_up" in weights:
-        fused = compute.linear(tape, x, weights["gate_up"], bias=weights.get("gate_up.bias"))
-        gate, up = ops.split(tape, fused, (0.5, 0.5))
-        tape.drop(fused)
-        active = activation(tape, gate, model)
-        tape.drop(gate)
-        product = ops.mul(tape, active, up)
-        tape.drop(active, up)
-    elif "gate" in weights:
-        gate = compute.linear(tape, x, weights["gate"], bias=weights.get("gate.bias"))
-        active = activation(tape, gate, model)
-        tape.drop(gate)
-        up = compute.linear(tape, x, weights["up"], bias=weights.get("up.bias"))
-        product = ops.mul(tape, active, up)
-        tape.drop(active, up)
-    else:
-        up = compute.linear(tape, x, weights["up"], bias=weights.get("up.bias"))
-        product = activation(tape, up, model)
-        tape.drop(up)
-    down = compute.linear(tape, product, weights["down"], bias=weights.get("down.bias"))
-    tape.drop(product)
-    return down
+    tape, model, compute, _ = run
+    kernel = compute.kernels.mlp
 
+    def linear(role: str, x: Tensor) -> Tensor:
+        return compute.linear(tape, x, weights[role], bias=weights.get(f"{role}.bias"))
 
-def _fused_product(tape: Tape, x: Tensor, compute: Compute, weights: dict[str, Weight]) -> Tensor:
-    """What the down projection is given, its activation in one kernel. Gate and up count as one product's two halves
-    however the weights are held."""
-    kept = compute.kernels.mlp == "fused"
-    if "up" in weights and "gate" not in weights:
-        plain = compute.linear(tape, x, weights["up"], bias=weights.get("up.bias"))
-        product = fused.activated(tape, plain, kept=kept)
-        tape.drop(plain)
-        return product
     if "gate_up" in weights:
-        both = compute.linear(tape, x, weights["gate_up"], bias=weights.get("gate_up.bias"))
-        gate, up = ops.split(tape, both, (0.5, 0.5))
-        tape.drop(both)
+        product = gated_halves(run, linear("gate_up", x))
+    elif "gate" not in weights:
+        up = linear("up", x)
+        one = activation(tape, up, model) if kernel == "eager" else fused.activated(tape, up, kept=kernel == "fused")
+        product = tape.replaced(up, one)
+    elif kernel == "eager":
+        gate = linear("gate", x)
+        active = tape.replaced(gate, activation(tape, gate, model))
+        up = linear("up", x)
+        product = ops.mul(tape, active, up)
+        tape.drop(active, up)
     else:
-        gate, up = (compute.linear(tape, x, weights[role], bias=weights.get(f"{role}.bias")) for role in ("gate", "up"))
-    product = fused.gated(tape, gate, up, kept=kept)
-    tape.drop(gate, up)
+        gate, up = linear("gate", x), linear("up", x)
+        product = fused.gated(tape, gate, up, kept=kernel == "fused")
+        tape.drop(gate, up)
+    return tape.replaced(product, linear("down", product))
+
+
+def gated_halves(run: Run, both: Tensor) -> Tensor:
+    """The gated product of one tensor's halves, gate and up; takes over the variable."""
+    tape, model, compute, _ = run
+    gate, up = ops.split(tape, both, (0.5, 0.5))
+    tape.drop(both)
+    if compute.kernels.mlp != "eager":
+        product = fused.gated(tape, gate, up, kept=compute.kernels.mlp == "fused")
+        tape.drop(gate, up)
+        return product
+    active = tape.replaced(gate, activation(tape, gate, model))
+    product = ops.mul(tape, active, up)
+    tape.drop(active, up)
     return product

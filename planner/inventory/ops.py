@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.inventory.forms import CODE_BYTES, NF4, unpacked_scale_bytes
-from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
+from planner.inventory.tape import GATHERED, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 
 
 def cast(tape: Tape, x: Tensor, ratio: float) -> Tensor:
     """`x.to(dtype)`: a new tensor `ratio` times as large, or x itself when its dtype is right already."""
-    if ratio == 1:
-        return tape.hold(x)
-    output = tape.new(x.size * ratio, needs_grad=x.needs_grad, term=LOGITS if x.storage.term == LOGITS else TEMPORARIES)
-    return tape.record(output, (), lambda grad: tape.grad_of(x))
+    return tape.hold(x) if ratio == 1 else tape.derived(x, x.size * ratio)
 
 
 def linear(
@@ -142,8 +139,7 @@ def product_of(tape: Tape, a: Tensor, b: Tensor, size: Size) -> Tensor:
 
 def silu(tape: Tape, x: Tensor) -> Tensor:
     """SiLU keeps its input."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    return tape.record(output, (x,), lambda grad: tape.grad_of(x))
+    return tape.derived(x, saved=(x,))
 
 
 def rms_norm_eager(
@@ -175,11 +171,8 @@ def rms_norm_eager(
         tape.release(power, doubled)
 
     tape.record(squared, (wide,), square_backward)
-    variance = tape.new(row, needs_grad=x.needs_grad)
-    tape.record(variance, (), lambda grad: tape.grad_of(squared))
-    tape.drop(squared)
-    shifted = tape.new(row, needs_grad=x.needs_grad)
-    tape.record(shifted, (), lambda grad: tape.grad_of(variance, alias=grad))
+    variance = tape.replaced(squared, tape.derived(squared, row))
+    shifted = tape.derived(variance, passes_on=True)
     root = tape.new(row, needs_grad=x.needs_grad)
 
     def root_backward(grad: Storage) -> None:
@@ -216,9 +209,7 @@ def rms_norm_eager(
     tape.drop(normal, scaled32, variance)
     if not scales_in_fp32:
         return output
-    narrow = cast(tape, output, element_bytes / 4.0)
-    tape.drop(output)
-    return narrow
+    return tape.replaced(output, cast(tape, output, element_bytes / 4.0))
 
 
 def layer_norm(tape: Tape, x: Tensor, weight: Weight, bias: Weight, *, share: float = 1.0) -> Tensor:
@@ -238,8 +229,7 @@ def layer_norm(tape: Tape, x: Tensor, weight: Weight, bias: Weight, *, share: fl
 
 def scaled(tape: Tape, x: Tensor) -> Tensor:
     """`x * number`: keeps nothing."""
-    output = tape.new(x.size, needs_grad=x.needs_grad, term=LOGITS if x.storage.term == LOGITS else TEMPORARIES)
-    return tape.record(output, (), lambda grad: tape.grad_of(x))
+    return tape.derived(x)
 
 
 def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Tensor:
@@ -247,10 +237,7 @@ def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Ten
     if probability == 0:
         return tape.hold(x)
     mask = tape.new(x.size * mask_share)
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    tape.record(output, (mask,), lambda grad: tape.grad_of(x))
-    tape.drop(mask)
-    return output
+    return tape.replaced(mask, tape.derived(x, saved=(mask,)))
 
 
 def split(tape: Tape, x: Tensor, parts: Sequence[float]) -> list[Tensor]:
@@ -300,22 +287,18 @@ def joined(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
 
 def copied(tape: Tape, x: Tensor, ratio: float = 1.0) -> Tensor:
     """A copy in another order of axes, or repeated `ratio` times: keeps nothing."""
-    output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
-    return tape.record(output, (), lambda grad: tape.grad_of(x))
+    return tape.derived(x, x.size * ratio)
 
 
 def cloned(tape: Tape, x: Tensor) -> Tensor:
     """`clone`: a new tensor, whose gradient is passed on as it is."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    return tape.record(output, (), lambda grad: tape.grad_of(x, alias=grad))
+    return tape.derived(x, passes_on=True)
 
 
 def laid_out(tape: Tape, attended: Tensor) -> Tensor:
     """`transpose(1, 2).contiguous()` after attention, when queries that were joined lie head by head, and so does the
     kernel's output: a copy. Queries straight from a projection lie token by token, and it costs nothing."""
-    output = copied(tape, attended)
-    tape.drop(attended)
-    return output
+    return tape.replaced(attended, copied(tape, attended))
 
 
 def flash_attention(
@@ -364,13 +347,7 @@ def split_heads(tape: Tape, x: Tensor) -> Tensor:
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """log-softmax and negative log-likelihood in fp32: keeps the log-probabilities, makes two gradients of
     their size."""
-    log_probabilities = tape.new(logits.size, needs_grad=logits.needs_grad, term=LOGITS)
-
-    def softmax_backward(grad: Storage) -> None:
-        tape.grad_of(logits)
-
-    tape.record(log_probabilities, (log_probabilities,), softmax_backward)
+    log_probabilities = tape.derived(logits, keeps_result=True)
     loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
     tape.record(loss, (log_probabilities,), lambda grad: tape.grad_of(log_probabilities))
-    tape.drop(log_probabilities)
-    return loss
+    return tape.replaced(log_probabilities, loss)

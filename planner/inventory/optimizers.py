@@ -100,20 +100,8 @@ def factored_bytes(rows: Number, columns: Number) -> Number:
     return FP32 * (rows + columns)
 
 
-def _adamw_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
-    return two_moment_bytes(tensor.elements, element_bytes)
-
-
-def _adamw_8bit_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
-    return blockwise_8bit_bytes(tensor.elements)
-
-
 def _sgd_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
     return one_moment_bytes(tensor.elements, element_bytes) if settings.momentum else 0.0 * tensor.elements
-
-
-def _lion_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
-    return one_moment_bytes(tensor.elements, element_bytes)
 
 
 def _adafactor_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
@@ -147,10 +135,6 @@ def newton_schulz_flops(short: Number, long: Number, shards: Number, square_shar
     return NEWTON_SCHULZ_STEPS * (4 * short**2 * long / shards + 2 * short**3 / square_shards)
 
 
-def _first(units: Units) -> Tensor:
-    return next(tensor for tensors, _ in units for tensor in tensors)
-
-
 def _two_at_once(before: Number, current: Number) -> Number:
     """A loop over tensors whose last result lives until the next tensor replaces it, beside two of the current."""
     return before + 2 * current
@@ -177,7 +161,7 @@ def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number
 
 def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
     """One kernel does the whole update in place."""
-    return 0.0 * _first(units).elements
+    return 0.0 * next(tensor.elements for tensors, _ in units for tensor in tensors)
 
 
 def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
@@ -201,11 +185,6 @@ def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimiz
     if element_bytes == FP32:
         return _loop(units, FP32, 2, _two_at_once)
     return _loop(units, FP32, 4, lambda before, now: before + 4 * now)
-
-
-def _lion_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
-    """The scaled momentum and its sum with the gradient."""
-    return _loop(units, element_bytes, 2, lambda _, now: 2 * now)
 
 
 def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
@@ -247,9 +226,11 @@ def _sgd_moved(element_bytes: float, settings: Optimizer, step: Implementation) 
 
 
 RULES: dict[str, UpdateRule] = {
-    "adamw": UpdateRule(_adamw_state, _adamw_temporaries, _adamw_moved),
+    "adamw": UpdateRule(lambda tensor, e, _: two_moment_bytes(tensor.elements, e), _adamw_temporaries, _adamw_moved),
     # Weight, gradient and new weight, both states' codes read and written; scales are a sixty-fourth of that.
-    "adamw-8bit": UpdateRule(_adamw_8bit_state, _no_temporaries, lambda e, settings, step: 3 * e + 4),
+    "adamw-8bit": UpdateRule(
+        lambda tensor, e, _: blockwise_8bit_bytes(tensor.elements), _no_temporaries, lambda e, settings, step: 3 * e + 4
+    ),
     "sgd": UpdateRule(_sgd_state, _sgd_temporaries, _sgd_moved),
     # Square 2, epsilon 2, two means 2, outer product 1, times gradient 3, its norm 1, clip 2, rate 2, weight's norm 1,
     # decay 2, negation 2, addition 3; all in fp32.
@@ -258,9 +239,12 @@ RULES: dict[str, UpdateRule] = {
         _adafactor_temporaries,
         lambda e, settings, step: FP32 * (21 + (2 if settings.weight_decay else 0)),
     ),
-    # Copy 2, scale 2, blend 3, sign 2, update 3, decay of the momentum 2 and its blend 3.
+    # Copy 2, scale 2, blend 3, sign 2, update 3, decay of the momentum 2 and its blend 3. Temporaries: the scaled
+    # momentum and its sum with the gradient.
     "lion": UpdateRule(
-        _lion_state, _lion_temporaries, lambda e, settings, step: e * (17 + (2 if settings.weight_decay else 0))
+        lambda tensor, e, _: one_moment_bytes(tensor.elements, e),
+        lambda units, e, settings, step: _loop(units, e, 2, lambda _, now: 2 * now),
+        lambda e, settings, step: e * (17 + (2 if settings.weight_decay else 0)),
     ),
     # Blend 3, Nesterov 3, cast 2, decay 2, update 3; the products of Newton-Schulz are FLOP, not counted here. What
     # AdamW updates beside it moves 20, but is a few per cent of a large model.

@@ -66,12 +66,9 @@ def rotary_halves(
     first, second = (slices if sliced else split)(tape, x, (0.5, 0.5))
     parts = []
     for _ in range(2):
-        one, two = tape.new(half, needs_grad=x.needs_grad), tape.new(half, needs_grad=x.needs_grad)
-        tape.record(one, (table[0],), lambda grad: tape.grad_of(first))
-        tape.record(two, (table[1],), lambda grad: tape.grad_of(second))
-        both = add(tape, one, two)
+        one, two = tape.derived(first, half, saved=table[:1]), tape.derived(second, half, saved=table[1:2])
+        parts.append(add(tape, one, two))
         tape.drop(one, two)
-        parts.append(both)
     tape.drop(first, second)
     output = joined(tape, parts)
     tape.drop(*parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.inventory.activations import soft_cap
 from planner.inventory.compute import Compute
-from planner.inventory.ops import cast, copied, product_of, scaled
+from planner.inventory.ops import cast, cloned, copied, product_of, scaled
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size
 from planner.spec import ModelSpec
@@ -35,19 +35,16 @@ def written_out_attention(
     scores = product_of(tape, q_rows, k, Size(per_pair=width))
     tape.drop(q_rows, k)
     if not alibi:
-        scores = _replaced(tape, scores, scaled(tape, scores))
+        scores = tape.replaced(scores, scaled(tape, scores))
     if model.attention_soft_cap is not None:
         scores = soft_cap(tape, scores)
-    scores = _replaced(tape, scores, _masked(tape, scores))
+    scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
     if model.attention_sinks:
         # joined with the sinks, one more column; the largest of each row is taken off, and its place remembered
-        scores = _replaced(tape, scores, copied(tape, scores))
+        scores = tape.replaced(scores, copied(tape, scores))
         places = tape.new(Size(per_token=8.0 * heads))
-        shifted = tape.new(scores.size, needs_grad=scores.needs_grad)
-        unshifted = scores
-        tape.record(shifted, (places,), lambda grad: tape.grad_of(unshifted))
+        scores = tape.replaced(scores, tape.derived(scores, saved=(places,)))
         tape.drop(places)
-        scores = _replaced(tape, scores, shifted)
     ratio = 1.0 if model.attention_sinks else 4.0 / compute.element_bytes
     wide = tape.new(scores.size * ratio, needs_grad=scores.needs_grad)
     source = scores
@@ -60,14 +57,11 @@ def written_out_attention(
 
     tape.record(wide, (wide,), softmax_backward)
     tape.drop(scores)
-    probabilities = cast(tape, wide, 1 / ratio)
-    tape.drop(wide)
+    probabilities = tape.replaced(wide, cast(tape, wide, 1 / ratio))
     probabilities = compute.dropout(tape, probabilities, model.attention_dropout)
     product = product_of(tape, probabilities, v, q.size)
     tape.drop(probabilities, v)
-    output = copied(tape, product)
-    tape.drop(product)
-    return output
+    return tape.replaced(product, copied(tape, product))
 
 
 def is_math(model: ModelSpec) -> bool:
@@ -98,32 +92,16 @@ def math_attention(
     q32, k32 = copied(tape, rows), repeated(tape, columns, groups)
     scores = product_of(tape, q32, k32, Size(per_pair=4.0 * heads))
     tape.drop(q32, k32, columns)
-    scores = _replaced(tape, scores, _masked(tape, scores))
-    softmax = tape.new(scores.size, needs_grad=scores.needs_grad)
-    source = scores
-    tape.record(softmax, (softmax,), lambda grad: tape.grad_of(source))
-    tape.drop(scores)
+    scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
+    softmax = tape.replaced(scores, tape.derived(scores, keeps_result=True))
     narrow = tape.new(softmax.size * (1 / ratio)) if ratio != 1 else tape.hold(softmax)
     v32 = repeated(tape, wide[2], groups)
     product = product_of(tape, softmax, v32, rows.size)
     output = cast(tape, product, 1 / ratio)
     tape.drop(product, v32, softmax, narrow, rows, *wide, mask)
-    laid_out = copied(tape, output)
-    tape.drop(output)
-    return laid_out
+    return tape.replaced(output, copied(tape, output))
 
 
 def _expanded(tape: Tape, x: Tensor, ratio: float) -> Tensor:
     """One head as `ratio` heads without a copy; their gradients are added up."""
     return tape.record(tape.view(x, ratio), (), lambda grad: tape.grad_of(x))
-
-
-def _replaced(tape: Tape, old: Tensor, new: Tensor) -> Tensor:
-    tape.drop(old)
-    return new
-
-
-def _masked(tape: Tape, x: Tensor) -> Tensor:
-    """`x + mask`: keeps nothing, and hands its gradient on."""
-    output = tape.new(x.size, needs_grad=x.needs_grad)
-    return tape.record(output, (), lambda grad: tape.grad_of(x, alias=grad))

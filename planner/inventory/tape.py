@@ -196,6 +196,30 @@ class Tape:
             self.nodes.append(Node(output, storages, backward, self.unit, self.layer, self.weight))
         return output
 
+    def derived(
+        self,
+        x: Tensor,
+        size: Size | None = None,
+        *,
+        saved: Sequence[Tensor] = (),
+        keeps_result: bool = False,
+        passes_on: bool = False,
+    ) -> Tensor:
+        """A new tensor that an operation makes of x, as large as x unless told. Backward makes x's gradient, or hands
+        on the one that came (`passes_on`); it needs what is `saved`, or the result. Of logits come logits."""
+        term = LOGITS if x.storage.term == LOGITS else TEMPORARIES
+        output = self.new(x.size if size is None else size, needs_grad=x.needs_grad, term=term)
+        return self.record(
+            output,
+            (output,) if keeps_result else saved,
+            lambda grad: self.grad_of(x, alias=grad if passes_on else None),
+        )
+
+    def replaced(self, old: Tensor, new: Tensor) -> Tensor:
+        """The new tensor, once the variable that held the old one is bound to it."""
+        self.drop(old)
+        return new
+
     def backward(self, output: Tensor, grad: Size = NOTHING, *, stays: bool = False) -> None:
         """Run all nodes in reverse order of creation, from the loss or (with the gradient received for it, which may
         stay) from a pipeline stage's output."""

@@ -100,10 +100,34 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return (columns, rows) if self.transposed else (rows, columns)
 
 
-def with_bias(weight: Weight, biased: bool) -> dict[str, Weight]:
-    """A matrix under "" and, if it has one, its bias under ".bias": split as the outputs are."""
+def matrix(
+    name: str,
+    unit: str,
+    out: int,
+    into: int,
+    *,
+    splits_inputs: bool = False,
+    transposed: bool = False,
+    pieces: int | None = None,
+    experts: int = 0,
+) -> Weight:
+    """The weight of a linear module, or of all `experts` together, whose outputs (or inputs) tensor ranks divide."""
+    shape = (into, out) if transposed else (out, into)
+    return Weight(
+        name=name,
+        shape=(experts, *shape) if experts else shape,
+        unit=unit,
+        split=(splits_inputs != transposed) + (experts > 0),
+        pieces=pieces,
+        expert=experts > 0,
+        transposed=transposed,
+    )
+
+
+def with_bias(role: str, weight: Weight, biased: bool) -> dict[str, Weight]:
+    """A matrix by its role and, if it has one, its bias as "role.bias": split as the outputs are."""
     if not biased:
-        return {"": weight}
+        return {role: weight}
     last = len(weight.shape) - 1
     outputs = last if weight.transposed else last - 1
     divided = weight.split == outputs
@@ -115,4 +139,4 @@ def with_bias(weight: Weight, biased: bool) -> dict[str, Weight]:
         pieces=weight.pieces if divided else None,
         expert=weight.expert,
     )
-    return {"": weight, ".bias": bias}
+    return {role: weight, f"{role}.bias": bias}

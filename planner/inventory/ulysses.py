@@ -19,29 +19,21 @@ def dealt_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
     """The flash kernel on this rank's heads; keeps its queries, keys, values and result in their dealt form."""
     positions = tape.allocate(Size(per_position=2 * POSITION_BYTES * ranks))
     received = [_received(tape, one) for one in (q, k, v)]
-    mine = []
-    for one in received:
-        mine.append(ops.cloned(tape, one))  # from positions first to heads first
-        tape.drop(one)
+    mine = [tape.replaced(one, ops.cloned(tape, one)) for one in received]  # from positions first to heads first
     attended = ops.flash_attention(tape, *mine, heads=heads)
-    by_position = ops.cloned(tape, attended)
-    tape.drop(attended)
+    by_position = tape.replaced(attended, ops.cloned(tape, attended))
     sent = ops.cloned(tape, by_position)
     back = _exchanged(tape, sent)
     joined = ops.cloned(tape, back)
     tape.drop(back, sent, by_position, *mine)
     tape.release(positions)
-    output = ops.cloned(tape, joined)  # Transformers wants it sequence by sequence
-    tape.drop(joined)
-    return output
+    return tape.replaced(joined, ops.cloned(tape, joined))  # Transformers wants it sequence by sequence
 
 
 def _received(tape: Tape, x: Tensor) -> Tensor:
     """Dealt in the order of the ranks that get the parts, and exchanged."""
     sent = ops.cloned(tape, x)
-    received = _exchanged(tape, sent)
-    tape.drop(sent)
-    return received
+    return tape.replaced(sent, _exchanged(tape, sent))
 
 
 def _exchanged(tape: Tape, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from planner.inventory.block import layer_weights
 from planner.inventory.compute import Compute
 from planner.inventory.ends import first_weights, tail_weights
 from planner.inventory.lora import adapter_weights
-from planner.inventory.moe import is_router, used_share
+from planner.inventory.moe import is_router
 from planner.inventory.tensors import Weight
 from planner.spec import Lora, ModelSpec
 
@@ -54,21 +54,9 @@ def repeats(model: ModelSpec, unit: str) -> int:
     return counts.get(unit, 1)
 
 
-def model_weights(model: ModelSpec, lora: Lora | None = None) -> list[Weight]:
-    """Every weight tensor of the model, layers repeated, in forward order."""
-    units = unit_weights(model, lora)
-    return [weight for unit in UNITS for _ in range(repeats(model, unit)) for weight in units[unit]]
-
-
 def parameters(model: ModelSpec, lora: Lora | None = None, *, trainable: bool = False) -> int:
     """Elements of all weights, or of the trained ones."""
-    return sum(repeats(model, unit) * unit_elements(model, lora, unit, trainable or None) for unit in UNITS)
-
-
-def active_parameters(model: ModelSpec) -> int:
-    """Elements of the weights that one token uses: of the experts only its `top_k`."""
-    idle = sum(weight.elements * (1 - used_share(weight, model.moe)) for weight in unit_weights(model)["layer"])
-    return parameters(model) - round(repeats(model, "layer") * idle)
+    return sum(repeats(model, unit) * _unit_elements(model, lora, unit, trainable) for unit in UNITS)
 
 
 @lru_cache(maxsize=64)
@@ -96,12 +84,5 @@ def default_lora(model: ModelSpec) -> Lora:
 
 
 @lru_cache(maxsize=4096)
-def unit_elements(
-    model: ModelSpec, lora: Lora | None, unit: str, trainable: bool | None = None, adapter: bool | None = None
-) -> int:
-    """Elements of the weights of one unit, all or those that are (not) trained, (not) adapters."""
-    return sum(
-        weight.elements
-        for weight in unit_weights(model, lora)[unit]
-        if trainable in (None, weight.trainable) and adapter in (None, weight.adapter)
-    )
+def _unit_elements(model: ModelSpec, lora: Lora | None, unit: str, trainable: bool) -> int:
+    return sum(weight.elements for weight in unit_weights(model, lora)[unit] if weight.trainable or not trainable)

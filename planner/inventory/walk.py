@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from planner.inventory.block import layer_parts, walk_layer
-from planner.inventory.compute import Compute
+from planner.inventory.compute import Compute, Run
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
@@ -51,11 +51,6 @@ class Walk(msgspec.Struct, frozen=True):
     layer: tuple[Live, Live]
 
 
-def whole_model(model: ModelSpec) -> Stage:
-    """The only stage of a model that is not cut."""
-    return Stage(True, True, model.dense_layers, model.layers - model.dense_layers)
-
-
 class _Sampled(msgspec.Struct, frozen=True):
     """Moments of a sample, the bytes a layer of each kind keeps to its backward and those that wait for the end of the
     forward alone (in autocast's cache), and what is kept when forward ends."""
@@ -85,13 +80,12 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 @lru_cache(maxsize=1024)
 def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
     tape = Tape()
-    table: tuple[Tensor, ...]
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
     tape.live[TEMPORARIES] = buffer
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
-        table = rotary_tables(tape, model, compute)
+        run = Run(tape, model, compute, rotary_tables(tape, model, compute))
     else:
         # The received input stays until its gradient has been sent back: what came into a buffer, as a copy of it, of
         # which forward is given another copy.
@@ -102,7 +96,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         x = tape.hold(tape.new(residual(model, compute), needs_grad=True, term=ACTIVATIONS))
         if compute.receives_into_buffer:
             tape.allocate(residual(model, compute), ACTIVATIONS)
-        table = rotary_tables(tape, model, compute)
+        run = Run(tape, model, compute, rotary_tables(tape, model, compute))
     if compute.receives_into_buffer and first:
         tape.hold(x)  # callers hold what a stage is given until its forward is over
     begun = x
@@ -110,20 +104,14 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     for index in range(dense + layers):
         kind = LAYERS[0] if index < dense else LAYERS[1]
         tape.enter(kind, index)
-        output = (
-            walk_layer(tape, x, model, compute, table, kind)
-            if compute.recompute in ("none", "attention")
-            else _checkpointed(tape, x, model, compute, table, kind)
-        )
-        tape.drop(x)
-        x = output
+        x = tape.replaced(x, _layer(run, x, kind))
         held.append(tuple(tape.live.values()))
         cached.append(tape.held_by_autocast())
     if compute.receives_into_buffer and not last:
         tape.drop(begun)
     if last:
         tape.enter("tail")
-        tape.drop(*table)
+        tape.drop(*run.table)
         loss = walk_loss(tape, x, model, compute)
         if compute.receives_into_buffer:
             tape.drop(begun)
@@ -132,7 +120,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         tape.backward(loss)
         tape.drop(loss)
     else:
-        tape.drop(*table)
+        tape.drop(*run.table)
         if compute.keeps_output:
             sent = tape.view(x)
             tape.record(sent, (x,), lambda grad: None)
@@ -168,14 +156,11 @@ def kept_by_layer(model: ModelSpec, compute: Compute, kind: str) -> Size:
     """What one layer of a kind keeps between its forward and its backward, all terms together; no backward is run."""
     tape = Tape()
     x = tape.new(residual(model, compute), needs_grad=True)
-    table = rotary_tables(tape, model, compute)
+    run = Run(tape, model, compute, rotary_tables(tape, model, compute))
     totals = []
     for index in range(2):
         tape.enter(kind, index)
-        run = walk_layer if compute.recompute in ("none", "attention") else _checkpointed
-        output = run(tape, x, model, compute, table, kind)
-        tape.drop(x)
-        x = output
+        x = tape.replaced(x, _layer(run, x, kind))
         tape.end_autocast()
         totals.append(sum(tape.live.values(), NOTHING))
     return totals[1] - totals[0]
@@ -275,9 +260,11 @@ def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
     return moments if raw.phase == "backward" else moments[-1:]
 
 
-def _checkpointed(
-    tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, table: tuple[Tensor, ...], kind: str
-) -> Tensor:
+def _layer(run: Run, x: Tensor, kind: str) -> Tensor:
+    return (_checkpointed if run.compute.runs_layers_again else walk_layer)(run, x, kind)
+
+
+def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
     """A layer under full or selective recompute: its input is kept (and, selectively, some results), its forward runs
     again when backward reaches it.
 
@@ -287,9 +274,10 @@ def _checkpointed(
     (attention's as it begins: the fullest moment comes later). One that it stops before is never asked for, and waits
     with the graph.
     """
+    tape, model, compute, table = run
     nodes, tape.nodes = tape.nodes, []
     tape.keeping = False
-    output = walk_layer(tape, x, model, compute, table, kind)
+    output = walk_layer(run, x, kind)
     tape.keeping = True
     tape.nodes = nodes
     pinned, tape.pinned = tape.pinned, []
@@ -306,7 +294,7 @@ def _checkpointed(
         tape.nodes = []
         before, tape.saved_at = tuple(tape.live.values()), len(tape.moments)
         begin = tape.saved_at
-        result = walk_layer(tape, again, model, compute, table, kind)
+        result = walk_layer(run, again, kind)
         del tape.moments[tape.saved_at :]
         inner, tape.nodes = tape.nodes, []
         tape.release(*results.values())

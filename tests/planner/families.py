@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from planner.inventory import Moment, unit_weights
+from planner.inventory import Moment, Stage, unit_weights
 from planner.spec import Mla, ModelSpec, Moe
 from planner.spec.model_rules import check_model
 
@@ -83,6 +83,11 @@ SMALL: dict[str, dict[str, Any]] = {
         "moe": replace(EXPERTS, shared_experts=1, dense_layers=1, groups=2, top_groups=1, scale=2.5),
     },
 }  # fmt: skip
+
+
+def whole_model(model: ModelSpec) -> Stage:
+    """The only stage of a model that is not cut."""
+    return Stage(True, True, model.dense_layers, model.layers - model.dense_layers)
 
 
 def small(name: str) -> ModelSpec:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from families import whole_model
 from packed import pack
 
-from planner.inventory import TERMS, Compute, Moment, parameters, unit_weights, walk, whole_model
+from planner.inventory import TERMS, Compute, Moment, parameters, unit_weights, walk
 from planner.spec import Lora, ModelSpec, Quantization, presets
 from planner.spec.huggingface import config_dict
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from families import whole_model
 
 from planner.ask.options import question
 from planner.ask.question import Question, case_of
@@ -16,7 +17,7 @@ from planner.figures.memory import memory_breakdown
 from planner.figures.passes import matmul_rate, peak_flops
 from planner.figures.steptime import step_time, throughput
 from planner.figures.work import unit_work
-from planner.inventory import TERMS, Compute, Moment, walk, whole_model
+from planner.inventory import TERMS, Compute, Moment, walk
 from planner.inventory.forms import nf4_scale_bytes
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check

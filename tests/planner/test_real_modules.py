@@ -15,7 +15,7 @@ from packed import pack
 
 from executor.worker.meter.memory import LiveTensors
 from executor.worker.model.model import transformers_config
-from planner.inventory import default_lora, lora_targets, model_weights, parameters, unit_weights
+from planner.inventory import default_lora, lora_targets, parameters, unit_weights
 from planner.inventory.forms import is_layer_linear
 from planner.spec import ModelSpec, Quantization, presets
 
@@ -90,8 +90,8 @@ def test_bitsandbytes_packs_the_matrices_that_the_planner_counts_in_4_bits(name:
     pack(model, Quantization(), torch.float32)
 
     packed = sum(module.quant_state.shape.numel() for module in model.modules() if isinstance(module, Linear4bit))
-    counted = [weight for weight in model_weights(spec) if is_layer_linear(weight)]
-    assert packed == sum(weight.elements for weight in counted)
+    counted = [weight for weight in unit_weights(spec)["layer"] if is_layer_linear(weight)]
+    assert packed == spec.layers * sum(weight.elements for weight in counted)
     assert torch.isfinite(model(input_ids=torch.arange(8)[None], use_cache=False).logits).all()
 
 
