@@ -7,6 +7,7 @@ a widget.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 GLYPHS = "█▓▒░▞▚▖"
 COLOURS = ("$primary", "$accent", "$warning", "$success", "$secondary", "$error", "$foreground-muted")
@@ -40,17 +41,7 @@ def stacked(terms: Mapping[str, float], capacity: float | None, full_bytes: floa
         cells[-1] = BEYOND
     if capacity is not None and (place := round(capacity / full_bytes * width)) < width:
         cells[place] = CAPACITY
-    return _runs(cells)
-
-
-def _runs(cells: Sequence[str]) -> list[Run]:
-    found: list[Run] = []
-    for cell in cells:
-        if found and found[-1][0] == cell:
-            found[-1] = (cell, found[-1][1] + 1)
-        else:
-            found.append((cell, 1))
-    return found
+    return [(name, len(list(same))) for name, same in groupby(cells)]
 
 
 def paint(run: Run, terms: Sequence[str]) -> tuple[str, str]:

@@ -6,8 +6,9 @@ Not here: the answer (state.py), or any widget.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -215,15 +216,9 @@ def _nearest(name: str, wanted: Sequence[str]) -> int:
 def _distance(name: str, wanted: str) -> int:
     if name.startswith(wanted):
         return 0
-    if any(part.startswith(wanted) for part in _parts(name)):
+    if re.search(rf"(?<=[-._])(?![-._]){re.escape(wanted)}", name):
         return 1
     if wanted in name:
         return 2
     letters = iter(name)
     return 3 if all(letter in letters for letter in wanted) else 4
-
-
-def _parts(name: str) -> Iterable[str]:
-    for place, letter in enumerate(name):
-        if place and name[place - 1] in "-._" and letter not in "-._":
-            yield name[place:]

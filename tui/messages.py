@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from textual.message import Message
@@ -10,20 +11,20 @@ if TYPE_CHECKING:
     from tui.asking import Checked, Searched
 
 
+@dataclass
 class Changed(Message):
     """A field has a new text."""
 
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__()
-        self.name, self.text = name, text
+    name: str
+    text: str
 
 
+@dataclass
 class Picked(Message):
     """A layout was picked: `kind` names the list ("strategies" or "ranked")."""
 
-    def __init__(self, kind: str, place: int) -> None:
-        super().__init__()
-        self.kind, self.place = kind, place
+    kind: str
+    place: int
 
 
 class Entered(Message):
@@ -34,9 +35,8 @@ class Submitted(Message):
     """Enter in a field: its text is meant as it is."""
 
 
+@dataclass
 class Told(Message):
     """A thread of asking.py is done."""
 
-    def __init__(self, found: Checked | Searched) -> None:
-        super().__init__()
-        self.found = found
+    found: Checked | Searched

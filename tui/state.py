@@ -80,11 +80,6 @@ class Shown(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     command: str
 
-    @property
-    def legend(self) -> list[str]:
-        """The terms of the bar, in their order."""
-        return list(self.terms)
-
 
 class Screenful(msgspec.Struct, frozen=True):
     """All that one question put on the screen. `trouble`: why nothing is recommended, or not without offload, and the

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor.backends import jsonfile
-from executor.backends.common import TRAINER, readable
+from executor.backends.common import TRAINER
+from executor.backends.jsonfile import JsonBackend
 from executor.backends.launched import launched_by
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
@@ -103,27 +103,6 @@ RULES: tuple[Rule, ...] = (
 """What is planned for DeepSpeed's engines, but not launched."""
 
 
-class DeepSpeedBackend:
-    """Backend of ZeRO, alone, with AutoTP, with Ulysses and in pipelines."""
-
-    name = "deepspeed"
-    engines = launched_by(name)
-    rules = RULES
-
-    def files(self, plan: Plan) -> dict[str, str]:
-        """deepspeed.json, with the plan's hash."""
-        return {CONFIG: jsonfile.text(plan, configuration(plan))}
-
-    def drift(self, plan: Plan, folder: str) -> list[str]:
-        """What DeepSpeed's parser makes of the file that the plan does not say."""
-        return jsonfile.drift(self.name, "DeepSpeed", folder, CONFIG, configuration(plan))
-
-    def environment(self, plan: Plan, folder: str) -> dict[str, str]:
-        """Nothing: DeepSpeed is configured by its file alone, which must parse."""
-        readable(self.name, "DeepSpeed", folder, CONFIG)
-        return {}
-
-
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
@@ -184,3 +163,12 @@ def configuration(plan: Plan) -> dict[str, Any]:
             "steps_per_print": 10**9,
         }
     )
+
+
+class DeepSpeedBackend(JsonBackend):
+    """Backend of ZeRO, alone, with AutoTP, with Ulysses and in pipelines."""
+
+    name, title, config = "deepspeed", "DeepSpeed", CONFIG
+    engines = launched_by(name)
+    rules = RULES
+    configuration = staticmethod(configuration)

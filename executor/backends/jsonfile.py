@@ -1,35 +1,51 @@
-"""A framework's configuration that is a JSON file: its text, and what the framework makes of it beside the plan.
+"""Backends whose configuration is one JSON file: its text, and what the framework makes of it beside the plan.
 
 Not here: what stands in it (deepspeed.py, transformers.py), or the framework's parser (common.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from executor.backends.common import read_back
+from executor.backends.common import read_back, readable
+from planner.parallelism.rules import Rule
 from planner.spec.plan import Plan
 
 NOTE = "_generated"
 """JSON has no comments: the plan's hash stands in this key."""
 
 
-def text(plan: Plan, values: dict[str, Any]) -> str:
-    """The file of these values, with the note."""
-    import json  # the planner imports backends to ask what can be launched, and start time counts
+class JsonBackend:
+    """The framework `name`, which people write as `title`, with `configuration` of a plan in the file `config`."""
 
-    note = f"from plan {plan.sealed().content_hash}; do not edit"
-    return json.dumps({NOTE: note} | values, indent=2) + "\n"
+    name: str
+    title: str
+    config: str
+    engines: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    configuration: Callable[[Plan], dict[str, Any]]
 
+    def files(self, plan: Plan) -> dict[str, str]:
+        """The file, with the plan's hash."""
+        import json  # the planner imports backends to ask what can be launched, and start time counts
 
-def drift(framework: str, title: str, folder: str, config: str, expected: dict[str, Any]) -> list[str]:
-    """What the framework makes of the file that `expected` does not say; `title` is how people write its name."""
-    found = read_back(framework, folder, config)
-    if "error" in found:
-        return [f"{config}: {title} cannot read it: {found['error']}"]
-    extra = sorted(set(found["keys"]) - set(_keys(expected)) - {NOTE})
-    told = [f"{key} is set, the plan does not set it" for key in extra]
-    return [f"{config}: {one}" for one in told + _differences(expected, found["effective"], "")]
+        note = f"from plan {plan.sealed().content_hash}; do not edit"
+        return {self.config: json.dumps({NOTE: note} | self.configuration(plan), indent=2) + "\n"}
+
+    def drift(self, plan: Plan, folder: str) -> list[str]:
+        """What the framework's parser makes of the file that the plan does not say."""
+        found, expected = read_back(self.name, folder, self.config), self.configuration(plan)
+        if "error" in found:
+            return [f"{self.config}: {self.title} cannot read it: {found['error']}"]
+        extra = sorted(set(found["keys"]) - set(_keys(expected)) - {NOTE})
+        told = [f"{key} is set, the plan does not set it" for key in extra]
+        return [f"{self.config}: {one}" for one in told + _differences(expected, found["effective"], "")]
+
+    def environment(self, plan: Plan, folder: str) -> dict[str, str]:
+        """Nothing: the framework is configured by its file alone, which must parse."""
+        readable(self.name, self.title, folder, self.config)
+        return {}
 
 
 def _keys(section: dict[str, Any], prefix: str = "") -> list[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor.backends import jsonfile
-from executor.backends.common import TRAINER, readable
+from executor.backends.common import TRAINER
+from executor.backends.jsonfile import JsonBackend
 from executor.backends.launched import launched_by
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule, accepts, one_of
@@ -53,27 +53,6 @@ RULES: tuple[Rule, ...] = (
 """What is planned for the engine, but not launched."""
 
 
-class TransformersBackend:
-    """Backend of the engine `transformers-tp`."""
-
-    name = "transformers"
-    engines = launched_by(name)
-    rules = RULES
-
-    def files(self, plan: Plan) -> dict[str, str]:
-        """distributed.json, with the plan's hash."""
-        return {CONFIG: jsonfile.text(plan, configuration(plan))}
-
-    def drift(self, plan: Plan, folder: str) -> list[str]:
-        """What Transformers makes of the file that the plan does not say."""
-        return jsonfile.drift(self.name, "Transformers", folder, CONFIG, configuration(plan))
-
-    def environment(self, plan: Plan, folder: str) -> dict[str, str]:
-        """Nothing: Transformers is configured by its file alone, which must parse."""
-        readable(self.name, "Transformers", folder, CONFIG)
-        return {}
-
-
 def configuration(plan: Plan) -> dict[str, Any]:
     """The fields of DistributedConfig that the plan decides; without shards bf16 is autocast's, not FSDP2's."""
     layout = plan.layout
@@ -84,3 +63,12 @@ def configuration(plan: Plan) -> dict[str, Any]:
         "ep_size": layout.ep,
         "fsdp_mixed_precision": plan.job.precision == "bf16" and layout.data_parallel > 1,
     }
+
+
+class TransformersBackend(JsonBackend):
+    """Backend of the engine `transformers-tp`."""
+
+    name, title, config = "transformers", "Transformers", CONFIG
+    engines = launched_by(name)
+    rules = RULES
+    configuration = staticmethod(configuration)

@@ -178,11 +178,6 @@ def newest(run: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     return None, skipped + [(one.name, "was not completed") for _, one in begun]
 
 
-def last_step(run: Path) -> int | None:
-    """After how many steps the newest checkpoint of a run was completed, by its folder's name; nothing is read."""
-    return max(steps_of(run), default=None)
-
-
 def retention(steps: Iterable[int], keep_last: int, keep_every: int | None = None) -> list[int]:
     """The steps whose checkpoints are deleted: all but the last `keep_last` (at least one) and every multiple of
     `keep_every`."""

@@ -21,7 +21,6 @@ from executor.folder import badloss, rundir
 from executor.folder.checkpoint_policy import Policy
 from executor.system.environment import masked
 from planner.basics.errors import PlannerError
-from planner.spec.plan import write_whole
 
 JOIN, JOINED = "join.json", "joined"
 
@@ -100,7 +99,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 def write(folder: Path, one: Joining) -> None:
     """join.json, readable by its owner alone."""
-    _write(folder / JOIN, one)
+    rundir.write_json(folder / JOIN, one, private=True)
 
 
 def read(folder: Path) -> Joining:
@@ -116,7 +115,7 @@ def claim(folder: Path, one: Joined) -> None:
     target = _place(folder, one.node)
     target.parent.mkdir(exist_ok=True)
     mine = target.with_name(f".{one.node}.{one.host}.{os.getpid()}")
-    _write(mine, one)
+    rundir.write_json(mine, one, private=True)
     try:
         while True:
             try:
@@ -141,7 +140,7 @@ def refused(folder: Path, one: Joined) -> None:
 def update(folder: Path, one: Joined) -> None:
     """Say more of a node that was claimed. A folder that takes no file any more changes no ending."""
     with suppress(PlannerError, OSError):
-        _write(_place(folder, one.node), one)
+        rundir.write_json(_place(folder, one.node), one, private=True)
 
 
 def read_joined(folder: Path) -> dict[int, Joined]:
@@ -178,8 +177,3 @@ def _read(path: Path) -> Joined | None:
         return msgspec.json.decode(path.read_bytes(), type=Joined)
     except (OSError, msgspec.DecodeError):  # gone, or somebody else's
         return None
-
-
-def _write(path: Path, value: msgspec.Struct) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    path.chmod(0o600)

@@ -34,6 +34,7 @@ STATES = "states"
 WEIGHTS = "weights"
 ADAPTER = "adapter"
 DEFAULT_PARENT = "runs"
+TAIL_BYTES = 64 * 1024
 
 T = TypeVar("T")
 FolderState = Literal["whole", "deleted", "full"]
@@ -130,23 +131,17 @@ def keep_room(folder: Path) -> None:
         raise PlannerError("--run-dir", folder, rule, fix, exit_code=3) from None
 
 
-def write_launcher(folder: Path, launcher: Launcher) -> None:
-    """launcher.json."""
-    write_whole(folder / LAUNCHER, msgspec.json.format(msgspec.json.encode(launcher), indent=2) + b"\n")
+def write_json(path: Path, value: msgspec.Struct, *, private: bool = False) -> None:
+    """Write one file of a run folder, whole; a `private` one is readable by its owner alone."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    if private:
+        path.chmod(0o600)
 
 
 def write_launch(folder: Path, spec: LaunchSpec) -> None:
-    """launch.json, readable by its owner alone: it holds environment values, though no secret ones."""
+    """launch.json, private: it holds environment values, though no secret ones."""
     shown = tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in spec.commands)
-    target = folder / LAUNCH
-    spec = msgspec.structs.replace(spec, commands=shown)
-    write_whole(target, msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n")
-    target.chmod(0o600)
-
-
-def write_record(folder: Path, record: RunRecord) -> None:
-    """run.json."""
-    write_whole(folder / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    write_json(folder / LAUNCH, msgspec.structs.replace(spec, commands=shown), private=True)
 
 
 def keep_record(folder: Path, record: RunRecord) -> str | None:
@@ -157,7 +152,7 @@ def keep_record(folder: Path, record: RunRecord) -> str | None:
     why = None
     for one in (record, msgspec.structs.replace(record, measured=(), losses=())):
         try:
-            write_record(folder, one)
+            write_json(folder / RECORD, one)
         except PlannerError as error:
             why = why or error.rule
         else:
@@ -369,6 +364,16 @@ def agent_log(folder: Path, node: int) -> Path:
 def _rank_files(folder: Path) -> list[tuple[int, Path]]:
     named = [(re.fullmatch(r"rank-(\d+)\.json", path.name), path) for path in folder.glob("rank-*.json")]
     return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def last_text(path: Path) -> str:
+    """The last 64 KiB of a file; nothing where there was none, or it was deleted meanwhile."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -5,7 +5,7 @@ Not here: what a report reads of them (rundir.py), or writing them (worker/progr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ Lines = list[tuple[bytes, Logged]]
 
 def read(path: Path) -> Lines:
     """Every line as it stands in the file, and what it says; a last line cut short is dropped."""
-    return list(_read(path)) if path.is_file() else []
+    return list(decoded(path.read_bytes().rpartition(b"\n")[0].splitlines())) if path.is_file() else []
 
 
 def parted(run: Path, step: int) -> tuple[Lines, Lines]:
@@ -36,7 +36,8 @@ def parted(run: Path, step: int) -> tuple[Lines, Lines]:
     return parts
 
 
-def _read(path: Path) -> Iterator[tuple[bytes, Logged]]:
-    for raw in path.read_bytes().rpartition(b"\n")[0].splitlines():
+def decoded(raws: Iterable[bytes]) -> Iterator[tuple[bytes, Logged]]:
+    """Each of these lines that can be read, and what it says."""
+    for raw in raws:
         with suppress(msgspec.DecodeError):
             yield raw, msgspec.json.decode(raw, type=Logged)

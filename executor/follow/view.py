@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from executor.folder import alive, checkpoints, rundir
+from executor.folder import alive, checkpoints, rundir, steplines
 from executor.folder.alive import Said
 from executor.folder.joining import JOIN, read_joined
+from executor.folder.rundir import Logged
 from executor.launchers.slurm import read_job
 from executor.run import attempts
 from executor.run.reap import Standing, seen, standing
@@ -101,19 +102,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return self.exit_code is not None
 
 
-class Line(msgspec.Struct, frozen=True):
-    """The part of a line of metrics.jsonl that is looked at: a step has `step_s`, a checkpoint its bytes."""
-
-    step: int = 0
-    loss: float | None = None
-    tokens: int = 0
-    step_s: float | None = None
-    time: float = 0.0
-    checkpoint_bytes: int | None = None
-    error: str = ""
-    busy_s: tuple[float, ...] = ()
-
-
 @dataclass
 class Lookout:
     """Looks at one run again and again. Ages count from when this process saw a word change, by its own clock."""
@@ -134,7 +122,7 @@ class Lookout:
         self._hear()
         stands, lines = self.standing(), tail(self.folder)
         steps = [line for line in lines if line.step_s is not None]
-        period = _period_s(steps)
+        period, tokens = _period_s(steps), [line.tokens or 0 for line in steps[-RECENT_STEPS:]]
         done, wanted = steps[-1].step + 1 if steps else 0, self.plan.job.recipe.steps
         going = stands.exit_code is None
         return View(
@@ -145,7 +133,7 @@ class Lookout:
             step=done,
             steps=wanted,
             loss=steps[-1].loss if steps else None,
-            tokens_per_s=statistics.fmean(line.tokens for line in steps[-RECENT_STEPS:]) / period if period else None,
+            tokens_per_s=statistics.fmean(tokens) / period if period else None,
             left_s=(wanted - done) * period if period and going else None,
             checkpoint=_checkpoint(self.folder, lines),
             restarts=self._restarts,
@@ -203,19 +191,14 @@ class Lookout:
         """Take in the ends of earlier starts, and what each rank of the present one said last."""
         if len(attempts.folders(self.folder)) != len(self._restarts):
             self._heard.clear()
-            self._restarts = tuple(
-                Restart(
-                    status=one.status, cause=one.cause, message=one.message, failed_rank=one.failed_rank,
-                    steps=one.steps, resumed_from=one.resumed_from,
-                )
-                for one in attempts.read(self.folder)
-            )  # fmt: skip
+            earlier = attempts.read(self.folder)
+            self._restarts = tuple(msgspec.convert(one, Restart, from_attributes=True) for one in earlier)
         for rank in range(self.plan.layout.world_size):
             said, before = alive.read(self.folder, rank), self._heard.get(rank)
             if said is not None and (before is None or before[0] != said):
                 self._heard[rank] = said, self.clock() - (0.0 if before else self._age_s(rank))
 
-    def _stragglers(self, steps: Sequence[Line]) -> tuple[Straggler, ...]:
+    def _stragglers(self, steps: Sequence[Logged]) -> tuple[Straggler, ...]:
         turns = [Turn(line.step, line.step_s or 0.0, line.busy_s) for line in steps if line.busy_s]
         firsts = {0, *(one.resumed_from for one in self._restarts)}
         return find(self.plan, turns[-RECENT_TURNS:], host_names(self.folder, self.plan), firsts)
@@ -249,36 +232,29 @@ def host_names(folder: Path, plan: Plan) -> list[str]:
     return [names[min(rank // a_node, nodes - 1)] for rank in range(plan.layout.world_size)]
 
 
-def tail(folder: Path) -> list[Line]:
+def tail(folder: Path) -> list[Logged]:
     """The last whole lines of metrics.jsonl."""
     with suppress(OSError), (folder / rundir.METRICS).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
         whole = file.read().rpartition(b"\n")[0].splitlines()
-        return [line for raw in whole[size > TAIL_BYTES :] if (line := _line(raw)) is not None]
+        return [line for _, line in steplines.decoded(whole[size > TAIL_BYTES :])]
     return []
 
 
-def _line(raw: bytes) -> Line | None:
-    try:
-        return msgspec.json.decode(raw, type=Line)
-    except msgspec.DecodeError:
-        return None
-
-
-def _period_s(steps: Sequence[Line]) -> float | None:
+def _period_s(steps: Sequence[Logged]) -> float | None:
     """Median time from the end of one recent step to the next one's."""
     recent = steps[-RECENT_STEPS:]
     gaps = [after.time - before.time for before, after in pairwise(recent)]
     return statistics.median(gaps) if gaps else steps[-1].step_s if steps else None
 
 
-def _checkpoint(folder: Path, lines: Sequence[Line]) -> CheckpointView | None:
+def _checkpoint(folder: Path, lines: Sequence[Logged]) -> CheckpointView | None:
     logged = [line for line in lines if line.checkpoint_bytes is not None and not line.error]
     if logged:
         return CheckpointView(step=logged[-1].step, bytes=logged[-1].checkpoint_bytes, time=logged[-1].time)
-    step = checkpoints.last_step(folder)
-    return CheckpointView(step=step) if step is not None else None
+    completed = checkpoints.steps_of(folder)
+    return CheckpointView(step=max(completed)) if completed else None
 
 
 def _may_follow(folder: Path, record: RunRecord) -> bool:

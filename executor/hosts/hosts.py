@@ -19,7 +19,6 @@ import msgspec
 
 from executor.folder import rundir
 from planner.basics.errors import PlannerError, did_you_mean
-from planner.spec.plan import write_whole
 
 FIELD = "--hosts"
 DEFAULTS = "*"
@@ -162,9 +161,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
     """Write the hosts of a run into its folder, for its owner alone to read."""
-    path = run / rundir.HOSTS
-    write_whole(path, msgspec.json.format(msgspec.json.encode(_Kept(hosts=machines)), indent=2) + b"\n")
-    path.chmod(0o600)
+    rundir.write_json(run / rundir.HOSTS, _Kept(hosts=machines), private=True)
 
 
 def kept_hosts(run: Path) -> tuple[Machine, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,15 +29,14 @@ from executor.hosts.ssh import Answer, Contact
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
-from executor.run.launch import all_met, evidence_of, record_of, tried_again
+from executor.run.launch import all_met, evidence_of, make_folder, record_of, tried_again
 from executor.run.prepare import Options, Prepared, decided, folder_checks
-from executor.run.reap import reap, this_launcher
+from executor.run.reap import reap
 from executor.system.address import Master
 from executor.system.frames import Message
 from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
-from planner.basics.errors import PlannerError
 from planner.decide.smaller import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec import inputs
@@ -219,20 +217,15 @@ class _Run:
             NodeCommand(node=node, argv=tuple(ssh_session.words(one)), env=dict(ready.environment))
             for node, one in enumerate(self.machines)
         ]
-        try:
-            rundir.create(folder, ready.plan, ready.files)
-            attempts.keep_asked(ready)
+
+        def for_nodes() -> None:
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
             rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
             keep_hosts(folder, self.machines)
-            rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=False))
-            rundir.keep_room(folder)
-            metrics = folder / rundir.METRICS
-            self.logged = metrics.stat().st_size if metrics.is_file() else 0
-        except PlannerError:
-            if not ready.options.again:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+
+        make_folder(ready, for_nodes)
+        metrics = folder / rundir.METRICS
+        self.logged = metrics.stat().st_size if metrics.is_file() else 0
 
     def _request(self, node: int) -> dict[str, object]:
         names = (rundir.PLAN, joining.JOIN, *self.ready.files)

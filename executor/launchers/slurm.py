@@ -20,7 +20,7 @@ import msgspec
 from executor.folder import rundir
 from executor.launchers.local import FIRST_PORT, PORTS
 from planner.basics.errors import PlannerError
-from planner.spec.plan import Plan, write_whole
+from planner.spec.plan import Plan
 
 FIELD, OPTION = "--slurm", "--sbatch"
 SCRIPT, JOB = "run.sbatch", "slurm.json"
@@ -231,11 +231,6 @@ def node_states(nodes: Sequence[str] = ()) -> list[tuple[str, str, str]]:
         return []
     rows = sorted({tuple(line.split("|", 2)) for line in said.splitlines() if line.count("|") > 1})
     return [(name, state, f"{name} is {state.rstrip('*')} ({text})") for name, state, text in rows if text != "none"]
-
-
-def write_job(folder: Path, job: str) -> None:
-    """slurm.json."""
-    write_whole(folder / JOB, msgspec.json.format(msgspec.json.encode(Job(job=job)), indent=2) + b"\n")
 
 
 def read_job(folder: Path) -> str | None:

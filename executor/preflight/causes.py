@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from executor.folder import rundir
 from planner.basics.errors import one_line
 
 CAUSES = (
@@ -36,20 +37,14 @@ SYMPTOMS = (
      "Open every TCP port between the nodes; look at the interface of each"),
 )  # fmt: skip
 """The same of lines that every rank writes that loses another, whatever the reason."""
-TAIL_BYTES, MOST_LOGS = 65536, 64
+MOST_LOGS = 64
 
 
 def of_logs(logs: Iterable[Path]) -> str:
     """Why ranks do not reach each other, as the first of their logs says that does, in a sentence with the way out;
     empty where they name no cause. What a rank says that merely lost another is no cause."""
     for log in islice(logs, MOST_LOGS):
-        try:
-            with log.open("rb") as stream:
-                stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-                text = stream.read().decode(errors="replace")
-        except OSError:  # deleted meanwhile
-            continue
-        if (found := cause(text, CAUSES)) is not None:
+        if (found := cause(rundir.last_text(log), CAUSES)) is not None:
             rule, fix, line = found
             return f"{rule} ({line[:200]}). {fix}"
     return ""

@@ -27,6 +27,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
     field: str = ""
 
+    @property
+    def refusal(self) -> PlannerError:
+        """The same as a refusal."""
+        return PlannerError(self.field or self.check, self.measured or None, self.rule, self.fix, exit_code=PREFLIGHT)
+
 
 class Row(Finding, frozen=True, kw_only=True):
     """A finding and the node it is of."""

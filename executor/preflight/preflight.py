@@ -51,17 +51,6 @@ def require(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
             echo(f"note: {doubt.sentence}")
 
 
-def refusals(checks: Iterable[Check]) -> dict[str, PlannerError]:
-    """Every check that does not hold here, or may not, by name."""
-    found = {}
-    for one in checks:
-        try:
-            one.run()
-        except PlannerError as error:
-            found[one.name] = error
-    return found
-
-
 def check_shape(plan: Plan, nodes: int) -> int:
     """The processes each node starts; refuses a plan whose layout is not its cluster, or that K nodes cannot split."""
     world = plan.layout.world_size

@@ -91,9 +91,7 @@ def keep_asked(ready: Prepared, folder: Path | None = None, *, launcher: str = "
         max_restarts=options.max_restarts, trainer=options.trainer, place=options.place, kept=options.kept,
         launcher=launcher, sbatch=tuple(sbatch), bad_loss=options.bad_loss,
     )  # fmt: skip
-    path = (folder or options.run_dir) / ASKED
-    write_whole(path, msgspec.json.format(msgspec.json.encode(asked), indent=2) + b"\n")
-    path.chmod(0o600)
+    rundir.write_json((folder or options.run_dir) / ASKED, asked, private=True)
 
 
 def read_asked(folder: Path) -> Asked:

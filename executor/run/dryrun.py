@@ -18,7 +18,7 @@ import msgspec
 
 from executor.folder import joining, rundir
 from executor.launchers import local
-from executor.preflight import preflight
+from executor.preflight.findings import asked
 from executor.run import attempts
 from executor.run.launch import configuration_environment, launch_spec
 from executor.run.prepare import Options, Prepared, decided, folder_checks, host_checks
@@ -67,7 +67,7 @@ def dry_run(
     """
     made = decided(plan, options, echo, backend)
     checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
-    refused = {name: error.sentence for name, error in preflight.refusals(checks).items()}
+    refused = {one.check: one.refusal.sentence for one in asked(checks) if one.rule}
     hosts = _hosts(options, refused)
     made = replace(
         made,
@@ -128,20 +128,15 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     rundir.create(folder, found.ready.plan, found.ready.files)
     attempts.keep_asked(found.ready, folder, launcher="join")
     rundir.write_launch(folder, found.spec)
-    joining.write(folder, to_join(found))
+    joining.write(folder, joining_of(found.ready, found.port))
     for name, text in scripts.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o700)
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def to_join(found: DryRun) -> joining.Joining:
-    """What each node has to know to join the run."""
-    return joining_of(found.ready, found.port)
-
-
 def joining_of(ready: Prepared, port: int) -> joining.Joining:
-    """The same of what was prepared, with the port of node 0."""
+    """What each node has to know to join what was prepared, with the port of node 0."""
     program = ready.options.script
     return joining.Joining(
         run_id=ready.run_id,

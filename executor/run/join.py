@@ -189,7 +189,8 @@ def execute(node: Node, signals: list[int], echo: Echo) -> RunRecord:
     try:
         refusal = None
         if records:
-            rundir.write_launcher(node.folder, this_launcher(node.ready.run_id, in_namespaces=False))
+            launcher = this_launcher(node.ready.run_id, in_namespaces=False)
+            rundir.write_json(node.folder / rundir.LAUNCHER, launcher)
             rundir.keep_room(node.folder)
         try:
             ending = _watched(node, meeting, roll, signals, echo)

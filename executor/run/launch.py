@@ -157,11 +157,12 @@ def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, boo
     """One start, on a port that none of `ports` is, and whether another may do better."""
     folder, again = ready.options.run_dir, False
     started, clock = datetime.now(UTC), time.monotonic()
-    _make_folder(ready)
+    make_folder(ready)
     sent: tuple[float, ...] = ()
     ended = UNKNOWN
     kills = cgroups.oom_kills()
-    roll = roll_call(ready, {host.node: host.name for host in ready.hosts.hosts}, echo)
+    names, processes = {host.node: host.name for host in ready.hosts.hosts}, min(ready.processes, ready.ranks)
+    roll = RollCall(folder, processes, lambda: names, echo, others_first=bool(ready.options.script))
     with received_signals() as signals:
         try:
             with local.opened(ready.hosts):
@@ -188,25 +189,15 @@ def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, boo
     return record, again
 
 
-def roll_call(ready: Prepared, names: Mapping[int, str], echo: Echo) -> RollCall:
-    """Who of the ranks of these nodes is awaited."""
-    return RollCall(
-        ready.options.run_dir,
-        1 if ready.options.fake_world else ready.processes,
-        lambda: names,
-        echo,
-        others_first=bool(ready.options.script),
-    )
-
-
-def _make_folder(ready: Prepared) -> None:
-    """The run folder, with who watches the run, for whoever finds it without its launcher, and room for its record: all
-    of it, or PlannerError and nothing."""
+def make_folder(ready: Prepared, more: Callable[[], object] = lambda: None) -> None:
+    """The run folder, with what `more` writes, with who watches the run, for whoever finds it without its launcher, and
+    room for its record: all of it, or PlannerError and nothing."""
     folder, in_namespaces = ready.options.run_dir, ready.hosts.emulation == "namespaces"
     try:
         rundir.create(folder, ready.plan, ready.files)
         attempts.keep_asked(ready)
-        rundir.write_launcher(folder, this_launcher(ready.run_id, in_namespaces=in_namespaces))
+        more()
+        rundir.write_json(folder / rundir.LAUNCHER, this_launcher(ready.run_id, in_namespaces=in_namespaces))
         rundir.keep_room(folder)
     except PlannerError:
         if not ready.options.again:

@@ -164,7 +164,7 @@ def _goes_on(found: dryrun.DryRun) -> str | None:
 
 
 def _secrets(found: dryrun.DryRun) -> tuple[str, ...]:
-    environment = dryrun.to_join(found).environment
+    environment = joining.without_secrets(found.ready.environment)
     return tuple(name for name, value in environment.items() if value is None)
 
 

@@ -37,7 +37,7 @@ def this_launcher(run_id: str, *, in_namespaces: bool) -> Launcher:
         host=socket.gethostname(),
         machine=_said(MACHINE_ID),
         boot=_said(BOOT_ID),
-        namespace=_pid_namespace(),
+        namespace=processes.namespace(os.getpid()),
         network=os.getpid() if in_namespaces else None,
     )
 
@@ -53,7 +53,7 @@ def seen(launcher: Launcher) -> Seen:
     if launcher.boot != _said(BOOT_ID):
         same = (launcher.host, launcher.machine) == (socket.gethostname(), _said(MACHINE_ID))
         return "gone" if same and launcher.boot and launcher.machine else "elsewhere"  # started anew, or another one
-    if launcher.namespace != _pid_namespace():
+    if launcher.namespace != processes.namespace(os.getpid()):
         return "elsewhere"
     return "alive" if processes.alive(launcher.process) else "gone"
 
@@ -150,11 +150,4 @@ def _said(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:  # not Linux
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
         return ""

@@ -90,7 +90,7 @@ def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ())
 def sent(folder: Path) -> str:
     """Submit the script of a run folder, and keep the number of its job there."""
     job = slurm.submitted(folder / slurm.SCRIPT)
-    slurm.write_job(folder, job)
+    rundir.write_json(folder / slurm.JOB, slurm.Job(job=job))
     return job
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,51 +50,28 @@ def card_facts(card: int | str) -> dict[str, Any]:
 
     Empty where NVML's Python package or library is missing.
     """
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, or no library: each its own type
-        return {}
-    try:
-        by_uuid = isinstance(card, str)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(card) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(card)
-        asked: dict[str, Callable[[], Any]] = {
-            "name": lambda: pynvml.nvmlDeviceGetName(handle),
-            "memory_bytes": lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            "driver": pynvml.nvmlSystemGetDriverVersion,
-            "cuda_driver": pynvml.nvmlSystemGetCudaDriverVersion_v2,
-            "capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
-            "power_w": lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-            "clock_hz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6,
-            "memory_clock_hz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM) * 1e6,
-            "ecc": lambda: bool(pynvml.nvmlDeviceGetEccMode(handle)[0]),
-            "mig": lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]),
-            "link": lambda: _link(pynvml, handle),
-        }
-        return {name: _said(ask, pynvml.NVMLError) for name, ask in asked.items()}
-    except pynvml.NVMLError:  # no such card
-        return {}
-    finally:
-        pynvml.nvmlShutdown()
+    return _of_card(
+        card,
+        lambda nvml, handle: {
+            "name": lambda: nvml.nvmlDeviceGetName(handle),
+            "memory_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "driver": nvml.nvmlSystemGetDriverVersion,
+            "cuda_driver": nvml.nvmlSystemGetCudaDriverVersion_v2,
+            "capability": lambda: ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle))),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+            "clock_hz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+            "memory_clock_hz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
+            "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
+            "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
+            "link": lambda: _link(nvml, handle),
+        },
+    )
 
 
 def free_memory(card: int | str) -> float | None:
     """Bytes of a card that nothing uses now, or None where NVML does not say."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, or no library: each its own type
-        return None
-    try:
-        by_uuid = isinstance(card, str)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(card) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(card)
-        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except pynvml.NVMLError:  # no such card
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    asked = _of_card(card, lambda nvml, handle: {"free": lambda: float(nvml.nvmlDeviceGetMemoryInfo(handle).free)})
+    return asked.get("free")
 
 
 def link_bits_per_s(interface: str) -> float | None:
@@ -104,6 +81,24 @@ def link_bits_per_s(interface: str) -> float | None:
         if (place / "device").exists() and (speed := float((place / "speed").read_text())) > 0:
             return speed * 1e6
     return None
+
+
+def _of_card(card: int | str, questions: Callable[[Any, Any], Mapping[str, Callable[[], Any]]]) -> dict[str, Any]:
+    """What NVML answers to each question of a card; empty where there is no NVML or no such card."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, or no library: each its own type
+        return {}
+    try:
+        by_uuid = isinstance(card, str)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(card) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(card)
+        return {name: _said(ask, pynvml.NVMLError) for name, ask in questions(pynvml, handle).items()}
+    except pynvml.NVMLError:  # no such card
+        return {}
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _said(ask: Callable[[], Any], refusal: type[Exception]) -> Any:

@@ -77,7 +77,7 @@ def end(find: Callable[[], list[int]], grace_s: float) -> set[int]:
 
 def _others() -> Iterator[tuple[int, dict[str, str]]]:
     """Processes of this person in this PID namespace, with the environment that each was started with."""
-    here = _namespace(os.getpid())
+    here = namespace(os.getpid())
     for entry in PROC.glob("[0-9]*"):
         pid = int(entry.name)
         if pid == os.getpid():
@@ -87,22 +87,28 @@ def _others() -> Iterator[tuple[int, dict[str, str]]]:
         except OSError:  # gone meanwhile, or somebody else's
             continue
         # A container's processes have numbers of its own: what they say of their launcher means nothing here.
-        if raw and RUN_ID_VARIABLE.encode() in raw and _namespace(pid) == here:
+        if raw and RUN_ID_VARIABLE.encode() in raw and namespace(pid) == here:
             pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
             yield pid, {name: value for name, _, value in pairs}
 
 
-def _namespace(pid: int) -> str | None:
+def namespace(pid: int) -> str:
+    """The PID namespace that a process is in; nothing where the system does not say."""
     try:
         return os.readlink(PROC / str(pid) / "ns" / "pid")
     except OSError:
-        return None
+        return ""
+
+
+def stat_of(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the process's state on; none where there is no such process."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _started(pid: int) -> int | None:
     """When a living process was started; None when there is none."""
-    try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[START_TIME])
+    fields = stat_of(pid)
+    return None if not fields or fields[0] in ("Z", "X") else int(fields[START_TIME])

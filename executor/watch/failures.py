@@ -167,12 +167,7 @@ def _of_signal(number: signal.Signals, oom_kills: int | None) -> str:
 
 def last_error_line(log: Path) -> str | None:
     """The last line that reads like a Python error, else the last line with anything on it."""
-    try:
-        with log.open("rb") as stream:
-            stream.seek(max(0, log.stat().st_size - 65536))
-            lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:  # there was none, or it was deleted meanwhile
-        return None
+    lines = [line.strip() for line in rundir.last_text(log).splitlines() if line.strip()]
     for line in reversed(lines):
         if match := ERROR_LINE.match(line):
             return match[1]

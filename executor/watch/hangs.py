@@ -36,8 +36,6 @@ UNWATCHED = (alive.START, alive.END)
 """Before the ranks have met `--meet-timeout` counts; at the end the timeout of the process groups does."""
 DUMP_S = 2.0
 DISCOVER_S = 5.0
-STATE = 0
-"""Field of /proc/PID/stat, counted from the process's state on."""
 
 State = Literal["stopped", "waiting", "backward", "elsewhere", "silent"]
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?+) in (?P<name>.+)$')
@@ -193,10 +191,7 @@ class Watch:
 
 def state_of(pid: int) -> str:
     """The state of a process as /proc has it, one letter: T is stopped by a signal. Empty where there is none."""
-    try:
-        return (processes.PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[STATE]
-    except (OSError, IndexError):
-        return ""
+    return next(iter(processes.stat_of(pid)), "")
 
 
 def dumped(folder: Path, ranks: Iterable[Said]) -> dict[int, str]:

@@ -29,7 +29,6 @@ from executor.watch.verdict import Ending, LostAgent
 POLL_S = 0.1
 SETTLE_S = 1.5
 GRACE_S = 8.0
-TAIL_BYTES = 64 * 1024
 GENTLE = (signal.SIGTERM, signal.SIGUSR1)
 """Signals of schedulers. A run that writes checkpoints is asked for one and ends by itself."""
 CHECKPOINT_S = 120.0
@@ -242,7 +241,7 @@ class LogFollower:
                 if path is not None:
                     with path.open("rb") as file:
                         size = file.seek(0, os.SEEK_END)
-                        file.seek(max(0, size - TAIL_BYTES))
+                        file.seek(max(0, size - rundir.TAIL_BYTES))
                         self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
 
     def moved(self, folder: Path) -> None:

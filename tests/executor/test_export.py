@@ -218,7 +218,7 @@ def test_a_run_without_weights_says_why_it_has_none(
             plan_hash="", status=status, exit_code=code, started="", seconds=1, backend="", launcher="", world_size=1,
             nodes=1,
         )  # fmt: skip
-        rundir.write_record(run, record)
+        rundir.write_json(run / rundir.RECORD, record)
 
     assert words in refusal(run, tmp_path / "model")
 

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 def launched(folder: Path, **changed: str) -> None:
     launcher = reap.this_launcher("a-run-of-nobody", in_namespaces=False)
-    rundir.write_launcher(folder, msgspec.structs.replace(launcher, **changed))
+    rundir.write_json(folder / rundir.LAUNCHER, msgspec.structs.replace(launcher, **changed))
 
 
 def test_a_run_whose_launcher_lives_runs_and_one_elsewhere_is_left_alone(folder):

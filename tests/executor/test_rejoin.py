@@ -110,7 +110,7 @@ def test_a_start_that_was_killed_while_it_put_things_aside_is_made_up_for(folder
 def test_what_has_completed_is_refused_by_every_node_and_what_writes_no_checkpoint_has_one_start(folder):
     ready(folder, 0, "7.0.0")
     begun(folder, 10)
-    rundir.write_record(folder, record("completed", 0))
+    rundir.write_json(folder / rundir.RECORD, record("completed", 0))
     for node in (0, 1):
         with pytest.raises(PlannerError, match="has completed: there is nothing to go on with"):
             ready(folder, node, "7.1.0")
@@ -123,7 +123,7 @@ def test_what_has_completed_is_refused_by_every_node_and_what_writes_no_checkpoi
 @pytest.mark.slow
 def test_resume_makes_the_folder_ready_once_and_says_what_to_type(folder, tmp_path):
     begun(folder, 10)
-    rundir.write_record(folder, record("training failed", 5))
+    rundir.write_json(folder / rundir.RECORD, record("training failed", 5))
     assert resume.launcher_of(folder) == "join"
     (folder / "asked.json").unlink()  # made by an earlier version
 

@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
     for one in ranks:
         (tmp_path / "run" / "measured" / f"rank-{one.rank}.json").write_bytes(msgspec.json.encode(one))
     (tmp_path / "run" / "metrics.jsonl").write_text('{"loss": 6.0}\n{"loss": 5.0}\n')
-    rundir.write_record(tmp_path / "run", ended())
+    rundir.write_json(tmp_path / "run" / rundir.RECORD, ended())
     return tmp_path / "run"
 
 
@@ -217,7 +217,7 @@ def test_a_run_of_ones_own_script_has_no_rows_of_missing_figures(tmp_path):
     assert built.script == "/home/me/train.py"
     assert "nothing of it was measured" in out.getvalue() and "missing" not in out.getvalue()
     with pytest.raises(PlannerError, match=r"of your own script, /home/me/train\.py"):
-        rundir.write_record(tmp_path / "run", ended())
+        rundir.write_json(tmp_path / "run" / rundir.RECORD, ended())
         check_weights(tmp_path / "run", predicted())
 
 

@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
     lines.append({"step": 12, "validation_loss": 2.0, "validation_tokens": 3, "time": 111.5})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + '{"step": 12, "lo')
-    rundir.write_record(folder, record("training failed", 5))
+    rundir.write_json(folder / rundir.RECORD, record("training failed", 5))
     return folder
 
 
@@ -98,7 +98,7 @@ def test_a_failure_is_the_same_where_its_rank_was_at_the_same_step_whatever_rank
 
 def test_goodput_counts_each_step_once_and_the_time_of_every_start(run):
     attempts.set_aside(run, 10)
-    rundir.write_record(run, replace(record("completed", 0), seconds=20.0))
+    rundir.write_json(run / rundir.RECORD, replace(record("completed", 0), seconds=20.0))
     found = report.build(run)
     assert (found.training_s, found.run_s, found.goodput) == (5.0, 80.0, 0.0625)
     assert goodput_text(found) == "goodput 6.2%: 5.00 s of 1.3 min in 2 starts went into its steps"
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run, plan, words):
 
 
 def test_what_has_completed_or_is_a_script_of_your_own_does_not_go_on(run):
-    rundir.write_record(run, record("completed", 0))
+    rundir.write_json(run / rundir.RECORD, record("completed", 0))
     with pytest.raises(PlannerError, match="has completed: there is nothing to go on with"):
         resume.check_ended(run)
     (run / "mesh" / "rank-0.json").write_text(json.dumps({"script": "train.py"}))

@@ -36,7 +36,7 @@ def record(folder: Path, **changed: object) -> None:
         plan_hash="", status="completed", exit_code=0, started="2026", seconds=1.0, backend="", launcher="",
         world_size=2, nodes=1,
     )  # fmt: skip
-    rundir.write_record(folder, msgspec.structs.replace(one, **changed))
+    rundir.write_json(folder / rundir.RECORD, msgspec.structs.replace(one, **changed))
 
 
 def logged(folder: Path, *steps: int) -> None:

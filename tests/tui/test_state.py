@@ -157,7 +157,7 @@ def test_how_far_off_a_time_may_be_is_said_of_the_picked_layout_as_estimate_says
 def test_the_bar_and_the_table_have_one_set_of_names_and_one_sum(sixty_four):
     for one, estimate in zip(sixty_four.shown.strategies, sixty_four.strategies, strict=True):
         named = {line.split()[0] for line in one.memory_table.splitlines()[1:]}
-        assert set(one.legend) - {"overhead"} <= named | {term for term, size in one.terms.items() if not size}
+        assert set(one.terms) - {"overhead"} <= named | {term for term, size in one.terms.items() if not size}
         device, live, overhead = map(float, re.findall(r"\d+\.\d\d", one.sum_line))
         assert round(live + overhead, 2) == device == round(estimate.memory.device_bytes / 2**30, 2)
         column = 1 + [phase.phase for phase in estimate.memory.phases].index(estimate.memory.peak.phase)

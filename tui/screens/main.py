@@ -293,6 +293,6 @@ def _headline(planned: Planned) -> str:
 
 def _legend(shown: Screenful, one: Shown) -> Content:
     """Where the card ends, and what the bars' colours mean."""
-    terms = one.legend
+    terms = list(one.terms)
     keys = [part for term in terms for part in (bars.paint((term, 1), terms), f"{term} ")]
     return Content.assemble(f"{bars.CAPACITY}{shown.capacity} ", *keys)

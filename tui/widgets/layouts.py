@@ -90,7 +90,7 @@ def _bar(one: Shown, names: int, sizes: int, capacity: float | None, full: float
     runs = bars.stacked(one.terms, capacity, full, room)
     return Content.assemble(
         f"{_name(one).ljust(names)} ",
-        *(bars.paint(run, one.legend) for run in runs),
+        *(bars.paint(run, list(one.terms)) for run in runs),
         f" {one.memory.rjust(sizes)} ",
         (one.verdict or "", WORDS.get(one.verdict or "", "")),
     )

@@ -11,7 +11,6 @@ import msgspec
 
 from executor.hosts.checks.check import Checked
 from executor.preflight.findings import Row
-from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 
 SCHEMA = "check/1"
@@ -64,7 +63,7 @@ def said(one: Row) -> str:
     """A row's measured value, and where it is no pass the rule and the way out."""
     if not one.rule:
         return one.measured or "yes"
-    return PlannerError(one.field or one.check, one.measured or None, one.rule, one.fix).sentence
+    return one.refusal.sentence
 
 
 def _folded(groups: dict[tuple[str, str], list[Row]]) -> dict[tuple[str, str], list[Row]]:
