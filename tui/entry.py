@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
+
 from planner.basics.errors import PlannerError
 from planner.cli.explorer import not_installed
 from tui import inputs
@@ -21,7 +23,7 @@ def explore(given: Mapping[str, Any], as_json: bool) -> int:
     if as_json:
         from tui import state
 
-        sys.stdout.buffer.write(state.as_json(state.plan(state.ask(typed)).shown) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(state.plan(state.ask(typed)).shown) + b"\n")
         return 0
     if find_spec("textual") is None:
         raise not_installed("textual")

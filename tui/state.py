@@ -182,11 +182,6 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
     )
 
 
-def as_json(shown: Screenful) -> bytes:
-    """What the screen shows, for programs."""
-    return msgspec.json.encode(shown)
-
-
 def _headline(asked: Question) -> str:
     """What is planned for, short enough for 80 columns: the rest of the question stands in the fields."""
     count, cluster = parameters(asked.model), asked.cluster

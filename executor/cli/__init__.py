@@ -5,8 +5,8 @@ Not here: any of the work (launch.py, report.py) or how errors end the process (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -19,10 +19,12 @@ from executor.cli.options import (
     KEEP_EVERY,
     KEEP_LAST,
     LOSS_SPIKE,
+    MASTER,
     MAX_RESTARTS,
     MAX_SKIPS,
     MEET_TIMEOUT,
     ON_BAD_LOSS,
+    REMOTE_DIR,
     SPIKE_WINDOW,
     STALL_TIMEOUT,
     TOLERANCE,
@@ -39,10 +41,6 @@ from executor.system import environment
 from planner import __version__
 from planner.basics import command
 from planner.spec.plan import Plan, read_plan
-
-if TYPE_CHECKING:
-    pass
-
 
 EXAMPLES = """
  executor check plan.json                            # can it run here: devices, files, limits, an all-reduce
@@ -114,14 +112,8 @@ def executor() -> None:
     metavar="FILE|auto|loopback|namespaces",
     help="Run on the hosts of this file, one a line, by ssh; or how nodes are emulated on this machine.",
 )
-@click.option(
-    "--master", metavar="HOST[:PORT]", help="With a host file: node 0 as the others reach it (default: found)."
-)
-@click.option(
-    "--remote-dir",
-    metavar="DIR",
-    help="With a host file: where a host that does not see the run folder makes its own (default: ~/.cache).",
-)
+@MASTER
+@REMOTE_DIR
 @click.option("--dry-run", is_flag=True, help="Print files, commands and environment, on any machine; start nothing.")
 @click.option(
     "-o",
@@ -232,20 +224,34 @@ def run(
         checkpoints=None if script else checkpoint_policy.asked(plan, checkpoint_every, keep_last, keep_every),
         max_restarts=max_restarts,
         bad_loss=bad_loss or badloss.STOP,
+        place=remote_dir,
     )
-    if launcher == "slurm":
-        return _by_slurm(plan, options, sbatch, (output, dry_run), tolerances if judge else None, as_json)
-    if by_ssh:
-        from executor.cli import ssh as cli_ssh  # where it is asked for
-
-        asked = cli_ssh.Asked(Path(hosts), master, remote_dir, dry_run, output, yes)
-        return cli_ssh.run(plan, options, asked, tolerances if judge else None, as_json)
+    if output is not None:
+        rundir.check_new(output, "--output")
+    judged = tolerances if judge else None
     if dry_run:
-        return _show_dry_run(plan, options, output, as_json)
+        text, write = _dry_run(plan, options, (launcher, by_ssh), sbatch, as_json)
+        click.echo(text)
+        if output is not None:
+            tell(f"wrote {output}: {', '.join(write(output))}")
+        return 0
+    if launcher == "slurm":
+        from executor.run import slurm_run  # where it is asked for
+
+        if slurm_run.inside():
+            return finish(*slurm_run.run(plan, options, tell), judged, as_json)
+        return tell_job(options.run_dir, slurm_run.submit(plan, options, tell, sbatch), as_json)
+    if by_ssh:
+        from executor.hosts import ssh_run
+        from executor.hosts.fleet import fleet_of
+
+        fleet = fleet_of(Path(hosts), plan, options.nodes, tell)
+        ready = ssh_run.prepare(plan, options, fleet.used, tell)
+        confirm(ready, yes)
+        return finish(ready, ssh_run.run(ready, fleet, tell, master=master), judged, as_json)
     ready = launch.prepare(plan, options, tell)
     confirm(ready, yes)
-    record = launch.run(ready, tell)
-    return finish(ready, record, tolerances if judge else None, as_json)
+    return finish(ready, launch.run(ready, tell), judged, as_json)
 
 
 @executor.command()
@@ -284,41 +290,27 @@ def main() -> None:
     command.main(executor, name="executor")
 
 
-def _show_dry_run(plan: Plan, options: launch.Options, output: Path | None, as_json: bool) -> int:
-    if output is not None:
-        rundir.check_new(output, "--output")
-    found = dryrun.dry_run(plan, options, tell)
-    click.echo(dryrun.as_json(found) if as_json else dryrun.as_text(found))
-    if output is not None:
-        tell(f"wrote {output}: {', '.join(dryrun.write(found, output))}")
-    return 0
+def _dry_run(
+    plan: Plan, options: launch.Options, by: tuple[str, bool], sbatch: tuple[str, ...], as_json: bool
+) -> tuple[str | bytes, Callable[[Path], list[str]]]:
+    """What a dry run shows, and what writes its files into a folder and says their names."""
+    launcher, by_ssh = by
+    if launcher == "slurm":
+        from executor.run import slurm_run
 
-
-def _by_slurm(
-    plan: Plan,
-    options: launch.Options,
-    sbatch: tuple[str, ...],
-    dry: tuple[Path | None, bool],
-    tolerances: lines.Tolerances | None,
-    as_json: bool,
-) -> int:
-    """Show or write the job's script, or run in the allocation that there is, or submit the job."""
-    from executor.run import slurm_run  # where it is asked for
-
-    output, is_dry = dry
-    if is_dry:
-        if output is not None:
-            rundir.check_new(output, "--output")
         found, script = slurm_run.dry_run(plan, options, tell, sbatch)
-        click.echo(dryrun.as_json(found) if as_json else script, nl=as_json)
-        if output is not None:
-            tell(f"wrote {output}: {', '.join(slurm_run.write(found, script, output, sbatch))}")
-        return 0
-    if slurm_run.inside():
-        ready, record = slurm_run.run(plan, options, tell)
-        return finish(ready, record, tolerances, as_json)
-    return tell_job(options.run_dir, slurm_run.submit(plan, options, tell, sbatch), as_json)
+        shown = dryrun.as_json(found) if as_json else script.removesuffix("\n")
+        return shown, lambda folder: slurm_run.write(found, script, folder, sbatch)
+    if by_ssh:
+        from executor.hosts import ssh_run
+        from executor.hosts.fleet import fleet_of
 
-
-if __name__ == "__main__":
-    main()
+        machines = fleet_of(Path(options.hosts), plan, options.nodes, tell).used
+        found, reached = ssh_run.dry_run(plan, options, machines, tell)
+        lines = [f"# node {node} is reached by\n{line}" for node, line in enumerate(reached)]
+        text = "\n".join([dryrun.as_text(found), "", *lines])
+        shown = msgspec.json.encode(msgspec.json.decode(dryrun.as_json(found)) | {"ssh": reached}) if as_json else text
+    else:
+        found = dryrun.dry_run(plan, options, tell)
+        shown = dryrun.as_json(found) if as_json else dryrun.as_text(found)
+    return shown, lambda folder: dryrun.write(found, folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from executor.cli import options as cli_options
 from executor.cli import output as cli_output
 from executor.folder import rundir
 from executor.hosts import ssh
@@ -32,25 +33,14 @@ from planner.spec.plan import read_plan
     help="Ask these hosts over ssh, a line each in the order of the nodes, instead of this machine.",
 )
 @click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
-@click.option(
-    "--master", metavar="HOST[:PORT]", help="With --hosts: node 0 as every node reaches it (default: found out)."
-)
-@click.option(
-    "--remote-dir",
-    metavar="DIR",
-    help="With --hosts: where a host that does not see the run folder makes its own (default: ~/.cache).",
-)
+@cli_options.MASTER
+@cli_options.REMOTE_DIR
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run folder would be made.")
 @click.option(
     "--save-weights/--no-save-weights", default=True, help="Ask for the weights' room on the disk.", show_default=True
 )
 @click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="As the run would be given it, such as GLOO_SOCKET_IFNAME=eth1. Repeatable.",
-)
+@cli_options.ENV
 @click.option("--all-reduce/--no-all-reduce", default=True, show_default=True, help="Start all ranks for a moment.")
 @click.option("--debug-network", is_flag=True, help="Start them with the networks' own debugging on.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -80,6 +70,7 @@ def check(
         data=data,
         save_weights=save_weights,
         env=env,
+        place=remote_dir,
     )
     made = decided(plan, options, cli_output.tell)
     whole = inputs.resolved(made.plan)
@@ -94,7 +85,6 @@ def check(
                 master=master,
                 all_reduce=all_reduce,
                 debug=debug_network,
-                place=remote_dir,
             )
     else:
         names, ranks = (socket.gethostname(),), made.ranks

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from executor.cli.output import tell
 from executor.measure import measure as measuring
 from executor.measure import measure_text
 from executor.measure.machine import this_machine
@@ -66,20 +67,16 @@ def measure(
     results: list[measuring.Result] = []
     code = 0
     try:
-        for result in measuring.run_cells(cells, machine, output, _tell, runs=runs):
+        for result in measuring.run_cells(cells, machine, output, tell, runs=runs):
             results.append(result)
             if not result.known:
-                _tell(measure_text.progress(result))
+                tell(measure_text.progress(result))
     except measuring.Stopped as stopped:
         code = stopped.code
-        _tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command goes on from there.")
+        tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command goes on from there.")
     click.echo(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
     return code or measuring.exit_code(results)
 
 
 def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)

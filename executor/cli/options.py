@@ -17,6 +17,16 @@ ENV = click.option(
     help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
 )
 
+MASTER = click.option(
+    "--master", metavar="HOST[:PORT]", help="With hosts by ssh: node 0 as the others reach it (default: found)."
+)
+
+REMOTE_DIR = click.option(
+    "--remote-dir",
+    metavar="DIR",
+    help="With a host file: where a host that does not see the run folder makes its own (default: ~/.cache).",
+)
+
 YES = click.option("--yes", is_flag=True, help="Do not ask before starting.")
 
 CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")

@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from executor.cli import EMULATIONS
+from executor.cli.output import tell
 from executor.hosts.hosts import read_hosts
 from executor.measure import probe as probing
 from executor.measure import probe_hosts
@@ -19,8 +21,6 @@ from planner.basics import command
 from planner.basics.units import GB, TERA, format_seconds
 from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
 from planner.calibrate.probe import Probe
-
-EMULATIONS = ("auto", "loopback", "namespaces")
 
 
 @click.command()
@@ -55,26 +55,26 @@ def probe(
         folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
     )
     if hosts in EMULATIONS:
-        ready = probing.prepare(options, _tell)
+        ready = probing.prepare(options, tell)
         each = f"{nodes} x {ready.ranks} ranks on {ready.kind} ({ready.hosts.emulation})"
-        _tell(f"probing {each}: other work on this machine makes every figure worse")
-        written = probing.execute(ready, _tell)
+        tell(f"probing {each}: other work on this machine makes every figure worse")
+        written = probing.execute(ready, tell)
     else:
         machines = read_hosts(Path(hosts))
         if nodes not in (1, len(machines)):
             raise click.UsageError(f"--nodes {nodes}: the host file names {len(machines)}, and all are measured")
-        written = probe_hosts.run(options, machines, _tell)
+        written = probe_hosts.run(options, machines, tell)
     if as_json:
         click.echo(msgspec.json.encode(written.probe))
     else:
         for line in summary(written.probe):
             click.echo(line)
     for path in written.files:
-        _tell(f"wrote {os.path.relpath(path)}")
+        tell(f"wrote {os.path.relpath(path)}")
     folder = shlex.quote(os.path.relpath(output))
     total = written.probe.ranks
     chosen = f"--presets {folder} --cluster {written.probe.name} --calibration {written.probe.name} --gpus {total}"
-    _tell(f"next: planner estimate --model tiny-llama {chosen}")
+    tell(f"next: planner estimate --model tiny-llama {chosen}")
     return 0
 
 
@@ -91,7 +91,3 @@ def summary(probe: Probe) -> list[str]:
         what = "inside a node" if place == INSIDE else "between nodes"
         lines.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
     return lines
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)

@@ -51,9 +51,7 @@ Going = Callable[..., tuple[Prepared, Place]]
     metavar="FILE",
     help="Go on on these hosts, by ssh (default: the run's).",
 )
-@click.option(
-    "--master", metavar="HOST[:PORT]", help="With hosts by ssh: node 0 as the others reach it (default: found)."
-)
+@cli_options.MASTER
 @click.option(
     "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="Of a job of Slurm: another option of it. Repeatable."
 )
@@ -108,8 +106,8 @@ def run_again(
         prepare, start, find = _by_ssh(folder, hosts, master)
     ready, place = prepared(launcher=prepare, find=find)
     cli_output.confirm(ready, yes)
-    record = resume.execute(ready, place, cli_output.tell, start)
-    return cli_output.finish(ready, record, None, as_json)
+    resume.put_aside(ready, place, cli_output.tell)
+    return cli_output.finish(ready, start(ready, cli_output.tell), None, as_json)
 
 
 def _by_slurm(folder: Path, prepared: Going, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
@@ -184,7 +182,7 @@ def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepa
         return ssh_run.prepare(plan, options, fleet(plan).used, echo)
 
     def start(ready: Prepared, echo: Echo) -> RunRecord:
-        return ssh_run.run(ready, fleets[-1], echo, master=master, place=ready.options.place)
+        return ssh_run.run(ready, fleets[-1], echo, master=master)
 
     return prepare, start, lambda run, plan: elsewhere.newest(run, fleet(plan).used)
 

@@ -46,20 +46,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 def policy(every: str | None, keep_last: int | None, keep_every: int | None) -> Policy | None:
     """What was asked for on a command line; None where nothing was."""
-    if every is None:
-        named = "--keep-last" if keep_last is not None else "--keep-every" if keep_every is not None else None
-        if named:
-            value = keep_last if keep_last is not None else keep_every
-            raise PlannerError(
-                named, value, "says which checkpoints stay, and none are written", "Add --checkpoint-every"
-            )
-        return None
-    if not _EVERY.fullmatch(every):
+    if every is not None and not _EVERY.fullmatch(every):
         rule = "is no number of steps (20), no time (90s, 10m, 2h) and not signal or never"
         raise PlannerError("--checkpoint-every", every, rule, "Give --checkpoint-every 20 or --checkpoint-every 10m")
     for name, value in (("--keep-last", keep_last), ("--keep-every", keep_every)):
+        if value is not None and every is None:
+            rule = "says which checkpoints stay, and none are written"
+            raise PlannerError(name, value, rule, "Add --checkpoint-every")
         if value is not None and value < 1:
             raise PlannerError(name, value, "must be at least 1", f"Give {name} 1 or more")
+    if every is None:
+        return None
     return Policy(every=every, keep_last=2 if keep_last is None else keep_last, keep_every=keep_every)
 
 

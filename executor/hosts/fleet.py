@@ -48,7 +48,7 @@ def left(fleet: Fleet, echo: Echo) -> tuple[Machine, ...]:
     A host that is only slow to come back counts as lost.
     """
     asked = (*fleet.used, *fleet.spares)
-    with ssh.contact(asked, _quiet) as contact:
+    with ssh.contact(asked, lambda _: None) as contact:  # that a host is slow to answer is said once it has not
         gone = contact.refused
     for place, error in sorted(gone.items()):
         if place < len(fleet.used):
@@ -60,7 +60,3 @@ def left(fleet: Fleet, echo: Echo) -> tuple[Machine, ...]:
             "--hosts", names, "do not answer any more", "Look at them, then executor resume", exit_code=3
         )
     return there
-
-
-def _quiet(text: str) -> None:
-    """Say nothing: that a host is slow to answer is said once it has not."""

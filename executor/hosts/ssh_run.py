@@ -72,7 +72,7 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
     )
 
 
-def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None, place: str | None = None) -> RunRecord:
+def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None) -> RunRecord:
     """Run on the hosts. PlannerError, and no folder, where a host refuses before anything was started. A start that
     fails is followed by another as often as the options allow: on the same hosts, and without those that were lost."""
     reap()
@@ -86,7 +86,7 @@ def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None,
     def find(folder: Path) -> attempts.Place:
         return elsewhere.newest(folder, fleets[-1].used)
 
-    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master, place), echo, again, find)
+    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
 
 
 def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared, Fleet]:
@@ -109,9 +109,7 @@ def _hosts(machines: Sequence[Machine]) -> local.Hosts:
     return local.Hosts("ssh", tuple(found))
 
 
-def _start(
-    ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: str | None, place: str | None
-) -> tuple[RunRecord, bool]:
+def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: str | None) -> tuple[RunRecord, bool]:
     """One start, and whether another may do better."""
     named = Master.parse(master) if master else None
     with ssh.contact(machines, echo, ready.run_id) as contact:
@@ -120,12 +118,11 @@ def _start(
         address, port = ssh.choose_master(looks) if named is None else (named.host, int(looks[0]["port"]))
         port = (named and named.port) or port
         names = [one.name for one in machines]
-        ranks = ready.processes
-        asked = partial(checked, contact, names, ready.plan, ready.options, ranks=ranks, master=address)
-        asked = partial(asked, copied=True, place=place)
+        asked = partial(checked, contact, names, ready.plan, ready.options, ranks=ready.processes, copied=True)
+        asked = partial(asked, master=address)
         asked(port=port, all_reduce=False).require(echo)
         meeting = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        start = partial(_Run, machines=machines, contact=contact, echo=echo, master=meeting, place=place)
+        start = partial(_Run, machines=machines, contact=contact, echo=echo, master=meeting)
         one = start(ready)
         record = one.execute(port)
         if record.exit_code == LAUNCH_FAILED and record.cause not in NO_NETWORK:
@@ -184,7 +181,6 @@ class _Run:
     contact: Contact
     echo: Echo
     master: str
-    place: str | None
     ends: dict[int, Answer] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     keep: dict[int, str] = field(default_factory=dict)
@@ -238,7 +234,7 @@ class _Run:
             "files": {name: (self.folder / name).read_text() for name in names},
             "master": self.master,
             "env": [f"{name}={value}" for name, value in self.ready.environment.items()],
-            "place": self.place,
+            "place": self.ready.options.place,
             "kept": self.ready.options.kept if self.ready.options.checkpoints is not None else "",
         }
 

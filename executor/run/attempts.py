@@ -249,15 +249,8 @@ def _attempt(folder: Path, cut: Lines, steps: list[Logged]) -> Attempt:
     again = [line for _, line in cut if line.step_s is not None]
     following = min((line.time - (line.step_s or 0.0) for line in steps if line.time > kept.last_time), default=None)
     down = None if following is None or not kept.last_time else max(0.0, following - kept.last_time)
-    return Attempt(
-        status=record.status,
-        exit_code=record.exit_code,
-        cause=record.cause,
-        message=record.message,
-        failed_rank=record.failed_rank,
-        started=record.started,
-        seconds=record.seconds,
-        nodes=record.nodes,
+    return msgspec.structs.replace(
+        msgspec.convert(record, Attempt, from_attributes=True),
         steps=max((line.done for line in again), default=kept.resumed_from),
         resumed_from=kept.resumed_from,
         skipped=tuple(f"{name}: {reason}" for name, reason in kept.skipped),

@@ -78,12 +78,6 @@ def prepare(
     return launcher(wanted, replace(options, **(changed or {})), echo), place
 
 
-def execute(ready: Prepared, place: Place, echo: Echo, start: Callable[[Prepared, Echo], RunRecord]) -> RunRecord:
-    """Put the earlier start aside and go on, as `start` does."""
-    put_aside(ready, place, echo)
-    return start(ready, echo)
-
-
 def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:
     """Make room for the next start, where the last one left anything."""
     if attempts.started(ready.options.run_dir):

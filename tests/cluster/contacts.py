@@ -14,8 +14,15 @@ from typing import Any
 
 from hosts import TestHost
 
-from executor.hosts.checks.check import Here
+from executor.hosts.checks.check import HERE
+from executor.hosts.ssh import Answer
 from planner.basics.errors import PlannerError
+
+ANSWER = """
+import json, sys
+from executor.hosts.checks.host import answer
+print(json.dumps(answer(json.load(sys.stdin))))
+"""
 
 
 class Inside:
@@ -24,14 +31,14 @@ class Inside:
     def __init__(self, hosts: Sequence[TestHost], before: dict[int, Sequence[str]] | None = None) -> None:
         self.hosts, self.before = hosts, before or {}
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Here]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Answer]:
         with ThreadPoolExecutor(len(requests)) as pool:
             asked = [pool.submit(self._one, node, request, timeout_s) for node, request in requests.items()]
             for one in as_completed(asked):
                 yield one.result()
 
-    def _one(self, node: int, request: dict[str, Any], timeout_s: float) -> Here:
-        words = [*self.before.get(node, ()), sys.executable, "-m", "executor.hosts.checks.host"]
+    def _one(self, node: int, request: dict[str, Any], timeout_s: float) -> Answer:
+        words = [*self.before.get(node, ()), sys.executable, "-c", ANSWER]
         done = subprocess.run(
             self.hosts[node].words("OMP_NUM_THREADS=1", *words),
             input=json.dumps(request),
@@ -41,5 +48,5 @@ class Inside:
             check=False,
         )
         if done.returncode:
-            return Here(node, None, PlannerError("host", None, done.stderr.strip()[-300:], exit_code=3))
-        return Here(node, json.loads(done.stdout))
+            return Answer(node, HERE, error=PlannerError("host", None, done.stderr.strip()[-300:], exit_code=3))
+        return Answer(node, HERE, json.loads(done.stdout))

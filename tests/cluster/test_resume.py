@@ -90,7 +90,8 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
 
     said: list[str] = []
     ready, place = resume.prepare(folder, None, said.append)
-    second = resume.execute(ready, place, said.append, launch.execute)
+    resume.put_aside(ready, place, said.append)
+    second = launch.execute(ready, said.append)
 
     assert second.status == "completed", second.message
     assert place.step == 10
@@ -187,7 +188,8 @@ def test_another_layout_goes_on_within_rounding_and_a_damaged_checkpoint_is_pass
     said: list[str] = []
     ready, place = resume.prepare(folder, plan_of("zero3"), said.append)
     assert place.step == 5 and any("passed over checkpoint step-10" in line for line in said)
-    done = resume.execute(ready, place, said.append, launch.execute)
+    resume.put_aside(ready, place, said.append)
+    done = launch.execute(ready, said.append)
 
     assert done.status == "completed", done.message
     whole = undisturbed(plan, tmp_path / "whole")

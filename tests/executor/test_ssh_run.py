@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> ssh_run._Run:
     ready = ssh_run.prepare(plan, Options(tmp_path / "kept", 1), machines, print)
     (tmp_path / "kept").mkdir()
     said: list[str] = []
-    made = ssh_run._Run(ready, machines, Contact(machines, said.append), said.append, "127.0.0.1:20000", None)
+    made = ssh_run._Run(ready, machines, Contact(machines, said.append), said.append, "127.0.0.1:20000")
     made.said = said  # type: ignore[attr-defined]
     return made
 

@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import msgspec
 
 from executor.folder import joining
+from executor.hosts import ssh
 from executor.hosts.checks import compare, host
 from executor.hosts.checks.host import Answer, Request
+from executor.hosts.hosts import Machine
 from executor.launchers import local
 from executor.preflight.findings import Finding, Row
 from executor.run.prepare import Options
@@ -37,50 +39,26 @@ PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_")
 """Variables of --env that change how ranks reach each other."""
 NEEDED = {"reach": ("master", "interface"), "reduce": ("master", "interface", "software", "devices")}
 """Checks without which a later question has no answer."""
-
-
-class Said(Protocol):
-    """One host's answer: `value` or `error`."""
-
-    @property
-    def place(self) -> int:
-        """Which node it is of."""
-
-    @property
-    def value(self) -> dict[str, Any] | None:
-        """What it answered."""
-
-    @property
-    def error(self) -> PlannerError | None:
-        """Why it did not."""
+HERE = Machine("this machine")
 
 
 class Contact(Protocol):
     """What reaches hosts: requests by node go out together, answers come as they come."""
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterable[Said]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterable[ssh.Answer]:
         """Every host's answer or error, once."""
-
-
-@dataclass(frozen=True)
-class Here:
-    """One answer of this machine."""
-
-    place: int
-    value: dict[str, Any] | None
-    error: PlannerError | None = None
 
 
 class ThisMachine:
     """The contact with this machine alone, as node 0."""
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Here]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.Answer]:
         """Its answer."""
         for place, request in requests.items():
             try:
-                yield Here(place, host.answer(request))
+                yield ssh.Answer(place, HERE, host.answer(request))
             except PlannerError as error:
-                yield Here(place, None, error)
+                yield ssh.Answer(place, HERE, error=error)
 
 
 @dataclass(frozen=True)
@@ -118,13 +96,11 @@ def checked(
     all_reduce: bool = True,
     debug: bool = False,
     copied: bool = False,
-    place: str | None = None,
 ) -> Checked:
     """Every row of a plan on the hosts `names`, node 0 first, each of which starts `ranks`. `copied`: hosts that do not
-    see the run folder are given one of their own, in `place`."""
+    see the run folder are given one of their own."""
     request = _request(plan, options, ranks, len(names), master, port, debug=debug)
-    request = msgspec.structs.replace(request, copied=copied, place=place)
-    asking = _Asking(contact, names, request)
+    asking = _Asking(contact, names, msgspec.structs.replace(request, copied=copied))
     rows, here = list[Row](), {"code": joining.code_digest(), "plan": plan.content_hash}
     facts = asking.step("facts", range(len(names)), rows)
     rows += compare.rows_of_facts(facts, here) + compare.rows_of_findings(facts)
@@ -172,7 +148,7 @@ class _Asking:
         return answers
 
 
-def _read(said: Said) -> tuple[Answer | None, PlannerError | None]:
+def _read(said: ssh.Answer) -> tuple[Answer | None, PlannerError | None]:
     if said.value is None:
         return None, said.error
     try:
@@ -202,6 +178,7 @@ def _request(
         port=port or local.hold_port(local.Hosts("join", ()), token).number,
         token=token,
         debug=debug,
+        place=options.place,
     )
 
 

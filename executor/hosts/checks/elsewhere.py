@@ -31,10 +31,8 @@ def check_hosts(
     master: str | None = None,
     all_reduce: bool = True,
     debug: bool = False,
-    place: str | None = None,
 ) -> Checked:
-    """Every row of a plan on the hosts of a contact. `master` is node 0's HOST[:PORT] where a person gave one,
-    `place` where hosts that do not see the run folder make their own."""
+    """Every row of a plan on the hosts of a contact. `master` is node 0's HOST[:PORT] where a person gave one."""
     names = [one.name for one in contact.machines]
     asked = contact.ask({"kind": "look", "port": local.FIRST_PORT}, LOOK_S)
     looks = {said.place: said.value for said in asked if said.value is not None}
@@ -51,7 +49,6 @@ def check_hosts(
         all_reduce=all_reduce,
         debug=debug,
         copied=True,
-        place=place,
     )
     return replace(found, rows=(*rows, *found.rows))
 

@@ -295,17 +295,3 @@ def _cards(asking: Request) -> dict[str, str]:
     names = sorted({str(card["name"]) for card in cards if card.get("name")})
     drivers = {str(card["driver"]) for card in cards if card.get("driver")}
     return ({"GPU": ", ".join(names)} if names else {}) | ({"driver": drivers.pop()} if drivers else {})
-
-
-def main() -> int:
-    """Answer one request from stdin on stdout: 3 and the refusal's sentence where there is no answer."""
-    try:
-        sys.stdout.write(json.dumps(answer(json.load(sys.stdin))))
-    except PlannerError as error:
-        sys.stderr.write(f"{error.sentence}\n")
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
