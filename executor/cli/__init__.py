@@ -63,7 +63,7 @@ LATER = {
     "attach": "executor.cli.watch:attach",
     "check": "executor.cli.check:check",
     "export": "executor.cli.export:export",
-    "export-launch": "executor.cli.export_launch:export_launch",
+    "export-launch": "executor.cli.export:export_launch",
     "join": "executor.cli.join:join",
     "logs": "executor.cli.resume:logs",
     "measure": "executor.cli.measure:measure",

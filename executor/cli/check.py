@@ -16,7 +16,6 @@ from executor.folder import rundir
 from executor.hosts import ssh
 from executor.hosts.checks import check as checking
 from executor.hosts.checks import table
-from executor.hosts.checks.elsewhere import check_hosts
 from executor.hosts.fleet import fleet_of
 from executor.preflight.preflight import PREFLIGHT, visible_gpus
 from executor.run.prepare import Options, decided
@@ -77,7 +76,7 @@ def check(
     if machines:
         names = tuple(one.name for one in machines)
         with ssh.contact(machines, cli_output.tell) as contact:
-            found = check_hosts(
+            found = checking.check_hosts(
                 contact,
                 whole,
                 options,

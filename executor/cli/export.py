@@ -1,18 +1,25 @@
-"""`executor export`: a run's weights as one Hugging Face model folder.
+"""`executor export` and `export-launch`: a run's weights as one model folder, a plan as files for other launchers.
 
-Parses, calls one function, prints. Imported when it is called. Not here: any of the work (export.py).
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (export.py, launch_export.py).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
 
+from executor.cli import options as cli_options
+from executor.cli import output as cli_output
+from executor.folder import checkpoint_policy
 from executor.run import export as exports
+from executor.run import launch_export
+from executor.run.prepare import Options
 from planner.basics import command
 from planner.basics.units import format_bytes
+from planner.spec.plan import read_plan
 
 
 @click.command()
@@ -42,4 +49,71 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     click.echo(f"{written.model_dir}: {size} in {files} file{'s' * (files > 1)}")
     if not written.tokenizer:
         click.echo("no tokenizer: the run used the built-in one, whose ids are bytes (256 begins a text, 257 ends it)")
+    return 0
+
+
+@click.command("export-launch")
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What is to start it.")
+@click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
+@click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
+@click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")
+@click.option(
+    "--claim",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="kubernetes, skypilot: a volume of every node; at /runs it keeps what the run writes. Repeatable.",
+)
+@click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
+@click.option("--save-weights/--no-save-weights", default=True, help="Save the trained weights (default: saved).")
+@cli_options.CHECKPOINT_EVERY
+@cli_options.KEEP_LAST
+@cli_options.KEEP_EVERY
+@cli_options.STALL_TIMEOUT
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="kubernetes, skypilot: start all nodes again so often after a failure, from the newest checkpoint.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def export_launch(
+    plan_file: Path,
+    to: launch_export.Target,
+    output: Path,
+    sbatch: tuple[str, ...],
+    image: str | None,
+    claim: tuple[str, ...],
+    accelerator: str | None,
+    env: tuple[str, ...],
+    save_weights: bool,
+    checkpoint_every: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
+    stall_timeout: float | None,
+    max_restarts: int,
+    as_json: bool,
+) -> int:
+    """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
+    plan = read_plan(plan_file)
+    asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
+    every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
+    options = Options(
+        run_dir=output,
+        nodes=plan.cluster.nodes,
+        save_weights=save_weights,
+        env=env,
+        checkpoints=checkpoint_policy.asked(plan, every, keep_last, keep_every),
+        stall_s=stall_timeout,
+        max_restarts=max_restarts,
+    )
+    made = launch_export.export(plan, to, options, asked, cli_output.tell)
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "export-launch/1"} | msgspec.to_builtins(made, enc_hook=str)))
+        return 0
+    for note in made.notes:
+        cli_output.tell(f"note: {note}")
+    click.echo(made.start)
     return 0

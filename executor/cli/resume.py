@@ -1,6 +1,6 @@
 """`executor resume`, `executor stop` and `executor logs`: runs that were started before. Parses, calls, prints.
 
-Not here: any of the work (resume.py, stop.py).
+Not here: any of the work (resume.py, reap.py, attach.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from executor.cli import options as cli_options
 from executor.cli import output as cli_output
 from executor.folder import badloss, rundir
-from executor.follow import stop
+from executor.follow import attach
 from executor.hosts.fleet import Fleet, fleet_of
 from executor.hosts.hosts import kept_hosts
 from executor.preflight import preflight
-from executor.run import attempts, dryrun, launch, resume
+from executor.run import attempts, dryrun, launch, reap, resume
 from executor.run.attempts import Place
 from executor.run.prepare import Options, Prepared, folder_checks
 from executor.watch.supervise import Echo
@@ -193,7 +193,7 @@ def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepa
               show_default=True, help="Seconds to wait for its end.")  # fmt: skip
 def end(folder: Path, wait_s: float) -> int:
     """End RUN as its scheduler would: a checkpoint first, where it writes any. What a killed launcher left is ended."""
-    stands = stop.stop(folder, wait_s)
+    stands = reap.stop(folder, wait_s)
     click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
     return 0
 
@@ -204,6 +204,6 @@ def end(folder: Path, wait_s: float) -> int:
 @click.option("--last", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each rank.")
 def logs(folder: Path, rank: int | None, count: int) -> int:
     """The last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
-    for line in stop.last_lines(folder, rank, count):
+    for line in attach.last_lines(folder, rank, count):
         click.echo(line)
     return 0

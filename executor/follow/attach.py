@@ -1,4 +1,4 @@
-"""Follow what the ranks of a run print, from elsewhere than its launcher and over its restarts.
+"""Follow what the ranks of a run print, from elsewhere than its launcher and over its restarts; or its last lines.
 
 Not here: the logs of one start (supervise.LogFollower), or how the run stands (view.py).
 """
@@ -6,7 +6,8 @@ Not here: the logs of one start (supervise.LogFollower), or how the run stands (
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,3 +92,18 @@ class Start:
             if rundir.rank_log(self.folder, *place, "stderr") is not None and rank < len(hosts):
                 followed = Followed(*place, f"{hosts[rank]}:{rank}")
                 self._followers[rank] = LogFollower(self.folder, (followed,), self.echo)
+
+
+def last_lines(folder: Path, rank: int | None, count: int) -> Iterator[str]:
+    """The last `count` lines of every rank's output, or of one rank's."""
+    plan = rundir.read_run_plan(folder)
+    a_node, hosts = plan.layout.world_size // plan.cluster.nodes, host_names(folder, plan)
+    for one in ranks_of(folder, rank):
+        lines: deque[str] = deque(maxlen=count)
+        for stream in ("stdout", "stderr"):
+            path = rundir.rank_log(folder, *divmod(one, a_node), stream)
+            if path is not None:
+                with path.open(errors="replace") as opened:
+                    lines += deque((line.rstrip("\n") for line in opened), maxlen=count)
+        for line in lines:
+            yield f"{hosts[one]}:{one}  {line}"

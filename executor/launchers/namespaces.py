@@ -83,8 +83,7 @@ def reap_stale() -> list[int]:
     found = {
         int(match[1])
         for folder in (NAMES, LINKS)
-        if folder.is_dir()
-        for entry in folder.iterdir()
+        for entry in folder.glob("*")
         if (match := re.fullmatch(r"mw(\d+)(?:n\d+|v\d+|br|probe)", entry.name))
     }
     stale = sorted(pid for pid in found if not _alive(pid))
@@ -95,12 +94,7 @@ def reap_stale() -> list[int]:
 
 def remove(pid: int) -> None:
     """End what still runs in the namespaces of one supervisor, then remove them, their cables and the bridge."""
-    names = (
-        [entry.name for entry in NAMES.iterdir() if re.fullmatch(rf"mw{pid}(n\d+|probe)", entry.name)]
-        if NAMES.is_dir()
-        else []
-    )
-    for name in names:
+    for name in [entry.name for entry in NAMES.glob("*") if re.fullmatch(rf"mw{pid}(n\d+|probe)", entry.name)]:
         for line in _ip("netns", "pids", name).stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line), signal.SIGKILL)
@@ -129,13 +123,7 @@ def _create(pid: int, nodes: int) -> None:
     for step in steps:
         done = _ip(*step)
         if done.returncode != 0:
-            raise PlannerError(
-                "--hosts",
-                "namespaces",
-                f"ip {' '.join(step)} failed ({_why(done)})",
-                "Use --hosts loopback",
-                exit_code=4,
-            )
+            raise _not_made(f"ip {' '.join(step)} failed ({_why(done)})")
     for node in range(1, nodes):
         _wait_for_route(pid, node)
 
@@ -154,12 +142,8 @@ def _wait_for_route(pid: int, node: int, patience_s: float = 5.0) -> None:
         ["ip", "netns", "exec", namespace(pid, node), sys.executable, "-S", "-c", probe], check=False
     ).returncode:
         if time.monotonic() > deadline:
-            raise PlannerError(
-                "--hosts",
-                "namespaces",
-                f"node {node} cannot reach node 0: a firewall drops bridged packets",
-                "Use --hosts loopback, or allow forwarding on bridges",
-                exit_code=4,
+            raise _not_made(
+                f"node {node} cannot reach node 0: a firewall drops bridged packets (allow forwarding on bridges)"
             )
 
 
@@ -171,12 +155,11 @@ def _alive(pid: int) -> bool:
         born = psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
         return False
-    made = (
-        [entry.stat().st_mtime for entry in NAMES.iterdir() if entry.name.startswith(f"mw{pid}n")]
-        if NAMES.is_dir()
-        else []
-    )
-    return all(born <= when + 1 for when in made)
+    return all(born <= entry.stat().st_mtime + 1 for entry in NAMES.glob(f"mw{pid}n*"))
+
+
+def _not_made(rule: str) -> PlannerError:
+    return PlannerError("--hosts", "namespaces", rule, "Use --hosts loopback", exit_code=4)
 
 
 def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:

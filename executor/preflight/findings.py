@@ -1,11 +1,15 @@
 """The finding of one check on one node: pass, warn, fail or skip, with the measured value, the rule and the way out.
 
-Not here: any check (executor.preflight.preflight, limits.py, network.py), or comparing nodes (compare.py).
+And in what the nodes of a run have to be equal, whether hosts are asked or nodes join by themselves.
+
+Not here: any check (executor.preflight.preflight, limits.py, network.py), gathering facts (host.py, joining.py), or
+rows of them (compare.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -14,6 +18,17 @@ from executor.preflight.preflight import PREFLIGHT, Check, Doubt
 from planner.basics.errors import PlannerError
 
 Status = Literal["pass", "warn", "fail", "skip"]
+INPUT = "recipe."
+"""Before the name of an input of the plan."""
+SAME_PACKAGE = "Install the same on every node"
+RULES: dict[str, tuple[Status, str]] = {
+    "code": ("fail", "Install the same meshwright on every node"),
+    "plan": ("fail", "Install the same meshwright on every node"),
+    "python": ("warn", SAME_PACKAGE),
+    "GPU": ("fail", "Use nodes with equal GPUs: a plan divides the work equally"),
+    "driver": ("warn", "Install the same driver on every node"),
+}
+"""What it is where nodes differ in a fact, and the way out; a package by default."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,3 +82,18 @@ def _asked(one: Check) -> Finding:
         rule = f"could not be asked ({type(error).__name__}: {error})"
         return Finding(check=one.name, status="fail", rule=rule, field=one.name)
     return Finding(check=one.name, status="pass", measured="" if measured is None else str(measured))
+
+
+def differing(facts: Mapping[int, Mapping[str, str]], name: str, reference: str | None = None) -> dict[int, str]:
+    """The nodes whose fact is not the reference, with the reference: by default what most have, the first among
+    equals. A node that does not have the fact is not compared."""
+    known = {node: one[name] for node, one in sorted(facts.items()) if name in one}
+    if not known:
+        return {}
+    usual = reference or Counter(known.values()).most_common(1)[0][0]
+    return {node: usual for node, value in known.items() if value != usual}
+
+
+def rule_of(name: str) -> tuple[Status, str]:
+    """What it is where nodes differ in a fact, and the way out."""
+    return RULES.get(name, ("fail", "Give every node the same file" if name.startswith(INPUT) else SAME_PACKAGE))

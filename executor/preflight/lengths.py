@@ -6,16 +6,12 @@ Not here: counting (worker/lengths.py), or what follows from lengths (planner/sp
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from executor.preflight.datacheck import check_tokenizer_folder
 from executor.preflight.examples import kind_of
-from planner.basics.errors import PlannerError
+from executor.system.processes import answer_of
 
 FIELD = "recipe.data"
 
@@ -31,11 +27,5 @@ def read(data: str, tokenizer: str | None, seq_len: int, *, packed: bool) -> dic
         check_tokenizer_folder(tokenizer)
         if importlib.util.find_spec("transformers") is None:
             return "transformers is not installed"
-    command = [sys.executable, "-m", "executor.worker.data.lengths", data, str(seq_len), *filter(None, [tokenizer])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-    said: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    if "refused" in said:
-        raise PlannerError(*said["refused"])
-    return said
+    said, why = answer_of("data.lengths", data, str(seq_len), *filter(None, [tokenizer]))
+    return why or said

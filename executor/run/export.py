@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import msgspec
 from executor.folder import rundir
 from executor.preflight import preflight
 from executor.preflight.checkpoint import check_checkpoint
+from executor.system.processes import answer_of
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_folder
 from planner.inventory import parameters
@@ -134,18 +133,13 @@ def check_space(plan: Plan, target: Path, options: Options) -> None:
 
 
 def _write(run: Path, partial: Path, options: Options) -> dict[str, Any]:
-    command = [sys.executable, "-m", "executor.worker.weights.export", str(run), str(partial)]
-    command += ["--shard-bytes", str(int(options.shard_gb * 1e9))]
-    command += ["--dtype", options.dtype] if options.dtype else []
-    command += ["--merge"] if options.merge else []
+    words = [str(run), str(partial), "--shard-bytes", str(int(options.shard_gb * 1e9))]
+    words += ["--dtype", options.dtype] if options.dtype else []
+    words += ["--merge"] if options.merge else []
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-        raise PlannerError("export", None, f"its process failed: {reason}", "Report this", exit_code=1)
-    said: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    if "refused" in said:
-        raise PlannerError(*said["refused"])
+    said, why = answer_of("weights.export", *words, env=env)
+    if why:
+        raise PlannerError("export", None, f"its process failed: {why}", "Report this", exit_code=1)
     return said
 
 

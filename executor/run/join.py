@@ -22,7 +22,7 @@ from executor.backends.common import read_by
 from executor.folder import joining, rundir
 from executor.folder.joining import End, Joined, Joining
 from executor.launchers import local, slurm
-from executor.preflight import equal, preflight
+from executor.preflight import findings, preflight
 from executor.run import rejoin
 from executor.run.launch import configuration_environment, evidence_of, launch_spec, record_of, versions, watch_of
 from executor.run.prepare import Options, Prepared, check_room, decided, host_checks
@@ -300,15 +300,15 @@ def check_equal(joined: Joined, own: Joined) -> None:
     """Refuse another node with other packages, or other content of a file that the plan has no digest of."""
     theirs, mine = _facts(joined), _facts(own)
     for name in sorted(theirs.keys() & mine.keys()):
-        status, fix = equal.rule_of(name)
-        if status == "fail" and equal.differing({joined.node: theirs}, name, mine[name]):
+        status, fix = findings.rule_of(name)
+        if status == "fail" and findings.differing({joined.node: theirs}, name, mine[name]):
             rule = f"has {name} {theirs[name][:20]}, and {own.host} has {mine[name][:20]}"
             raise PlannerError(f"node {joined.node}", joined.host, rule, fix, exit_code=3)
 
 
 def _facts(joined: Joined) -> dict[str, str]:
     """In what nodes have to be equal, as a node says it of itself."""
-    return joined.versions | {f"{equal.INPUT}{field}": digest for field, digest in joined.contents.items()}
+    return joined.versions | {f"{findings.INPUT}{field}": digest for field, digest in joined.contents.items()}
 
 
 def _verdict(node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall) -> Verdict:

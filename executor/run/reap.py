@@ -1,14 +1,17 @@
 """Leftovers of a run whose launcher was killed: found by who that was, ended, and written down.
 
-`executor status` does it for one run, and every run does it for all of this machine before it starts. Not here: how a
-process is recognised (processes.py), or ending a run whose launcher lives (supervise.py).
+`executor status` does it for one run, and every run does it for all of this machine before it starts. A launcher that
+lives is asked to end its run. Not here: how a process is recognised (processes.py), or how it does that (supervise.py).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,9 +24,10 @@ from executor.folder.rundir import Launcher
 from executor.launchers import namespaces, slurm
 from executor.system import processes
 from executor.watch.verdict import NODE_LOST
+from planner.basics.errors import PlannerError
 from planner.spec.record import RunRecord
 
-GRACE_S = 8.0
+GRACE_S, STOP_POLL_S = 8.0, 0.2
 BOOT_ID, MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id")
 
 Seen = Literal["alive", "gone", "elsewhere"]
@@ -99,6 +103,27 @@ def standing(folder: Path, on_hosts: Callable[[Path, str], list[str]] | None = N
             return Standing(*slurm.standing(job))
         return Standing("joined", said) if there else Standing("not started", "no node has joined")
     return Standing("ended without a record", "its launcher was killed")
+
+
+def stop(folder: Path, wait_s: float) -> Standing:
+    """How a run stands after it was ended: its launcher is sent SIGTERM, as a scheduler does, and waited for. A run
+    that has ended already is left as it is. PlannerError (exit code 3) where it cannot be ended from here."""
+    found = standing(folder)
+    if found.status != "running":
+        return found
+    launcher = rundir.read_launcher(folder)
+    if launcher is None or seen(launcher) != "alive":
+        rule, fix = f"was not started here ({found.message})", "Ask on the host that started it"
+        raise PlannerError("run", folder, rule, fix, exit_code=3)
+    with suppress(ProcessLookupError):
+        os.kill(int(launcher.process.partition(":")[0]), signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    while processes.alive(launcher.process) and rundir.read_record(folder) is None:
+        if time.monotonic() > deadline:
+            rule = f"has not ended within {wait_s:g} s"
+            raise PlannerError("run", folder, rule, "Wait for it, or call executor stop again", exit_code=3)
+        time.sleep(STOP_POLL_S)
+    return standing(folder)
 
 
 def _run_id(folder: Path) -> str:

@@ -9,9 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.basics.errors import PlannerError
 
 RUN_ID_VARIABLE = "MESHWRIGHT_RUN_ID"
 LAUNCHER_VARIABLE = "MESHWRIGHT_SUPERVISOR"
@@ -19,6 +26,18 @@ PROC = Path("/proc")
 POLL_S = 0.05
 START_TIME = 19
 """Field of /proc/PID/stat, counted from the process's state on: clock ticks from boot to its start."""
+
+
+def answer_of(module: str, *words: str, env: Mapping[str, str] | None = None) -> tuple[dict[str, Any], str]:
+    """(what a module of the worker says as JSON, ""), or why it said nothing. Its refusal is raised."""
+    command = [sys.executable, "-m", f"executor.worker.{module}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        return {}, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    said: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    if "refused" in said:
+        raise PlannerError(*said["refused"])
+    return said, ""
 
 
 def identity(pid: int | None = None) -> str:

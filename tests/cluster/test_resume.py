@@ -28,9 +28,9 @@ from waiting import PATIENCE_S, until
 
 from executor.folder import rundir
 from executor.folder.checkpoint_policy import Policy
-from executor.follow import stop
+from executor.follow import attach
 from executor.measure import report
-from executor.run import attempts, launch, resume
+from executor.run import attempts, launch, reap, resume
 from executor.system.processes import processes_of
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
@@ -229,11 +229,11 @@ def test_a_run_is_stopped_from_elsewhere_and_its_logs_are_read_after_its_launche
     with pytest.raises(PlannerError, match="is running"):
         resume.check_ended(folder)
 
-    found = stop.stop(folder, 60)
+    found = reap.stop(folder, 60)
     launcher.communicate(timeout=PATIENCE_S)
 
     assert (found.status, found.message, found.exit_code) == ("interrupted", "stopped by SIGTERM", 143)
-    assert stop.stop(folder, 60) == found
-    assert "node-1:1  rank 1 met 2" in [line.replace(HOST, "node-1") for line in stop.last_lines(folder, 1, 5)]
+    assert reap.stop(folder, 60) == found
+    assert "node-1:1  rank 1 met 2" in [line.replace(HOST, "node-1") for line in attach.last_lines(folder, 1, 5)]
     with pytest.raises(PlannerError, match="--rank=2: is no rank of a run of 2"):
-        list(stop.last_lines(folder, 2, 5))
+        list(attach.last_lines(folder, 2, 5))

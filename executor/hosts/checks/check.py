@@ -2,7 +2,7 @@
 all-reduce over all ranks. A host that does not answer hides no other.
 
 Works over any contact with the hosts, one that starts processes elsewhere or this machine alone. Not here: what a host
-answers (host.py), what follows of the answers (compare.py), or how hosts are reached.
+answers (host.py), what follows of the answers (compare.py), or how hosts are reached (ssh.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -24,13 +24,16 @@ from executor.hosts.hosts import Machine
 from executor.launchers import local
 from executor.preflight.findings import Finding, Row
 from executor.run.prepare import Options
+from executor.system import address
 from executor.system.environment import added, is_secret
+from executor.system.frames import Message
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
 from planner.calibrate.collective import call_seconds
 from planner.spec.calibration import calibration
 from planner.spec.plan import Plan, encode_plan
 
+LOOK_S = 15.0
 ASK_S = {"facts": 60.0, "reach": 15.0}
 """Longest waits for one answer; a host's own files may be large."""
 ROWS = {"facts": "answer", "reach": "reach", "reduce": "all-reduce"}
@@ -210,3 +213,56 @@ ORDER = (
 def _ordered(rows: list[Row]) -> tuple[Row, ...]:
     places = {name: place for place, name in enumerate(ORDER)}
     return tuple(sorted(rows, key=lambda one: (places.get(one.check, places["checkpoint"] + 0.5), one.check, one.node)))
+
+
+def check_hosts(
+    contact: ssh.Contact,
+    plan: Plan,
+    options: Options,
+    *,
+    ranks: int,
+    master: str | None = None,
+    all_reduce: bool = True,
+    debug: bool = False,
+) -> Checked:
+    """Every row of a plan on the hosts of a contact. `master` is node 0's HOST[:PORT] where a person gave one."""
+    names = [one.name for one in contact.machines]
+    asked = contact.ask({"kind": "look", "port": local.FIRST_PORT}, LOOK_S)
+    looks = {said.place: said.value for said in asked if said.value is not None}
+    rows = [] if master else _meeting(looks, names)
+    where, port = _place(looks, master, rows)
+    found = checked(
+        contact,
+        names,
+        plan,
+        options,
+        ranks=ranks,
+        master=where,
+        port=port,
+        all_reduce=all_reduce,
+        debug=debug,
+        copied=True,
+    )
+    return replace(found, rows=(*rows, *found.rows))
+
+
+def _meeting(looks: dict[int, Message], names: Sequence[str]) -> list[Row]:
+    """A failed row where the hosts have no address to meet at."""
+    if 0 not in looks or len(names) < 2:
+        return []
+    try:
+        ssh.choose_master(looks)
+    except PlannerError as error:
+        return compare.rows_of_refusals({0: error}, names, "master")
+    return []
+
+
+def _place(looks: dict[int, Message], master: str | None, rows: list[Row]) -> tuple[str | None, int]:
+    """Where node 0 is to be reached, as far as that is known."""
+    if 0 not in looks or rows:
+        return None, 0
+    port = int(looks[0]["port"])
+    if master:
+        named = address.Master.parse(master)
+        return named.host, named.port or port
+    return ssh.choose_master(looks)[0] if len(looks) > 1 else None, port

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from executor.hosts.checks.host import Answer
-from executor.preflight.equal import RULES, differing, rule_of
-from executor.preflight.findings import Finding, Row, refused
+from executor.preflight.findings import RULES, Finding, Row, differing, refused, rule_of
 from planner.basics.errors import PlannerError, shortened
 from planner.basics.units import format_seconds
 
