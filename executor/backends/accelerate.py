@@ -23,19 +23,18 @@ class AccelerateBackend:
 
     def files(self, plan: Plan) -> dict[str, str]:
         """accelerate.yaml, usable with `accelerate launch --config_file` too."""
-        layout, cluster = plan.layout, plan.cluster
-        distributed_type = "FSDP" if layout.engine == "fsdp2" else "MULTI_GPU"
+        layout, cluster, sharded = plan.layout, plan.cluster, plan.layout.engine == "fsdp2"
         lines = [
             HEADER.format(hash=plan.sealed().content_hash),
             "compute_environment: LOCAL_MACHINE",
             "debug: false",
-            f"distributed_type: {distributed_type}",
+            f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",
             "enable_cpu_affinity: false",
-            *_section("fsdp_config", _fsdp(plan)),
+            *(_section("fsdp_config", _fsdp(plan)) if sharded else ()),
             f"mixed_precision: '{_mixed_precision(plan)}'",
             f"num_machines: {cluster.nodes}",
             f"num_processes: {layout.world_size}",
-            *_section("parallelism_config", _parallelism(plan)),
+            *(_section("parallelism_config", _parallelism(plan)) if sharded else ()),
             "rdzv_backend: static",
             "same_network: true",
         ]
@@ -67,13 +66,11 @@ class AccelerateBackend:
     def expected_environment(self, plan: Plan) -> dict[str, str]:
         """The variables that decide how a run is split, as the plan has them."""
         expected = {"ACCELERATE_MIXED_PRECISION": _mixed_precision(plan), "ACCELERATE_DYNAMO_BACKEND": "NO"}
-        if plan.layout.engine in ("single", "ddp"):
+        if plan.layout.engine != "fsdp2":
             return expected
         expected |= {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
         for key, value in _fsdp(plan).items():
-            expected[ENVIRONMENT_NAMES.get(key, key.upper())] = (
-                str(value).lower() if isinstance(value, bool) else str(value)
-            )
+            expected[ENVIRONMENT_NAMES.get(key, key.upper())] = _word(value)
         for key, value in _parallelism(plan).items():
             expected[key.upper()] = str(value)
         return expected
@@ -106,8 +103,6 @@ def _mixed_precision(plan: Plan) -> str:
 
 
 def _fsdp(plan: Plan) -> dict[str, object]:
-    if plan.layout.engine != "fsdp2":
-        return {}
     return {
         "fsdp_activation_checkpointing": False,  # recompute is the model's own, the same under every engine
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -121,8 +116,6 @@ def _fsdp(plan: Plan) -> dict[str, object]:
 
 
 def _parallelism(plan: Plan) -> dict[str, object]:
-    if plan.layout.engine != "fsdp2":
-        return {}
     # Accelerate ignores these keys without a word when the prefix is missing.
     return {
         "parallelism_config_cp_size": plan.layout.cp,
@@ -134,7 +127,8 @@ def _parallelism(plan: Plan) -> dict[str, object]:
 
 
 def _section(name: str, values: dict[str, object]) -> list[str]:
-    if not values:
-        return []
-    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in values.items()}
-    return [f"{name}:", *(f"  {key}: {value}" for key, value in shown.items())]
+    return [f"{name}:", *(f"  {key}: {_word(value)}" for key, value in values.items())]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

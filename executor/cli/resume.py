@@ -5,9 +5,7 @@ Not here: any of the work (resume.py, reap.py, attach.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import click
@@ -22,17 +20,10 @@ from executor.hosts.hosts import kept_hosts
 from executor.preflight import preflight
 from executor.run import attempts, dryrun, launch, reap, resume
 from executor.run.attempts import Place
-from executor.run.prepare import Options, Prepared, folder_checks
-from executor.watch.supervise import Echo
+from executor.run.prepare import Options, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan, read_plan
-from planner.spec.record import RunRecord
-
-Prepare = Callable[[Plan, Options, Echo], Prepared]
-Start = Callable[[Prepared, Echo], RunRecord]
-Find = Callable[[Path, Plan], Place]
-Going = Callable[..., tuple[Prepared, Place]]
 
 
 @click.command("resume")
@@ -80,6 +71,8 @@ def run_again(
     as_json: bool,
 ) -> int:
     """Go on with RUN from its newest checkpoint that is whole, in the same folder and metrics."""
+    from executor.hosts import elsewhere, ssh_run  # `executor logs` and `stop` need neither
+
     other = read_plan(plan_file) if plan_file is not None else None
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
     given = {"max_restarts": max_restarts, "stall_s": stall_timeout, "bad_loss": bad_loss}
@@ -92,99 +85,72 @@ def run_again(
         raise click.UsageError("--max-restarts is for runs here or by ssh, and not for nodes that join a run")
     if sbatch and by != "slurm":
         raise click.UsageError("--sbatch is for a run of Slurm, and this is none")
-    prepared = partial(
-        resume.prepare, folder, other, cli_output.tell, env=env, changed=changed, on_hosts=cli_output.end_on_hosts
-    )
+    plan = resume.planned(folder, other, cli_output.end_on_hosts)
+    fleet = _fleet(folder, hosts, plan) if by == "ssh" else None
+    found = elsewhere.newest(folder.absolute(), fleet.used) if fleet else None
+    options, place = resume.going(folder, plan, cli_output.tell, env=env, changed=changed, place=found)
     if by == "slurm":
-        return _by_slurm(folder, prepared, sbatch, other is not None, as_json)
+        return _by_slurm(plan, options, place, sbatch, other is not None, as_json)
     if by == "join":
-        return _by_join(prepared, as_json)
-    prepare: Prepare = launch.prepare
-    start: Start = launch.execute
-    find: Find | None = None
-    if by == "ssh":
-        prepare, start, find = _by_ssh(folder, hosts, master)
-    ready, place = prepared(launcher=prepare, find=find)
+        return _by_join(plan, options, place, as_json)
+    if fleet:
+        ready = ssh_run.prepare(plan, options, fleet.used, cli_output.tell)
+    else:
+        ready = launch.prepare(plan, options, cli_output.tell)
     cli_output.confirm(ready, yes)
     resume.put_aside(ready, place, cli_output.tell)
-    return cli_output.finish(ready, start(ready, cli_output.tell), None, as_json)
+    if fleet:
+        record = ssh_run.run(ready, fleet, cli_output.tell, master=master)
+    else:
+        record = launch.execute(ready, cli_output.tell)
+    return cli_output.finish(ready, record, None, as_json)
 
 
-def _by_slurm(folder: Path, prepared: Going, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
+def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
     """Go on in the allocation that there is, or submit the job again: by its own script, as long as neither options nor
     plan are others."""
     from executor.launchers import slurm
     from executor.run import slurm_run  # where it is asked for
 
+    folder, inside = options.run_dir, slurm_run.inside()
     given = (*attempts.read_asked(folder).sbatch, *sbatch)
-    made: list[tuple[dryrun.DryRun, str]] = []
-
-    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
-        if slurm_run.inside():
-            slurm_run.check_allocation(options.nodes)
-        made.append(slurm_run.checked(plan, options, echo, given))
-        return made[-1][0].ready
-
-    ready, place = prepared(launcher=prepare)
-    found, script = made[-1]
-    resume.put_aside(ready, place, cli_output.tell)
-    if slurm_run.inside():
+    if inside:
+        slurm_run.check_allocation(options.nodes)
+    found, script = slurm_run.checked(plan, options, cli_output.tell, given)
+    resume.put_aside(found.ready, place, cli_output.tell)
+    if inside:
         return cli_output.finish(*slurm_run.started(found, given), None, as_json)
-    kept = (ready.options.run_dir / slurm.SCRIPT).is_file() and not (sbatch or other)
-    slurm_run.write(found, None if kept else script, ready.options.run_dir, given)
-    return cli_output.tell_job(ready.options.run_dir, slurm_run.sent(ready.options.run_dir), as_json)
+    kept = (folder / slurm.SCRIPT).is_file() and not (sbatch or other)
+    slurm_run.write(found, None if kept else script, folder, given)
+    return cli_output.tell_job(folder, slurm_run.sent(folder), as_json)
 
 
-def _by_join(prepared: Going, as_json: bool) -> int:
+def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
     """Make the folder ready for its nodes, and show what each of them is to type."""
-    made: list[dryrun.DryRun] = []
-
-    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
-        preflight.require(folder_checks(plan, options), echo)
-        made.append(dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False))
-        return made[-1].ready
-
-    ready, place = prepared(launcher=prepare)
-    resume.put_aside(ready, place, cli_output.tell)
-    dryrun.write(made[-1], ready.options.run_dir)
-    commands = [dryrun.join_command(made[-1], node) for node in range(ready.plan.cluster.nodes)]
+    preflight.require(folder_checks(plan, options), cli_output.tell)
+    found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), cli_output.tell, read_back=False)
+    resume.put_aside(found.ready, place, cli_output.tell)
+    dryrun.write(found, options.run_dir)
+    commands = [dryrun.join_command(found, node) for node in range(plan.cluster.nodes)]
     if as_json:
-        found = {
-            "schema": "resume/1",
-            "run_dir": str(ready.options.run_dir),
-            "resumed_from": place.step,
-            "join": commands,
-        }
-        click.echo(msgspec.json.encode(found))
+        said = {"schema": "resume/1", "run_dir": str(options.run_dir), "resumed_from": place.step, "join": commands}
+        click.echo(msgspec.json.encode(said))
         return 0
     cli_output.tell("ready: its nodes are to join it")
     click.echo("\n".join(commands))
     return 0
 
 
-def _by_ssh(folder: Path, hosts: Path | None, master: str | None) -> tuple[Prepare, Start, Find]:
-    """How a run is prepared and started on the hosts of a file, or on those that it had, and where its checkpoints
-    are."""
-    from executor.hosts import elsewhere, ssh_run  # where it is asked for
-
-    fleets: list[Fleet] = [] if hosts else [Fleet(kept_hosts(folder))]
-
-    def fleet(plan: Plan) -> Fleet:
-        nodes = plan.cluster.nodes
-        if hosts is not None and not fleets:
-            fleets.append(fleet_of(hosts, plan, nodes, cli_output.tell))
-        if len(fleets[-1].used) != nodes:
-            rule = f"has {nodes} nodes, and the run had {len(fleets[-1].used)} hosts"
-            raise PlannerError("--plan", nodes, rule, "Name that many: --hosts FILE", exit_code=3)
-        return fleets[-1]
-
-    def prepare(plan: Plan, options: Options, echo: Echo) -> Prepared:
-        return ssh_run.prepare(plan, options, fleet(plan).used, echo)
-
-    def start(ready: Prepared, echo: Echo) -> RunRecord:
-        return ssh_run.run(ready, fleets[-1], echo, master=master)
-
-    return prepare, start, lambda run, plan: elsewhere.newest(run, fleet(plan).used)
+def _fleet(folder: Path, hosts: Path | None, plan: Plan) -> Fleet:
+    """The hosts of a file, or those that the run had."""
+    nodes = plan.cluster.nodes
+    if hosts is not None:
+        return fleet_of(hosts, plan, nodes, cli_output.tell)
+    fleet = Fleet(kept_hosts(folder))
+    if len(fleet.used) != nodes:
+        rule = f"has {nodes} nodes, and the run had {len(fleet.used)} hosts"
+        raise PlannerError("--plan", nodes, rule, "Name that many: --hosts FILE", exit_code=3)
+    return fleet
 
 
 @click.command("stop")

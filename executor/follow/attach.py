@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from executor.folder import rundir
@@ -27,8 +26,8 @@ def follow(folder: Path, rank: int | None, *, from_start: bool, echo: Echo) -> V
     ranks = ranks_of(folder, rank)
     starts = attempts.folders(folder)
     for start in starts if from_start else ():
-        Start(start, ranks, echo).poll(final=True)
-    present = Start(folder, ranks, echo)
+        _joined(LogFollower(start, (), echo), ranks).poll(final=True)
+    present = _joined(LogFollower(folder, (), echo), ranks)
     if not from_start:
         present.skip()
     while True:
@@ -37,8 +36,10 @@ def follow(folder: Path, rank: int | None, *, from_start: bool, echo: Echo) -> V
             if not (start / rundir.LOGS).is_dir():  # just being put aside
                 break
             present.moved(start)
-            starts, present = [*starts, start], Start(folder, ranks_of(folder, rank, there=False), echo)
-        present.poll(final=view.over)
+            _joined(present, ranks).poll(final=True)
+            ranks = ranks_of(folder, rank, there=False)
+            starts, present = [*starts, start], LogFollower(folder, (), echo)
+        _joined(present, ranks).poll(final=view.over)
         if view.over:
             return view
         time.sleep(POLL_S)
@@ -52,46 +53,19 @@ def ranks_of(folder: Path, rank: int | None, *, there: bool = True) -> Sequence[
     return range(world) if rank is None else (rank,)
 
 
-@dataclass
-class Start:
-    """The logs of one start's `ranks`, in the folder of the run or of an earlier start. A rank is followed from when
-    its log is there: its host has said by then who it is."""
-
-    folder: Path
-    ranks: Sequence[int]
-    echo: Echo
-    _followers: dict[int, LogFollower] = field(default_factory=dict)
-
-    def poll(self, final: bool = False) -> None:
-        """Pass on what was written since; with `final`, unfinished lines too."""
-        self._find()
-        for follower in self._followers.values():
-            follower.poll(final)
-
-    def skip(self) -> None:
-        """Leave out what was written so far."""
-        self._find()
-        for follower in self._followers.values():
-            follower.skip()
-
-    def moved(self, folder: Path) -> None:
-        """Pass on what is left now that another start follows and the logs were moved."""
-        for follower in self._followers.values():
-            follower.moved(folder)
-        self.folder = folder
-        self.poll(final=True)
-
-    def _find(self) -> None:
-        missing = [rank for rank in self.ranks if rank not in self._followers]
-        if not missing:
-            return
-        plan = rundir.read_run_plan(self.folder)
-        hosts, a_node = host_names(self.folder, plan), plan.layout.world_size // plan.cluster.nodes
-        for rank in missing:
-            place = divmod(rank, a_node)
-            if rundir.rank_log(self.folder, *place, "stderr") is not None and rank < len(hosts):
-                followed = Followed(*place, f"{hosts[rank]}:{rank}")
-                self._followers[rank] = LogFollower(self.folder, (followed,), self.echo)
+def _joined(follower: LogFollower, ranks: Sequence[int]) -> LogFollower:
+    """The same, of more of these ranks: one is followed from when its log is there, since its host has said by then who
+    it is."""
+    if len(follower.follow) < len(ranks):
+        plan = rundir.read_run_plan(follower.folder)
+        hosts, a_node = host_names(follower.folder, plan), plan.layout.world_size // plan.cluster.nodes
+        every = [Followed(*divmod(rank, a_node), f"{hosts[rank]}:{rank}") for rank in ranks if rank < len(hosts)]
+        there = {(one.node, one.local_rank) for one in follower.follow}
+        for one in every:
+            place = one.node, one.local_rank
+            if place not in there and rundir.rank_log(follower.folder, *place, "stderr") is not None:
+                follower.follow = (*follower.follow, one)
+    return follower
 
 
 def last_lines(folder: Path, rank: int | None, count: int) -> Iterator[str]:

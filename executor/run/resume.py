@@ -17,7 +17,7 @@ import msgspec
 from executor.folder import rundir
 from executor.folder.checkpoints import Complete
 from executor.launchers import slurm
-from executor.run import attempts, launch, reap
+from executor.run import attempts, reap
 from executor.run.attempts import Place, named, read_asked, set_aside, tell_skipped
 from executor.run.prepare import Options, Prepared
 from executor.watch.supervise import Echo
@@ -34,32 +34,34 @@ PREDICTED = ("mean_seq_len", "global_batch_size", "recipe", "optimizer")
 """Fields of a job that are compared otherwise, or only predicted with."""
 
 
-def prepare(
+def planned(folder: Path, other: Plan | None, on_hosts: OnHosts | None = None) -> Plan:
+    """The plan under which a run goes on: its own, or its training in the layout of another. PlannerError where it is
+    under way or has completed, or where the other plan trains otherwise."""
+    plan = rundir.read_run_plan(folder)
+    check_ended(folder.absolute(), on_hosts)
+    return plan if other is None else with_layout(plan, other)
+
+
+def going(
     folder: Path,
-    other: Plan | None,
+    plan: Plan,
     echo: Echo,
     *,
     env: tuple[str, ...] = (),
     changed: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = os.environ,
-    on_hosts: OnHosts | None = None,
-    launcher: Callable[[Plan, Options, Echo], Prepared] = launch.prepare,
-    find: Callable[[Path, Plan], Place] | None = None,
-) -> tuple[Prepared, Place]:
-    """Everything that must hold for going on, and what is launched; nothing is changed in the folder.
+    place: Place | None = None,
+) -> tuple[Options, Place]:
+    """With which options a run goes on under `plan`, and from where; nothing is changed in the folder.
 
-    `other` is another plan for the same training, `env` variables as of `executor run`, `changed` options that are to
-    be others than the run had, `find` finds the newest checkpoint where it is not in the folder here. PlannerError
-    (exit code 3) says by name what cannot go on.
+    `env` are variables as of `executor run`, `changed` options that are to be others than the run had, `place` the
+    newest checkpoint where it is not in the folder here. PlannerError (exit code 3) says by name what cannot go on.
     """
     folder = folder.absolute()
-    plan, asked = rundir.read_run_plan(folder), read_asked(folder)
-    check_ended(folder, on_hosts)
-    wanted = plan if other is None else with_layout(plan, other)
-    place = newest(folder, None if find is None else find(folder, wanted))
+    asked, place = read_asked(folder), newest(folder, place)
     assert place.checkpoint is not None and place.found is not None
     tell_skipped(place, echo)
-    check_same(wanted, place.found, place.checkpoint)
+    check_same(plan, place.found, place.checkpoint)
     kept = {name: value for name, value in asked.environment.items() if value is not None}
     given = {text.partition("=")[0] for text in env}
     for name in (name for name, value in asked.environment.items() if value is None and name not in given):
@@ -68,14 +70,14 @@ def prepare(
             raise PlannerError("--env", name, rule, f"Set it, or give --env {name}=VALUE")
         env = (*env, name)
     options = Options(
-        run_dir=folder, nodes=wanted.cluster.nodes, hosts=asked.hosts, save_weights=asked.save_weights,
+        run_dir=folder, nodes=plan.cluster.nodes, hosts=asked.hosts, save_weights=asked.save_weights,
         env=(*(f"{name}={value}" for name, value in kept.items() if name not in given), *env),
         meet_s=asked.meet_s, stall_s=asked.stall_s, checkpoints=asked.checkpoints, max_restarts=asked.max_restarts,
         again=True, resume=place.checkpoint, place=asked.place, kept=asked.kept, bad_loss=asked.bad_loss,
     )  # fmt: skip
     if asked.trainer:
         options = replace(options, trainer=asked.trainer)
-    return launcher(wanted, replace(options, **(changed or {})), echo), place
+    return replace(options, **(changed or {})), place
 
 
 def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:

@@ -97,15 +97,12 @@ def resolve(host: str, patience_s: float = 0.0) -> str:
             if time.monotonic() < deadline and isinstance(error, socket.gaierror):
                 time.sleep(RETRY_S)
                 continue
-            raise _unresolved(host, error) from None
+            why = error.strerror if isinstance(error, OSError) else "no name at all"
+            rule = f"does not resolve on {socket.gethostname()} ({why})"
+            fix = "Give node 0's IP address, or a name that every node resolves"
+            raise PlannerError(FIELD, host, rule, fix, exit_code=3) from None
         families = sorted(found, key=lambda one: one[0] != socket.AF_INET)
         return str(families[0][4][0])
-
-
-def _unresolved(host: str, error: OSError | UnicodeError) -> PlannerError:
-    why = error.strerror if isinstance(error, OSError) else "no name at all"
-    rule = f"does not resolve on {socket.gethostname()} ({why})"
-    return PlannerError(FIELD, host, rule, "Give node 0's IP address, or a name that every node resolves", exit_code=3)
 
 
 def route(target: str, master: Master) -> str:

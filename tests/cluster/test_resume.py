@@ -89,7 +89,9 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
     assert len(first.losses) == DEATH - 1
 
     said: list[str] = []
-    ready, place = resume.prepare(folder, None, said.append)
+    plan = resume.planned(folder, None)
+    options, place = resume.going(folder, plan, said.append)
+    ready = launch.prepare(plan, options, said.append)
     resume.put_aside(ready, place, said.append)
     second = launch.execute(ready, said.append)
 
@@ -103,7 +105,7 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
     assert [json.loads(line)["step"] for line in (folder / "attempts/1/metrics.jsonl").read_text().splitlines()] == [10]
     assert report.build(folder).attempts == second.attempts
     with pytest.raises(PlannerError, match="has completed"):
-        resume.prepare(folder, None, said.append)
+        resume.planned(folder, None)
 
 
 def test_the_launcher_starts_again_by_itself_and_stops_at_the_same_failure(tmp_path):
@@ -186,7 +188,9 @@ def test_another_layout_goes_on_within_rounding_and_a_damaged_checkpoint_is_pass
     shard.write_bytes(damaged)
 
     said: list[str] = []
-    ready, place = resume.prepare(folder, plan_of("zero3"), said.append)
+    other = resume.planned(folder, plan_of("zero3"))
+    options, place = resume.going(folder, other, said.append)
+    ready = launch.prepare(other, options, said.append)
     assert place.step == 5 and any("passed over checkpoint step-10" in line for line in said)
     resume.put_aside(ready, place, said.append)
     done = launch.execute(ready, said.append)

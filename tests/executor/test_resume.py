@@ -170,7 +170,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run, plan, words):
         resume.check_same(PLAN, checkpoints.complete(foreign), foreign)
     assert caught.value.exit_code == 3
     with pytest.raises(PlannerError, match=words):
-        resume.prepare(run, None, print)
+        resume.going(run, PLAN, print)
     assert not (run / "attempts").exists()
 
 

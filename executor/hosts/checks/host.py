@@ -15,9 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -125,14 +123,11 @@ def _facts(asking: Request, plan: Plan) -> Answer:
 def _reach(asking: Request, plan: Plan) -> Answer:
     """Node 0 listens on the run's port, the others call it."""
     ahead: list[float] = []
-    calling: Callable[[], str]
-    if asking.node == 0:
-        # Bound and listening before anything else is done: the others call at the same time.
-        checks = asked([Check("port", lambda: _listened(asking))])
-    else:
-        calling = partial(_called, asking, plan, ahead)
-        checks = asked([Check("reach", calling)])
-    return Answer(node=asking.node, host=socket.gethostname(), findings=checks, ahead_s=ahead[0] if ahead else None)
+    check = Check("reach", lambda: _called(asking, plan, ahead))
+    if asking.node == 0:  # bound and listening before anything else is done: the others call at the same time
+        check = Check("port", lambda: _listened(asking))
+    found = asked([check])
+    return Answer(node=asking.node, host=socket.gethostname(), findings=found, ahead_s=ahead[0] if ahead else None)
 
 
 def _listened(asking: Request) -> str:
