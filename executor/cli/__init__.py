@@ -11,25 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor.cli.options import (
-    CHECK,
-    CHECKPOINT_EVERY,
-    DEBUG_NETWORK,
-    ENV,
-    KEEP_EVERY,
-    KEEP_LAST,
-    LOSS_SPIKE,
-    MASTER,
-    MAX_RESTARTS,
-    MAX_SKIPS,
-    MEET_TIMEOUT,
-    ON_BAD_LOSS,
-    REMOTE_DIR,
-    SPIKE_WINDOW,
-    STALL_TIMEOUT,
-    TOLERANCE,
-    YES,
-)
+from executor.cli import options as cli_options
 from executor.cli.output import confirm, console, end_on_hosts, finish, tell, tell_job, verdict
 from executor.folder import badloss, checkpoint_policy, rundir
 from executor.measure import lines
@@ -112,8 +94,8 @@ def executor() -> None:
     metavar="FILE|auto|loopback|namespaces",
     help="Run on the hosts of this file, one a line, by ssh; or how nodes are emulated on this machine.",
 )
-@MASTER
-@REMOTE_DIR
+@cli_options.MASTER
+@cli_options.REMOTE_DIR
 @click.option("--dry-run", is_flag=True, help="Print files, commands and environment, on any machine; start nothing.")
 @click.option(
     "-o",
@@ -122,7 +104,7 @@ def executor() -> None:
     metavar="DIR",
     help="With --dry-run: write the files too, and a script for each node.",
 )
-@YES
+@cli_options.YES
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
 @click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
 @click.option(
@@ -130,25 +112,25 @@ def executor() -> None:
     default=None,
     help="Save the trained weights in the run folder, for executor export (default: saved).",
 )
-@CHECKPOINT_EVERY
-@KEEP_LAST
-@KEEP_EVERY
+@cli_options.CHECKPOINT_EVERY
+@cli_options.KEEP_LAST
+@cli_options.KEEP_EVERY
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
     help="Run this program instead of the built-in trainer; its arguments after --.",
 )
-@ENV
-@CHECK
-@TOLERANCE
-@MEET_TIMEOUT
-@DEBUG_NETWORK
-@STALL_TIMEOUT
-@MAX_RESTARTS
-@ON_BAD_LOSS
-@LOSS_SPIKE
-@SPIKE_WINDOW
-@MAX_SKIPS
+@cli_options.ENV
+@cli_options.CHECK
+@cli_options.TOLERANCE
+@cli_options.MEET_TIMEOUT
+@cli_options.DEBUG_NETWORK
+@cli_options.STALL_TIMEOUT
+@cli_options.MAX_RESTARTS
+@cli_options.ON_BAD_LOSS
+@cli_options.LOSS_SPIKE
+@cli_options.SPIKE_WINDOW
+@cli_options.MAX_SKIPS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def run(
     plan_file: Path,
@@ -256,8 +238,8 @@ def run(
 
 @executor.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@CHECK
-@TOLERANCE
+@cli_options.CHECK
+@cli_options.TOLERANCE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
     """Predicted against measured, line by line, from the folder RUN alone."""

@@ -5,7 +5,7 @@ Parses, calls one function, prints. Imported when it is called. Not here: any of
 
 from __future__ import annotations
 
-import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
@@ -18,8 +18,6 @@ from executor.measure.matrix import cells as cells_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_file, check_folder
-
-LISTED = "See executor measure --list"
 
 
 @click.command()
@@ -51,7 +49,8 @@ def measure(
     if runs is not None:
         check_folder(runs, "--runs")
     machine = this_machine(device)
-    cells = [cell for cell in cells_of(matrix, machine, fake_world) if _wanted(cell.id, only)]
+    wanted = only or ("*",)
+    cells = [one for one in cells_of(matrix, machine, fake_world) if any(fnmatchcase(one.id, each) for each in wanted)]
     if not cells:
         where = f"{machine.devices} x {machine.name}"
         raise PlannerError(
@@ -76,7 +75,3 @@ def measure(
         tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command goes on from there.")
     click.echo(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
     return code or measuring.exit_code(results)
-
-
-def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
-    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

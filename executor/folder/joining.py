@@ -15,11 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-import executor
-import planner
 from executor.folder import badloss, rundir
 from executor.folder.checkpoint_policy import Policy
 from executor.system.environment import masked
+from executor.system.sources import sources
 from planner.basics.errors import PlannerError
 
 JOIN, JOINED = "join.json", "joined"
@@ -83,12 +82,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def code_digest() -> str:
     """Of the code that runs here: every Python file of planner and executor by name and content."""
-    found, root = hashlib.sha256(), Path(executor.__file__).resolve().parent
-    packages = (root, Path(planner.__file__).resolve().parent)
-    for package in packages:
-        for path in sorted(package.rglob("*.py")):
-            found.update(f"{package.name}/{path.relative_to(package).as_posix()}\0".encode())
-            found.update(hashlib.sha256(path.read_bytes()).digest())
+    found = hashlib.sha256()
+    for name, content in sources().files.items():
+        if name.endswith(".py"):
+            found.update(f"{name}\0".encode() + hashlib.sha256(content).digest())
     return f"sha256:{found.hexdigest()}"
 
 

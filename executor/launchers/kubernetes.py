@@ -98,12 +98,12 @@ def manifests(
     if all(claim.path != RUNS for claim in claims):
         volumes.append({"name": "runs", "emptyDir": {}})
         mounts.append({"name": "runs", "mountPath": RUNS})
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
     environment: list[dict[str, Any]] = [
+        {"name": "JOB_COMPLETION_INDEX", "valueFrom": index},
         {"name": "MASTER", "value": f"{name}-{GROUP}-0-0.{name}:{port}"},
         {"name": "RUN", "value": f"{RUNS}/{name}/$(JOB_COMPLETION_INDEX)" if run_id is None else f"{RUNS}/{run_id}"},
     ]
-    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    environment.insert(0, {"name": "JOB_COMPLETION_INDEX", "valueFrom": index})
     if run_id is not None:
         environment.append({"name": "START", "valueFrom": {"fieldRef": {"fieldPath": JOB_OF_POD}}})
     start = (START if run_id is None else START_AGAIN).format(mounted=MOUNTED, resolve_s=RESOLVE_S)
