@@ -30,7 +30,6 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ACCELERATE = "executor.worker.engines.accelerate"
-_SHARDS_ON_CPU = {"ACCELERATE_TORCH_DEVICE": "cpu"}
 _DEEPSPEED = Launched(
     worker="executor.worker.engines.deepspeed:DeepSpeedEngine",
     on_cpu={"DS_ACCELERATOR": "cpu"},
@@ -70,7 +69,7 @@ LAUNCHED = {
     ),
     "fsdp2": Launched(
         worker=f"{_ACCELERATE}:Fsdp2Engine",
-        on_cpu=_SHARDS_ON_CPU,
+        on_cpu={"ACCELERATE_TORCH_DEVICE": "cpu"},
         wrapper="FSDP2 (fully_shard)",
         shows_as=("fsdp2",),
         way_out="Let Accelerator() take its configuration from the environment, or call fully_shard",

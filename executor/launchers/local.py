@@ -136,16 +136,8 @@ def sent_bytes(hosts: Hosts) -> tuple[int, ...]:
 
 def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) -> HeldPort:
     """The first free port after one derived from the run, those already `refused` passed over; kept bound."""
-    start = zlib.crc32(run_id.encode()) % PORTS
-    for step in range(PORTS):
-        number = FIRST_PORT + (start + step) % PORTS
-        if number in refused:
-            continue
-        if hosts.emulation != "loopback":  # a fresh namespace has every port free, and another machine is not asked
-            return HeldPort(number, None)
-        if (held := _held(number)) is not None:
-            return HeldPort(number, held)
-    raise _none_free()
+    # A fresh namespace has every port free, and another machine is not asked.
+    return _free(zlib.crc32(run_id.encode()), refused, held=hosts.emulation == "loopback")
 
 
 _KEPT: dict[int, HeldPort] = {}
@@ -177,18 +169,20 @@ def hold_one(number: int) -> HeldPort:
 
 def free_from(first: int) -> int:
     """The first port from `first` on that no program here has, around the launchers' range. Refuses where all are."""
+    found = _free(first - FIRST_PORT)
+    found.close()
+    return found.number
+
+
+def _free(start: int, refused: frozenset[int] = frozenset(), *, held: bool = True) -> HeldPort:
+    """The first port of the launchers' range from its `start`-th on that is free and not refused, or that is not asked
+    for where it is not to be `held`."""
     for step in range(PORTS):
-        number = FIRST_PORT + (first - FIRST_PORT + step) % PORTS
-        if (held := _held(number)) is not None:
-            held.close()
-            return number
-    raise _none_free()
-
-
-def _none_free() -> PlannerError:
-    return PlannerError(
-        "port", f"{FIRST_PORT}-{FIRST_PORT + PORTS - 1}", "none is free", "Stop what occupies them", exit_code=4
-    )
+        number = FIRST_PORT + (start + step) % PORTS
+        if number not in refused and (not held or (found := _held(number)) is not None):
+            return HeldPort(number, found if held else None)
+    every = f"{FIRST_PORT}-{FIRST_PORT + PORTS - 1}"
+    raise PlannerError("port", every, "none is free", "Stop what occupies them", exit_code=4)
 
 
 def _held(number: int, *, after_others: bool = False) -> socket.socket | None:

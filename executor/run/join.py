@@ -256,7 +256,9 @@ class Meeting:
         if ready.options.script:  # an agent starts ranks when all agents are there
             met = rundir.rank_log(self.node.folder, number, 0, "stderr") is not None
         else:
-            met = all((self.node.folder / rundir.MESH / f"rank-{rank}.json").exists() for rank in self._own())
+            met = all(
+                (self.node.folder / rundir.MESH / f"rank-{rank}.json").exists() for rank in self.node.ranks_of(number)
+            )
         now = time.monotonic()
         if met or now < self._looked + LOOK_S:
             return met
@@ -281,9 +283,6 @@ class Meeting:
             have = "have" if len(absent) > 1 else "has"
             return f"{', '.join(absent)} {have} not joined, as far as this folder on {self.node.claim.host} shows"
         return ""
-
-    def _own(self) -> range:
-        return self.node.ranks_of(self.node.number)
 
 
 def _check_comes(joined: Joined) -> None:

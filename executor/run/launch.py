@@ -222,7 +222,7 @@ def evidence_of(
     return Evidence(
         ending=ending,
         started=started,
-        hosts=[ready.host_of(rank) for rank in range(started)],
+        hosts=[ready.hosts.hosts[rank // ready.processes].name for rank in range(started)],
         mesh=mesh,
         reports_when_met=own,
         differences=differing,
@@ -345,16 +345,12 @@ def start_and_watch(
         ending = supervise(
             agents, folder, run_id, echo, signals=signals, met=met, meet_s=meet_s, watch=looks, look=look
         )
-        if ending.ok or ending.signal is not None or not _port_was_taken(agents[0].log):
+        said = agents[0].log.read_text(errors="replace").lower()
+        if ending.ok or ending.signal is not None or not any(mark.lower() in said for mark in PORT_TAKEN):
             break
         echo(f"port {port.number} was taken meanwhile, trying the next")
         refused |= {port.number}
     return ending
-
-
-def _port_was_taken(log: Path) -> bool:
-    text = log.read_text(errors="replace")
-    return any(mark.lower() in text.lower() for mark in PORT_TAKEN)
 
 
 def _of_script(ready: Prepared) -> dict[str, str]:

@@ -97,10 +97,6 @@ class Prepared:
         """Ranks that are really started: all of the plan's, or one in a fake world."""
         return 1 if self.options.fake_world else self.plan.layout.world_size
 
-    def host_of(self, rank: int) -> str:
-        """The name of a rank's node."""
-        return self.hosts.hosts[rank // self.processes].name
-
 
 def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
     """Check plan, machine, data and folder, and decide how nodes are emulated. PlannerError is the answer no.

@@ -81,7 +81,9 @@ class RollCall:
         from being started, and ranks that were started can do nothing about those that were not."""
         ready = rundir.ready_nodes(self.folder)
         unready = [rank for rank in awaited if rank // self.processes not in ready]
-        unstarted = [rank for rank in awaited if rundir.rank_log(self.folder, *self._place(rank), "stderr") is None]
+        unstarted = [
+            rank for rank in awaited if rundir.rank_log(self.folder, *divmod(rank, self.processes), "stderr") is None
+        ]
         named = [rank for rank in unready if rank in unstarted] or unstarted or awaited
         why = "; " + (f"{waiting} that came first wait" if waiting else "none has joined yet")
         if named[0] in unready:
@@ -90,19 +92,14 @@ class RollCall:
         if len(named) > 1:
             does = does.replace("was", "were").replace("does", "do")
         look = "or at what it does there (py-spy dump)"
-        return f"{self._named(named)} {does}{why}. Look at {self._logs(named)}, {look}"
-
-    def _place(self, rank: int) -> tuple[int, int]:
-        return divmod(rank, self.processes)
+        logs = listed(sorted({f"{rundir.LOGS}/node-{rank // self.processes}" for rank in named}))
+        return f"{self._named(named)} {does}{why}. Look at {logs}, {look}"
 
     def _named(self, ranks: Sequence[int]) -> str:
         """Ranks, the first of many, and their nodes."""
         hosts = self.hosts()
         names = list(dict.fromkeys(hosts[rank // self.processes] for rank in ranks))
         return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} on {listed(names)}"
-
-    def _logs(self, ranks: Sequence[int]) -> str:
-        return listed(sorted({f"{rundir.LOGS}/node-{rank // self.processes}" for rank in ranks}))
 
     def _ranks(self) -> Sequence[int]:
         """The ranks that show here."""
