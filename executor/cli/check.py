@@ -6,6 +6,8 @@ Parses, calls one function, prints. Imported when it is called. Not here: any of
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -73,25 +75,20 @@ def check(
     )
     made = decided(plan, options, cli_output.tell)
     whole = inputs.resolved(made.plan)
+    names = tuple(one.name for one in machines) or (socket.gethostname(),)
+    ask = partial(
+        checking.checked, names=names, plan=whole, options=options, all_reduce=all_reduce, debug=debug_network
+    )
     if machines:
-        names = tuple(one.name for one in machines)
         with ssh.contact(machines, cli_output.tell) as contact:
-            found = checking.check_hosts(
-                contact,
-                whole,
-                options,
-                ranks=made.processes,
-                master=master,
-                all_reduce=all_reduce,
-                debug=debug_network,
-            )
+            rows, where, port = checking.place_of(contact, master)
+            found = ask(contact, ranks=made.processes, master=where, port=port, copied=True)
+        found = replace(found, rows=(*rows, *found.rows))
     else:
-        names, ranks = (socket.gethostname(),), made.ranks
+        ranks = made.ranks
         if whole.cluster.gpu.kind == "cuda" and made.processes <= visible_gpus() < ranks:
             cli_output.tell(f"this machine is asked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
             ranks = made.processes
-        found = checking.checked(
-            checking.ThisMachine(), names, whole, options, ranks=ranks, all_reduce=all_reduce, debug=debug_network
-        )
+        found = ask(checking.ThisMachine(), ranks=ranks)
     click.echo(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names))
     return PREFLIGHT if found.failed else 0

@@ -338,13 +338,10 @@ class _Run:
         absent = [one.name for node, one in enumerate(self.machines) if node not in there]
         return f"{', '.join(absent)} {'have' if len(absent) > 1 else 'has'} not started a node" if absent else ""
 
-    def _node(self, rank: int) -> int:
-        return rank // self.ready.processes
-
     def _verdict(self, ending: Ending) -> Verdict:
         """How the run ended: by what ranks and agents left, or by what a host said or befell it."""
         silent = [node for node in range(len(self.machines)) if node not in self.ends]
-        elsewhere = frozenset(rank for rank in range(self.ready.ranks) if self._node(rank) in silent)
+        elsewhere = frozenset(rank for rank in range(self.ready.ranks) if rank // self.ready.processes in silent)
         awaited = self.roll.missing() if ending.timed_out else ""
         evidence = replace(evidence_of(self.ready, ending, None, None, elsewhere), awaited=awaited, came=self.roll.came)
         found = self._judged(evidence)

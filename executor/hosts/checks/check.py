@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -215,35 +215,13 @@ def _ordered(rows: list[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda one: (places.get(one.check, places["checkpoint"] + 0.5), one.check, one.node)))
 
 
-def check_hosts(
-    contact: ssh.Contact,
-    plan: Plan,
-    options: Options,
-    *,
-    ranks: int,
-    master: str | None = None,
-    all_reduce: bool = True,
-    debug: bool = False,
-) -> Checked:
-    """Every row of a plan on the hosts of a contact. `master` is node 0's HOST[:PORT] where a person gave one."""
-    names = [one.name for one in contact.machines]
+def place_of(contact: ssh.Contact, master: str | None) -> tuple[list[Row], str | None, int]:
+    """(failed rows where the hosts have no address to meet at, node 0's address as far as it is known, its port).
+    `master` is node 0's HOST[:PORT] where a person gave one."""
     asked = contact.ask({"kind": "look", "port": local.FIRST_PORT}, LOOK_S)
     looks = {said.place: said.value for said in asked if said.value is not None}
-    rows = [] if master else _meeting(looks, names)
-    where, port = _place(looks, master, rows)
-    found = checked(
-        contact,
-        names,
-        plan,
-        options,
-        ranks=ranks,
-        master=where,
-        port=port,
-        all_reduce=all_reduce,
-        debug=debug,
-        copied=True,
-    )
-    return replace(found, rows=(*rows, *found.rows))
+    rows = [] if master else _meeting(looks, [one.name for one in contact.machines])
+    return rows, *_place(looks, master, rows)
 
 
 def _meeting(looks: dict[int, Message], names: Sequence[str]) -> list[Row]:
