@@ -49,10 +49,10 @@ LATER = {
     "join": "executor.cli.join:join",
     "logs": "executor.cli.resume:logs",
     "measure": "executor.cli.measure:measure",
-    "probe": "executor.cli.probe:probe",
+    "probe": "executor.cli.measure:probe",
     "resume": "executor.cli.resume:run_again",
     "stop": "executor.cli.resume:end",
-    "trace": "executor.cli.trace:trace",
+    "trace": "executor.cli.measure:trace",
     "watch": "executor.cli.watch:watch",
 }
 """Commands that are imported when they are called."""

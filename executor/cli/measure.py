@@ -1,23 +1,35 @@
-"""`executor measure`: a matrix of real runs on this machine, as rows that `planner replay` and `calibrate` read.
+"""`executor measure`, `probe` and `trace`: a matrix of real runs, this machine's speeds, a step on fake tensors.
 
-Parses, calls one function, prints. Imported when it is called. Not here: any of the work (measure.py, matrix.py).
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (executor/measure).
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
+import msgspec
 
-from executor.cli.output import tell
+from executor.cli import EMULATIONS
+from executor.cli.options import CHECK, TOLERANCE
+from executor.cli.output import console, tell, verdict
+from executor.hosts.hosts import read_hosts
+from executor.measure import lines, measure_text, probe_hosts, tracekernels
 from executor.measure import measure as measuring
-from executor.measure import measure_text
+from executor.measure import probe as probing
+from executor.measure import trace as traces
 from executor.measure.machine import this_machine
 from executor.measure.matrix import cells as cells_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_file, check_folder
+from planner.basics.units import GB, TERA, format_seconds
+from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
+from planner.calibrate.probe import Probe
+from planner.spec.plan import read_plan
 
 
 @click.command()
@@ -75,3 +87,98 @@ def measure(
         tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command goes on from there.")
     click.echo(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
     return code or measuring.exit_code(results)
+
+
+@click.command()
+@click.option("-o", "--output", required=True, type=command.NewPath(),
+              help="Folder for probe.json and, beside it, presets: planner takes it with --presets.")  # fmt: skip
+@click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
+@click.option("--ranks", type=int, help="Ranks of a node that work at once (default: its GPUs; two on a CPU).")
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Which devices (default: GPUs where there are any).")
+@click.option(
+    "--launcher", type=click.Choice(["local"]), default="local", show_default=True, help="How nodes are reached."
+)
+@click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
+              help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Few sizes, once each: shows that it works, with poor figures.")
+@click.option("--force", is_flag=True, help="Overwrite an earlier probe of that name.")
+@click.option("--json", "as_json", is_flag=True, help="probe.json on stdout.")
+def probe(
+    output: Path,
+    name: str | None,
+    ranks: int | None,
+    nodes: int,
+    kind: str | None,
+    launcher: str,
+    hosts: str,
+    quick: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Measure this machine: a cluster preset and a calibration, in under three minutes."""
+    options = probing.Options(
+        folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
+    )
+    if hosts in EMULATIONS:
+        ready = probing.prepare(options, tell)
+        each = f"{nodes} x {ready.ranks} ranks on {ready.kind} ({ready.hosts.emulation})"
+        tell(f"probing {each}: other work on this machine makes every figure worse")
+        written = probing.execute(ready, tell)
+    else:
+        machines = read_hosts(Path(hosts))
+        if nodes not in (1, len(machines)):
+            raise click.UsageError(f"--nodes {nodes}: the host file names {len(machines)}, and all are measured")
+        written = probe_hosts.run(options, machines, tell)
+    if as_json:
+        click.echo(msgspec.json.encode(written.probe))
+    else:
+        for line in summary(written.probe):
+            click.echo(line)
+    for path in written.files:
+        tell(f"wrote {os.path.relpath(path)}")
+    folder = shlex.quote(os.path.relpath(output))
+    total = written.probe.ranks
+    chosen = f"--presets {folder} --cluster {written.probe.name} --calibration {written.probe.name} --gpus {total}"
+    tell(f"next: planner estimate --model tiny-llama {chosen}")
+    return 0
+
+
+def summary(probe: Probe) -> list[str]:
+    """The probe in a few lines: the best rates, and what they are of."""
+    best, load = reached(probe), probe.host.load
+    device = known_gpu(probe) or probe.device.name
+    busy = "" if load is None else f", load {load:.1f} on {probe.host.cores} cores when it began"
+    told = [f"{probe.name}: {device}, {probe.ranks} ranks, in {format_seconds(probe.seconds)}{busy}"]
+    told += [f"  matrix products  {name:5s} {rate / TERA:10.4g} TFLOP/s" for name, rate in best.flops_per_s.items()]
+    told.append(f"  memory                 {best.memory_bytes_per_s / GB:10.4g} GB/s, reads and writes")
+    names = link_names(probe)
+    for place, rate in best.links.items():
+        what = "inside a node" if place == INSIDE else "between nodes"
+        told.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
+    return told
+
+
+@click.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option("--rank", type=int, default=0, show_default=True, help="Whose step; rank 0 holds as much as any.")
+@click.option("--full", is_flag=True, help="Run every layer; otherwise 2 and 4, and the others follow from them.")
+@click.option("--kernels", is_flag=True, help="Also print what a block keeps, as a preset of presets/kernels.")
+@CHECK
+@TOLERANCE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def trace(
+    plan_file: Path, rank: int, full: bool, kernels: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool
+) -> int:
+    """Trace one rank's step of PLAN on fake tensors: no GPU, no other rank."""
+    tolerances = lines.parse_tolerances(tolerance)
+    plan = read_plan(plan_file)
+    built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)
+    outside = traces.judge(built, tolerances) if judge else None
+    if as_json:
+        click.echo(traces.as_json(built, outside, tolerances))
+    else:
+        traces.render(built, console(stderr=False))
+        if kernels:
+            click.echo(tracekernels.as_preset(plan, built.kept))
+    return verdict(outside)
