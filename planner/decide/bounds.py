@@ -17,8 +17,14 @@ from planner.parallelism.schedules import in_flight as in_flight_of
 
 
 def memory_bound(case: Case) -> Number:
-    """Device bytes that no stage's peak is below: what stays between steps, and what the layers of a stage keep for the
-    micro-batches in flight.
+    """Device bytes that no stage's peak is below."""
+    micro = case.layout.micro_batch_size
+    return device_bytes(case, maximum(*(start + slope * micro for start, slope in bound_lines(case))))
+
+
+def bound_lines(case: Case) -> list[tuple[Number, Number]]:
+    """(bytes, bytes a sequence of the micro-batch) that no stage's peak is below, as `memory_lines`: what stays between
+    steps, and what the layers of a stage keep on the device for the micro-batches in flight.
 
     What is kept beside layers, and everything that comes and goes, is left out.
     """
@@ -28,13 +34,14 @@ def memory_bound(case: Case) -> Number:
         second = least + where(more > 1, 1, 0)
         spilled = maximum(case.model.dense_layers - least - where(more > 0, 1, 0), 0)
         stages.append(StageClass(False, False, 1, (0 * least, maximum(second - spilled, 0))))
-    bounds = [_stage_bound(case.at(stage)) for stage in stages]
-    if len(bounds) > 1:  # with two stages the second has the head too, and holds more
-        bounds[1] = where(case.layout.pp > 1, bounds[1], 0.0)
-    return device_bytes(case, maximum(*bounds))
+    lines = [_stage_line(case.at(stage)) for stage in stages]
+    if len(lines) > 1:  # with two stages the second has the head too, and holds more
+        start, slope = lines[1]
+        lines[1] = where(case.layout.pp > 1, start, 0.0), where(case.layout.pp > 1, slope, 0.0)
+    return lines
 
 
-def _stage_bound(case: Case) -> Number:
+def _stage_line(case: Case) -> tuple[Number, Number]:
     layout = case.layout
     engine = engine_of(layout.engine)
     resident = sum(held_when_filled(engine, case).values())
@@ -44,9 +51,9 @@ def _stage_bound(case: Case) -> Number:
         # No gradient is made while all are in flight: with what accumulates there is one micro-batch less.
         flying = flying - where((flying >= layout.grad_accum) & (layout.grad_accum > 1), 1, 0)
     kept: Number = 0.0
-    for unit, count in zip(LAYERS, case.here.layers, strict=True):
+    for unit, count in zip(LAYERS, case.here.layers, strict=True) if not layout.offload_activations else ():
         kept = kept + count * _kept_per_token(case, unit)
-    return resident + (flying * kept + BATCH_BYTES_PER_TOKEN) * case.tokens
+    return resident, (flying * kept + BATCH_BYTES_PER_TOKEN) * case.rank_seq_len
 
 
 def _kept_per_token(case: Case, unit: str) -> Number:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from planner.ask.question import Question, case_of
 from planner.basics.arith import Number
 from planner.engines import engine_of
 from planner.figures.comm import Traffic
 from planner.figures.memory import device_bytes, peak_bytes
-from planner.figures.steptime import step_time
+from planner.figures.steptime import step_time, whole_pass_seconds
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
@@ -50,6 +52,14 @@ def seconds_per_sequence(
     time = step_time(case_of(question, layout), question.calibration, traffic)
     step_s = time.comm_s if time.step_s is None else time.step_s
     return step_s / layout.global_batch_size
+
+
+def floor_seconds(question: Question, layout: Layout) -> float:
+    """Seconds a sequence that no batch of the layout goes below: each GPU does its share of the work, nothing else."""
+    one = msgspec.structs.replace(
+        layout, sequence_parallel=False, virtual_stages=1, pp_schedule="1f1b", micro_batch_size=1, grad_accum=1
+    )
+    return whole_pass_seconds(case_of(question, one), question.calibration) / question.cluster.gpus
 
 
 def exact_bytes(question: Question, layout: Layout) -> float:

@@ -11,16 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from planner.ask.question import Question, case_of, limit_bytes
 from planner.basics.progress import Cancelled, Progress
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
-from planner.decide.candidates import Candidate, beats, exact_bytes, order_of, seconds_per_sequence
+from planner.decide.candidates import Candidate, beats, exact_bytes, floor_seconds, order_of, seconds_per_sequence
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
 from planner.engines import engine_of
-from planner.figures.steptime import whole_pass_seconds
 from planner.parallelism.rules import Rule
 from planner.spec import Layout, Runtime
 
@@ -124,14 +121,8 @@ def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -
     floors: dict[float, list[Block]] = {}
     for block in blocks:
         progress.at(0)
-        floors.setdefault(_floor_seconds(question, block.template), []).append(block)
+        floors.setdefault(floor_seconds(question, block.template), []).append(block)
     return sorted(floors.items())
-
-
-def _floor_seconds(question: Question, template: Layout) -> float:
-    one = msgspec.structs.replace(template, sequence_parallel=False, virtual_stages=1, pp_schedule="1f1b")
-    seconds = whole_pass_seconds(case_of(question, one), question.calibration)
-    return seconds / question.cluster.gpus
 
 
 def together(rankings: Sequence[Ranking], k: int, question: Question) -> Ranking:

@@ -14,7 +14,8 @@ import msgspec
 from planner.ask.question import Question, case_of, limit_bytes
 from planner.basics.arith import Number
 from planner.basics.progress import Progress
-from planner.decide.candidates import Candidate, floor_bytes, order_of, seconds_per_sequence
+from planner.decide.bounds import bound_lines
+from planner.decide.candidates import Candidate, floor_bytes, floor_seconds, order_of, seconds_per_sequence
 from planner.decide.space import by_batch, spaces
 from planner.engines import engine_of
 from planner.figures.comm import Traffic
@@ -69,20 +70,44 @@ def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout,
     """
     seen: Seen = {}
     progress = Progress()
-    bounded = []
-    for group in groups_of(question, strategies):
-        progress.at(0)
-        bounded.append((_seconds(question, group.largest, seen), group))
+    groups = list(groups_of(question, strategies))
     best: Candidate | None = None
-    for bound, group in sorted(bounded, key=lambda pair: pair[0]):
-        if best is not None and bound >= best.seconds_per_sequence:
+    for floor, alike in _by_floor(question, groups):
+        if best is not None and floor > best.seconds_per_sequence:
             break
-        progress.at(0)
-        found = _largest_fitting(question, group, seen)
-        if found is not None and (best is None or order_of(found) < order_of(best)):
-            best = found
-    layout = best.layout if best else _smallest(question, [group for _, group in bounded])
-    return None if layout is None else (layout, sum(len(group.layouts) for _, group in bounded))
+        bounded = []
+        for group in alike:
+            progress.at(0)
+            bounded.append((_seconds(question, group.largest, seen), group))
+        for bound, group in sorted(bounded, key=lambda pair: pair[0]):
+            if best is not None and (bound >= best.seconds_per_sequence or _loses(question, group, best, seen)):
+                continue
+            progress.at(0)
+            found = _largest_fitting(question, group, seen)
+            if found is not None and (best is None or order_of(found) < order_of(best)):
+                best = found
+    layout = best.layout if best else _smallest(question, groups)
+    return None if layout is None else (layout, sum(len(group.layouts) for group in groups))
+
+
+def _by_floor(question: Question, groups: Sequence[Group]) -> list[tuple[float, list[Group]]]:
+    """Groups with equal work to do, least first, each with the seconds a sequence takes when nothing else is done."""
+    alike: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:  # their ranks all run the whole model
+        alike.setdefault((group.smallest.engine, group.smallest.recompute), []).append(group)
+    floors: dict[float, list[Group]] = {}
+    for some in alike.values():
+        floors.setdefault(floor_seconds(question, some[0].smallest), []).extend(some)
+    return sorted(floors.items())
+
+
+def _loses(question: Question, group: Group, best: Candidate, seen: Seen) -> bool:
+    """Whether the largest micro-batch that may fit is slower than the best so far: told without walking the model."""
+    first = case_of(question, group.smallest)
+    lines = [(float(start), float(slope)) for start, slope in bound_lines(first)]
+    limit = limit_bytes(question)
+    able = [one for one in group.layouts if device_bytes(first, peak_at(lines, one.micro_batch_size)) <= limit]
+    return not able or _seconds(question, able[-1], seen) > best.seconds_per_sequence
 
 
 def _seconds(question: Question, layout: Layout, seen: Seen) -> float:

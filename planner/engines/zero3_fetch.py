@@ -164,6 +164,7 @@ def fetches(
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     in_elements = [size * ratio for size, ratio in zip(sizes, ratios, strict=True)]
     again_in_backward = {use.weight for use in uses if use.phase == "backward"}
+    formats = [_format(code, codes) for _, code in weights]
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
     following = _next_uses(uses)
     passed = [0, *accumulate(sizes[use.weight] for use in uses)]  # elements traversed before each step
@@ -194,28 +195,30 @@ def fetches(
             return
         if len(ahead) > 1:
             buffers.append(_Buffer(set(ahead), sum(in_elements[index] for index in ahead)))
-        for code in dict.fromkeys(_format(weights[index][1], codes) for index in ahead):  # a call a format
-            together = [index for index in ahead if _format(weights[index][1], codes) == code]
-            gathers.append(Gather(phase, tuple(sizes[index] for index in together), code))
+        by_format: dict[float | None, list[int]] = {}
+        for index in ahead:
+            by_format.setdefault(formats[index], []).append(sizes[index])
+        gathers.extend(Gather(phase, tuple(together), code) for code, together in by_format.items())  # a call a format
 
     for _ in range(ROOTS):
         look_ahead("forward")
     for step, use in enumerate(uses):
-        if use.weight not in whole.indices and use.weight not in persistent:
-            gathers.append(Gather(use.phase, (sizes[use.weight],), weights[use.weight][1]))
-            whole.take(use.weight)
-        if fetched_for[use.weight] < step:
-            fetched_for[use.weight] = step
+        index = use.weight
+        if index not in whole.indices and index not in persistent:
+            gathers.append(Gather(use.phase, (sizes[index],), weights[index][1]))
+            whole.take(index)
+        if fetched_for[index] < step:
+            fetched_for[index] = step
             queue = max(queue, step + 1)
-        for buffer in [buffer for buffer in buffers if use.weight in buffer.unused]:
-            buffer.unused.discard(use.weight)
-            buffer.copied = True
-            if not buffer.unused:
-                buffers.remove(buffer)
-        held = sum(buffer.elements for buffer in buffers if buffer.copied)
+        for buffer in buffers:
+            if index in buffer.unused:
+                buffer.unused.discard(index)
+                buffer.copied = True
+        buffers = [buffer for buffer in buffers if buffer.unused]
+        held = sum([buffer.elements for buffer in buffers if buffer.copied])
         look_ahead(use.phase)
-        if use.phase == "forward" and weights[use.weight][1] is not None and use.weight in again_in_backward:
-            whole.hold(use.weight)
+        if use.phase == "forward" and weights[index][1] is not None and index in again_in_backward:
+            whole.hold(index)
         place = (use.phase, use.unit, use.layer)
         whole_now = whole.beside if codes else whole.elements
         if place not in live or whole_now + held > live[place] + received[place]:
@@ -223,20 +226,20 @@ def fetches(
         if use.phase == "backward" and use.unit in LAYERS:
             uses_here = steps.setdefault(place, [])
             made = uses_here[-1].after if uses_here else 0
-            gradient = 0 if use.again or use.weight in frozen else sizes[use.weight]
+            gradient = 0 if use.again or index in frozen else sizes[index]
             uses_here.append(Step(made, made + gradient, whole_now, held))
         if use.phase == "backward":
-            whole.let_go(use.weight)
+            whole.let_go(index)
         again = following[step]
         reused_soon = again is not None and passed[again] - passed[step + 1] < limits.max_reuse
-        released = [use.weight] if fetched_for[use.weight] <= step and not reused_soon else []
-        if use.again and use.weight in frozen:
-            waiting.append(use.weight)
+        released = [index] if fetched_for[index] <= step and not reused_soon else []
+        if use.again and index in frozen:
+            waiting.append(index)
             released = []
         elif use.phase == "backward" and waiting:
             released, waiting = [*waiting, *released], []
-        for index in released:
-            whole.release(index)
+        for gone in released:
+            whole.release(gone)
         if use.phase == "forward" and use.unit == "tail":
             whole_now = whole.beside if codes else whole.elements
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now

@@ -17,6 +17,7 @@ from planner.decide.bounds import memory_bound
 from planner.decide.candidates import Candidate, seconds_per_sequence
 from planner.decide.search import rank
 from planner.decide.space import layouts_of
+from planner.decide.strategies import best_of
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
 from planner.figures.steptime import step_time
@@ -77,6 +78,10 @@ SMALL = {
     "tensor and context groups on 4 GPUs": (asked("llama-3.2-1b", gpus=4, batch=8), ENGINES),
     "pipelines on 8 GPUs": (asked("7b", gpus=8, batch=16, pp=4), ENGINES),
     "tensor groups on 8 GPUs": (asked("llama-3-8b", gpus=8, batch=8, tp=4), ENGINES),
+    "activations in host memory": (
+        asked(gpus=8, batch=128, recompute="none", others=(("offload_activations", True),)),
+        LAUNCHED,
+    ),
     "experts on 8 GPUs": (asked("deepseek-v2-lite", gpus=8, batch=8, ep=4, cp=1), ENGINES),
 }
 
@@ -90,6 +95,19 @@ def test_the_search_returns_what_brute_force_returns(name: str):
     for k in (1, 5):
         found = rank(question, k, engines=engines)
         assert figures(found.best) == [pytest.approx(one, rel=1e-12) for one in truth[:k]]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "zero1", "zero3"])
+@pytest.mark.parametrize("name", ["every strategy of data parallelism, any batch", "activations in host memory"])
+def test_estimate_shows_each_strategy_as_fast_as_brute_force_finds_it(name: str, strategy: str):
+    question = msgspec.structs.replace(SMALL[name][0], strategy=strategy)
+    truth = brute_force(question, LAUNCHED)
+
+    found = best_of(question, [question.asked_strategy])
+
+    assert found is not None and truth
+    assert seconds_per_sequence(question, found[0]) == pytest.approx(truth[0][0], rel=1e-12)
+    assert memory_breakdown(case_of(question, found[0])).device_bytes <= limit_bytes(question)
 
 
 @pytest.mark.slow
