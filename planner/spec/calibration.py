@@ -291,7 +291,8 @@ def _looked_up(levels: Sequence[Sequence[Entry]], wanted: type[msgspec.Struct]) 
                 if value is not None and (field not in best or weight >= best[field][0]):
                     best[field] = weight, value
         found = {field: value for field, (_, value) in best.items()} | found
-    optional = {field.name for field in msgspec.structs.fields(wanted) if field.default is None}
+    defaults = zip(reversed(wanted.__struct_fields__), reversed(wanted.__struct_defaults__), strict=False)
+    optional = {field for field, default in defaults if default is None}
     missing = [field for field in wanted.__struct_fields__ if field not in found and field not in optional]
     if missing:
         raise PlannerError("calibration", missing[0], "has no value here", f"{UNCALIBRATED}.toml must have one for all")
