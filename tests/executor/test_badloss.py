@@ -196,3 +196,25 @@ def test_what_became_of_a_step_is_said_with_its_cost():
     back = bad(6, "rolled back", (6, 9), again=2, seconds=7.0)
     assert badloss.text(back) == "went back to step 6 (2 steps, 7.00 s) without batches 7 to 9: loss nan is not finite"
     assert "(1 step, 7.00 s) without batch 9:" in badloss.text(msgspec.structs.replace(back, again=1, left_out=(8, 9)))
+
+
+def test_the_history_of_a_run_is_of_steps_with_a_loss_and_of_the_last_batches_left_out(tmp_path):
+    def line(step: int, **more: object) -> dict[str, object]:
+        return {"step": step, "time": 1.0 * step, **more}
+
+    lines = [
+        line(0, loss=3.0, step_s=0.5),
+        line(1, loss=None, step_s=0.5),
+        line(1, validation_loss=7.0, loss=9.0),
+        line(2, loss=2.0, step_s=0.5),
+        line(3, action="rolled back", left_out=[3, 5]),
+        line(3, loss=1.0, step_s=0.5),
+        line(4, loss=50.0, action="skipped"),
+        line(5, loss=60.0, action="skipped"),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+    found = badloss.history(tmp_path, 2)
+
+    assert found == History(losses=(2.0, 1.0), left_out=((3, 5),), back_to=3, skips=2)
+    assert badloss.history(tmp_path, 9).losses == (3.0, 2.0, 1.0)

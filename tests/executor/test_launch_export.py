@@ -168,7 +168,10 @@ def test_a_jobset_means_the_plan(tmp_path: Path, nodes: int, place: int) -> None
     assert not list(tmp_path.rglob("canary"))
 
 
-@pytest.mark.parametrize(("nodes", "place"), CASES)
+# Each copies the code, a quarter of a second: two of them are quick.
+@pytest.mark.parametrize(
+    ("nodes", "place"), [*CASES[:2], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[2:])]
+)
 def test_a_task_of_skypilot_means_the_plan(tmp_path: Path, nodes: int, place: int, data: Path) -> None:
     plan = plan_of(nodes, layouts(nodes)[place], data)
     export(tmp_path, plan, "skypilot", Asked(), ("HF_TOKEN=hf_SeCrEt0ne",))

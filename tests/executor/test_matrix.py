@@ -14,6 +14,7 @@ from executor.measure.machine import Machine, this_machine
 from executor.measure.matrix import BEYOND, Cell, cells
 from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
+from planner.spec import presets
 from planner.spec.devices import gpu_preset
 
 HEAD = '[[cells]]\non = "cpu"\n'
@@ -182,3 +183,10 @@ def test_an_option_that_a_command_line_would_not_take_is_refused_with_the_table_
 
     assert error.field == f"mine.toml: cells[1]: {line.split()[0]}"
     assert rule in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("share", "preset"), [(0.921, "h100-sxm-80gb"), (1.079, "h100-sxm-80gb"), (0.919, None), (1.081, None)]
+)
+def test_a_cards_memory_may_be_8_percent_from_its_presets(share: float, preset: str | None):
+    assert gpu_preset("NVIDIA H100 80GB HBM3", share * presets.gpu("h100-sxm-80gb").memory_bytes) == preset

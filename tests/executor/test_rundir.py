@@ -103,3 +103,10 @@ def test_losses_of_a_run_that_died_while_writing_are_the_whole_lines(tmp_path):
     assert rundir.read_losses(tmp_path) == (6.5, 6.25)
     (tmp_path / "metrics.jsonl").write_text('{"step":0,"loss":null}\n{"step":1,"loss":6.25}\n')  # NaN, in a fake world
     assert rundir.read_losses(tmp_path) == (6.25,)
+
+
+def test_the_room_that_is_kept_holds_the_record_of_a_thousand_ranks_steps(tmp_path):
+    rundir.keep_room(tmp_path)
+
+    (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_size == 262_144

@@ -188,6 +188,7 @@ def test_recommend_refuses_what_its_command_refuses(more, field):
     assert caught.value.field == field
 
 
+@pytest.mark.slow
 def test_type_checkers_know_what_comes_back(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

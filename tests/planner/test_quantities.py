@@ -115,3 +115,22 @@ def test_sizes_are_lists_and_ranges(text: str, sizes: tuple[int, ...]):
 def test_what_is_no_list_of_sizes_is_refused(text: str):
     with pytest.raises(PlannerError, match="gpus"):
         gpu_counts("gpus", text)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "example"),
+    [(1, 2000, "8 or 1k"), (8, 1000, "8 or 1k"), (9, 1000, "1k"), (8, 999, "8"), (9, 999, "9"), (2000, 3000, "2000")],
+)
+def test_the_example_of_a_refusal_is_itself_in_the_range(low: int, high: int, example: str):
+    with pytest.raises(PlannerError) as refusal:
+        whole("gpus", "many", low, high)
+
+    assert refusal.value.fix == f"Try a number such as {example}"
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 10**6), (4, 4), (3, 7)])
+def test_the_ends_of_a_range_are_in_it_and_their_neighbours_are_not(low: int, high: int):
+    assert [whole("gpus", str(end), low, high) for end in (low, high)] == [low, high]
+    for beyond in (low - 1, high + 1):
+        with pytest.raises(PlannerError):
+            whole("gpus", str(beyond), low, high)

@@ -158,6 +158,7 @@ def planned(*words: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_gpus_that_are_not_here(capsys):
     planned("--model", "8b", "--gpus", "16", "--gpu", "h100")
     capsys.readouterr()
@@ -190,6 +191,7 @@ def test_adapters_in_a_pipeline_are_planned():
     assert re.search(r'"pp":\s*2', json.dumps(plan))
 
 
+@pytest.mark.slow
 def test_a_variable_is_given_to_the_ranks(capsys):
     planned(*TINY, "--global-batch-size", "4")
     capsys.readouterr()

@@ -145,7 +145,11 @@ def test_what_a_backend_refuses_is_not_ranked():
     assert rank(question, 3, engines=LAUNCHED, more_rules=lambda runtime: ()).best
 
 
-@pytest.mark.parametrize("name", SMALL)
+DEAR = ("tensor and context groups on 4 GPUs", "experts on 8 GPUs")
+"""Two seconds each, of spaces that brute force looks at too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in SMALL])
 def test_every_layout_is_accounted_for(name: str):
     question, engines = SMALL[name]
     layouts = list(layouts_of(question, engines))
