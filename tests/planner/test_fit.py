@@ -113,7 +113,6 @@ def test_the_longest_sequence_fits_and_the_next_does_not(recompute: str):
     assert not recommended(with_job(question, seq_len=found.beyond))
 
 
-@pytest.mark.slow
 def test_the_models_own_length_is_the_end():
     question, found = fitted("seq-len", model="8b", gpus="32")
 
@@ -148,7 +147,6 @@ def test_parts_of_a_node_come_before_whole_nodes():
     assert gpu_sizes(1, 3) == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_with_a_global_batch_the_micro_batch_divides_it():
     question, found = fitted("micro-batch", model="8b", gpus="16", global_batch_size="480")
 

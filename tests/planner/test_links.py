@@ -34,7 +34,6 @@ def made(ranks: tuple[int, ...], sizes: tuple[float, ...], op: str = "all_gather
 ALL = made((2, 4, 8, 16, 64, 256), (1e5, 1e6, 1e7, 1e9))
 
 
-@pytest.mark.slow
 def test_the_fit_finds_the_curves_that_made_the_samples():
     found = fit(ALL)
 
@@ -69,7 +68,6 @@ def test_an_all_reduce_has_a_curve_of_its_own_and_the_others_share_one():
     assert set(fit(samples)) == {("NVLink 4", "all_reduce"), ("NVLink 4", None)}
 
 
-@pytest.mark.slow
 def test_entries_say_how_many_samples_they_rest_on_and_how_far_they_stray():
     twice = [msgspec.structs.replace(one, seconds=one.seconds * factor) for one in ALL for factor in (0.9, 1.1)]
 

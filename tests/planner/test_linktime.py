@@ -30,7 +30,6 @@ def seconds(op: str, payload: float, ranks: int, share: float = 1.0, half: float
     return float(tier_seconds(call, here.cluster.levels, curves))
 
 
-@pytest.mark.slow
 def test_a_message_of_half_bytes_takes_twice_as_long_as_its_bytes():
     sent = 7 / 8 * 8e6
 

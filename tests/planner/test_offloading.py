@@ -32,7 +32,6 @@ def run(name: str, **given: str) -> int:
     return command.exit_code(planner, [name, *options], name="planner")
 
 
-@pytest.mark.slow
 def test_estimate_and_recommend_find_the_same_offloaded_layout_and_say_that_nothing_fits_without():
     shown, found = answer(question(BOX)), recommend(question(BOX)).answer
     one = shown.estimates[shown.recommended]
@@ -46,7 +45,6 @@ def test_estimate_and_recommend_find_the_same_offloaded_layout_and_say_that_noth
     assert "host/node" in text and "149.58 GiB of 256 GiB" in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"model": "1b", "gpus": "8"}, {"model": "7b", "gpus": "8"}])
 def test_what_fits_without_offload_is_never_offloaded(given: dict[str, str]):
     for found in (answer(question(given)), recommend(question(given)).answer):
@@ -121,7 +119,6 @@ def test_a_layout_that_was_given_names_the_offload_that_its_engine_has(
     assert verdict.endswith(options)
 
 
-@pytest.mark.slow
 def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFixture[str]):
     """A17: "Nothing fits: use more GPUs" below an optimizer that nothing here launches, or that FSDP2 does not take."""
     adam = {"model": "70b", "gpu": "a100-80gb", "gpus": "8", "optimizer": "adamw-8bit", "method": "full"}
@@ -135,7 +132,6 @@ def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFix
     assert "othing fits" not in out and err == "error: no strategy is left to look at.\n"
 
 
-@pytest.mark.slow
 def test_the_way_out_names_no_method_that_was_asked_already(capsys: pytest.CaptureFixture[str]):
     """D15: "or LoRA" below answers of LoRA and QLoRA."""
     tight = {"model": "405b", "cluster": "pcie-4x4090", "seq_len": "16384"}
@@ -154,7 +150,6 @@ def test_no_band_is_printed_under_a_time_that_is_not_known(capsys: pytest.Captur
     assert "times as long" not in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"model": "7b", "gpus": "1"}, {"model": "13b", "gpus": "1", "seq_len": "4096"}])
 def test_the_nearest_to_fit_is_the_one_that_needs_least(given: dict[str, str]):
     """W9: "nearest to it is zero1 ... 145.97 GiB" beside a DDP that needs 132.79."""

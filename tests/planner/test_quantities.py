@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.basics.errors import PlannerError
-from planner.basics.quantities import duration_s, gpu_counts, large_count, length, share, whole
+from planner.basics.quantities import duration_s, gpu_counts, large_count, length, share, whole, wholes
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,10 @@ def test_the_ends_of_a_range_are_in_it_and_their_neighbours_are_not(low: int, hi
     for beyond in (low - 1, high + 1):
         with pytest.raises(PlannerError):
             whole("gpus", str(beyond), low, high)
+
+
+def test_numbers_separated_by_commas_are_each_in_the_range():
+    assert wholes("stage_layers", "8,1k,0", 0, 1000) == (8, 1000, 0)
+    assert wholes("stage_layers", None) is None
+    with pytest.raises(PlannerError, match="must be a whole number from 1 to"):
+        wholes("stage_layers", "8,0")
