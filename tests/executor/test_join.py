@@ -122,6 +122,16 @@ def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
     assert "--env=HF_TOKEN: is a secret" in refusal(folder, master="127.0.0.1").sentence
 
 
+def test_values_of_secrets_are_this_hosts_own_unless_they_are_typed():
+    bare = joining.Joining(run_id="r", plan_hash="", version="", code="", port=1)
+    wanted = replace(bare, environment={"HF_TOKEN": None, "FOO": "bar"})
+
+    assert joining.environment_of(wanted, {}, {"HF_TOKEN": "t", "FOO": "x"}) == {"HF_TOKEN": "t", "FOO": "bar"}
+    assert joining.environment_of(wanted, {"HF_TOKEN": "typed"}, {}) == {"HF_TOKEN": "typed", "FOO": "bar"}
+    with pytest.raises(PlannerError, match="--env=HF_TOKEN: is a secret"):
+        joining.environment_of(wanted, {"FOO": "own"}, {})
+
+
 def test_a_node_is_claimed_once_but_for_one_that_was_refused(tmp_path):
     first = Joined(node=0, host="red", process="1:1")
     joining.claim(tmp_path, replace(first, refusal="no data"))

@@ -107,6 +107,18 @@ def test_state_and_progress_of_a_run_that_goes(folder):
     assert ages[0] is not None and 7.0 <= ages[0] < 60.0 and ages[1] == 0.0
 
 
+def test_a_run_starts_until_all_its_ranks_have_met(folder):
+    launched(folder)
+    said = []
+    for rank in (0, 1):
+        (folder / rundir.MESH).mkdir(exist_ok=True)
+        (folder / rundir.MESH / f"rank-{rank}.json").write_text("{}")
+        seen = Lookout(folder).look()
+        said.append((seen.status, seen.message))
+
+    assert said == [("starting", "1 of 2 ranks have met"), ("running", "")]
+
+
 def test_a_launcher_that_is_gone_ends_the_watching_and_one_elsewhere_does_not(folder):
     launched(folder, process=ended())
     lost = Lookout(folder).look()

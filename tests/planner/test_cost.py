@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planner.ask.options import question
 from planner.basics import command
@@ -218,6 +219,14 @@ def test_cost_takes_failures_and_storage_from_the_cluster_and_says_what_it_lacks
     assert cost(question(EIGHT_B), Length(tokens=10**12), given).rates.checkpoint_s == pytest.approx(
         8_030_261_248 * 12 / 10e9
     )
+
+
+def test_an_interval_without_failures_takes_the_time_that_a_checkpoint_takes_on_the_storage():
+    """12 bytes of each of 8.03e9 weights at 10 GB/s."""
+    rates = Rates(interval_s=3600, storage_bytes_per_s=10e9)
+
+    assert cost(question(EIGHT_B), Length(tokens=10**11), rates).rates.checkpoint_s == pytest.approx(9.636, rel=1e-3)
+    assert cost(question(EIGHT_B), Length(tokens=10**11), replace(rates, interval_s=None)).rates.checkpoint_s is None
 
 
 def test_a_plan_states_its_checkpoint_and_none_where_the_cluster_does_not_tell():

@@ -141,3 +141,11 @@ def test_numbers_separated_by_commas_are_each_in_the_range():
     assert wholes("stage_layers", None) is None
     with pytest.raises(PlannerError, match="must be a whole number from 1 to"):
         wholes("stage_layers", "8,0")
+
+
+def test_the_longest_duration_is_317_years_and_zero_may_be_one():
+    assert duration_s("deadline", "1e10s") == 1e10
+    assert (duration_s("deadline", "0"), duration_s("deadline", "2h")) == (0.0, 7200.0)
+    for text, above in (("1.0001e10", False), ("-1s", False), ("0", True), ("9y", False)):
+        with pytest.raises(PlannerError, match="must be a duration"):
+            duration_s("deadline", text, above=above)
