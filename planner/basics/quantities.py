@@ -155,23 +155,23 @@ def duration_s(field: str, value: str | None, *, above: bool = False) -> float |
     return count * factor
 
 
-def gpu_counts(field: str, value: str, largest: int = 10**6) -> tuple[int, ...]:
+def gpu_counts(field: str, value: str) -> tuple[int, ...]:
     """Ascending sizes: a list 8,16,24; 8..1024, which doubles and ends at 1024; or 8..64:8, in steps of 8."""
     sizes: set[int] = set()
     for part in value.split(","):
         span, _, step = part.partition(":")
         low_text, dots, high_text = span.partition("..")
-        low = _size(field, value, low_text, largest)
+        low = _size(field, value, low_text)
         if not dots:
             if step:
                 raise PlannerError(field, value, "has a step without a range", "Try 8..64:8")
             sizes.add(low)
             continue
-        high = _size(field, value, high_text, largest)
+        high = _size(field, value, high_text)
         if high < low:
             raise PlannerError(field, value, "a range runs upwards", f"Try {high}..{low}")
         if step:
-            stride = _size(field, value, step, largest)
+            stride = _size(field, value, step)
             if (high - low) // stride >= MOST_SIZES:
                 raise _too_many(field, value)
             sizes.update(range(low, high + 1, stride))
@@ -185,9 +185,9 @@ def gpu_counts(field: str, value: str, largest: int = 10**6) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _size(field: str, value: str, text: str, largest: int) -> int:
+def _size(field: str, value: str, text: str) -> int:
     try:
-        return whole(field, text, 1, largest) or 1
+        return whole(field, text) or 1
     except PlannerError as error:
         rule = f"{text!r} {error.rule}"
         raise PlannerError(field, value, rule, "Give a list such as 8,16,32 or a range such as 8..1024") from None

@@ -6,6 +6,7 @@ formula's use in predictions (planner/figures/memory.py).
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -64,8 +65,6 @@ def fit_allocator(samples: Sequence[Sample], default: Allocator) -> AllocatorFit
         pair = _searched(reserved, default, FRAGMENTATIONS, WORKSPACES, (default.context_bytes,))
         fitted = {"fragmentation": pair[0], "workspace_bytes": pair[1]}
     if len(contexts) >= LEAST:
-        import statistics
-
         fitted["context_bytes"] = float(statistics.median(contexts))
     elif len(device) >= LEAST:
         loose = (fitted["fragmentation"],) if fitted else FRAGMENTATIONS
@@ -77,13 +76,8 @@ def fit_allocator(samples: Sequence[Sample], default: Allocator) -> AllocatorFit
     found = msgspec.structs.replace(default, **fitted)
     used = reserved + device
     errors = [predicted_bytes(one, found) / one.memory_bytes - 1 for one in used if one.memory_bytes]
-    return AllocatorFit(**fitted, n=len(used) or len(contexts), spread=_median(errors))
-
-
-def _median(errors: Sequence[float]) -> float:
-    import statistics
-
-    return statistics.median(abs(error) for error in errors) if errors else 0.0
+    spread = statistics.median(map(abs, errors)) if errors else 0.0
+    return AllocatorFit(**fitted, n=len(used) or len(contexts), spread=spread)
 
 
 def _searched(

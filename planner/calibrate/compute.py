@@ -6,6 +6,9 @@ measurements out costs little. Not here: link curves (links.py), or which sample
 
 from __future__ import annotations
 
+import hashlib
+import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -130,22 +133,16 @@ def errors(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> list[floa
 
 def spread(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> float:
     """The median of |predicted/measured - 1|."""
-    import statistics
-
-    return statistics.median(abs(error) for error in errors(samples, timer, speeds))
+    return statistics.median(map(abs, errors(samples, timer, speeds)))
 
 
 def _badness(samples: Sequence[Sample], timer: Timer, speeds: Speeds) -> float:
     """By the logarithm of the ratio, so that half and twice the time are equally wrong."""
-    import math
-
     return badness([math.log1p(error) for error in errors(samples, timer, speeds)])
 
 
 def _counted(samples: Sequence[Sample]) -> list[Sample]:
     """At most COUNTED of each model, the same ones every time: spread over ids by their hash."""
-    import hashlib
-
     chosen: list[Sample] = []
     by_model: dict[str, list[Sample]] = {}
     for one in samples:

@@ -5,6 +5,7 @@ Not here: the fits (fit.py), or what is printed of the errors (report.py).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -82,6 +83,4 @@ def by_model(samples: Sequence[Sample]) -> Callable[[Sample], str]:
 
 
 def _fold(name: str) -> int:
-    import hashlib
-
     return hashlib.sha256(name.encode()).digest()[0] % FOLDS

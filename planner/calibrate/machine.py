@@ -214,7 +214,7 @@ def preset_files(probe: Probe, folders: Folders = ()) -> dict[str, str]:
     known, best = compared_with(probe, folders)
     gpu = known or probe.name
     files = {
-        f"clusters/{probe.name}.toml": _cluster_toml(probe),
+        f"clusters/{probe.name}.toml": _preset(probe, {"node": probe.name, "nodes": probe.nodes}, {"*": _said(probe)}),
         f"nodes/{probe.name}.toml": _node_toml(probe, gpu, best),
         f"calibrations/{probe.name}.toml": f"# {_said(probe)}.\n\n" + as_toml(calibration_of(probe, folders)),
     }
@@ -234,11 +234,6 @@ def link_names(probe: Probe) -> dict[str, str]:
     if probe.device.kind == "cpu":
         return {INSIDE: "loopback", BETWEEN: "emulated network" if probe.launcher.startswith("local/") else "network"}
     return {INSIDE: probe.device.link or "inside the node", BETWEEN: "network"}
-
-
-def _cluster_toml(probe: Probe) -> str:
-    facts = {"node": probe.name, "nodes": probe.nodes}
-    return _preset(probe, facts, {"*": _said(probe)})
 
 
 def _gpu_toml(probe: Probe, best: Rates) -> str:

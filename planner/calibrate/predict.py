@@ -66,8 +66,15 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def measured_step_s(self) -> float | None:
-        """Seconds of a step as measured, from tokens/s where only those were published."""
-        return measured_step_s(self.row, self.case)
+        """Seconds of an optimizer step: as measured, or from tokens/s and the batch that was predicted."""
+        measured = self.row.measured
+        if measured.step_time_s is not None:
+            return measured.step_time_s
+        if measured.tokens_per_s_per_gpu is None or self.case is None:
+            return None
+        layout = self.case.layout
+        tokens = layout.global_batch_size * self.case.job.seq_len
+        return tokens / (measured.tokens_per_s_per_gpu * layout.world_size)
 
 
 Walks = dict[tuple[object, ...], list[tuple[float, float]]]
@@ -148,14 +155,3 @@ def _allocated(case: Case, walks: Walks) -> float:
 def terms_of(one: Replayed) -> PhaseMemory | None:
     """The fullest phase with its terms in bytes, of one row that is shown."""
     return None if one.case is None else memory_breakdown(one.case).peak
-
-
-def measured_step_s(row: Row, case: Case | None) -> float | None:
-    """Seconds of an optimizer step: as measured, or from tokens/s and the batch that was predicted."""
-    measured = row.measured
-    if measured.step_time_s is not None:
-        return measured.step_time_s
-    if measured.tokens_per_s_per_gpu is None or case is None:
-        return None
-    layout = case.layout
-    return layout.global_batch_size * case.job.seq_len / (measured.tokens_per_s_per_gpu * layout.world_size)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from planner.basics.units import GIB
 from planner.calibrate.predict import Replayed, terms_of
 from planner.calibrate.statistics import Errors, Factors, errors_of, factors_of, spearman
 
@@ -159,7 +160,9 @@ def _memory(by_source: dict[str, list[Replayed]]) -> Iterator[MemoryScore]:
         for kind, point in memory_points(them):
             kinds[kind].append(point)
         for kind, points in kinds.items():
-            yield MemoryScore(source=source, model=None, kind=kind, errors=_errors(points), worst=_worst_memory(points))
+            yield MemoryScore(
+                source=source, model=None, kind=kind, errors=_errors(points), worst=_worst(points, terms=True)
+            )
             for model, some in _by_model(points):
                 yield MemoryScore(source=source, model=model, kind=kind, errors=_errors(some))
 
@@ -169,7 +172,9 @@ def _speed(by_source: dict[str, list[Replayed]]) -> Iterator[SpeedScore]:
         for what, points in (("step_time", list(time_points(them))), ("bandwidth", list(_bandwidth_points(them)))):
             if not points:
                 continue
-            yield SpeedScore(source=source, model=None, what=what, factors=_factors(points), worst=_worst_speed(points))
+            yield SpeedScore(
+                source=source, model=None, what=what, factors=_factors(points), worst=_worst(points, terms=False)
+            )
             for model, some in _by_model(points):
                 yield SpeedScore(source=source, model=model, what=what, factors=_factors(some))
 
@@ -194,31 +199,25 @@ def _by_model(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
         yield from groups.items()
 
 
-def _worst_memory(points: Sequence[Point]) -> tuple[WorstRow, ...]:
-    worst = sorted(points, key=lambda point: -abs(point[1] / point[2] - 1))[:WORST]
+def _worst(points: Sequence[Point], terms: bool) -> tuple[WorstRow, ...]:
+    """The rows furthest off: of memory, which has `terms` of its peak, by the error, else by the factor."""
+
+    def off(point: Point) -> float:
+        ratio = point[1] / point[2]
+        return abs(ratio - 1 if terms else math.log(ratio))
+
     rows = []
-    for one, predicted, measured in worst:
-        peak = terms_of(one)
-        terms = sorted(peak.terms.items(), key=lambda pair: -pair[1]) if peak else []
+    for one, predicted, measured in sorted(points, key=off, reverse=True)[:WORST]:
+        peak = terms_of(one) if terms else None
+        sizes = sorted(peak.terms.items(), key=lambda pair: -pair[1]) if peak else []
         rows.append(
             WorstRow(
                 id=one.row.id, layout=one.asked.label, predicted=predicted, measured=measured,
                 error=predicted / measured - 1, phase=peak.phase if peak else None,
-                terms_gib={term: size / 2**30 for term, size in terms if size > 0},
+                terms_gib={term: size / GIB for term, size in sizes if size > 0},
             )
         )  # fmt: skip
     return tuple(rows)
-
-
-def _worst_speed(points: Sequence[Point]) -> tuple[WorstRow, ...]:
-    worst = sorted(points, key=lambda point: -abs(math.log(point[1] / point[2])))[:WORST]
-    return tuple(
-        WorstRow(
-            id=one.row.id, layout=one.asked.label, predicted=predicted, measured=measured,
-            error=predicted / measured - 1,
-        )
-        for one, predicted, measured in worst
-    )  # fmt: skip
 
 
 # -- layouts in order, and what fits -------------------------------------------------------------------------------

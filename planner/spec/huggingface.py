@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -16,20 +16,13 @@ from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
 from planner.spec import Mla, ModelSpec, Moe
 from planner.spec.formats import FORMATS, SHIPPED_QUANTIZED, Format
-from planner.spec.model import RopeScaling
+from planner.spec.model import Activation, RopeScaling
 from planner.spec.model_rules import check_model
 
 ABSENT_ROPE_THETA = {"mixtral": 1e6, "gemma3_text": 1e6, "gpt_oss": 150000.0}
 """What Transformers assumes, where it is not 10000."""
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
-    "relu": "relu",
-}
+ACTIVATIONS = {name: name for name in get_args(Activation)} | {"swish": "silu"}
 """Names in a config.json and in a spec."""
 
 FLAGS = ("tied", "qkv_bias", "output_bias", "mlp_bias", "moe.normalised")

@@ -18,14 +18,9 @@ import planner
 from planner.basics.errors import PlannerError, did_you_mean
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
-
-
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
 
-
 T = TypeVar("T")
-
-
 Folders = Sequence[str | os.PathLike[str]]
 
 

@@ -184,9 +184,8 @@ def cost(question: Question, length: Length, rates: Rates) -> Cost:
     )
 
 
-def check_inputs(length: Length, rates: Rates, known: Rates | None = None) -> None:
+def check_inputs(length: Length, rates: Rates, known: Rates) -> None:
     """One length; and with failures everything that is lost by one. `known` are the rates with the cluster's facts."""
-    known = rates if known is None else known
     given = [name for name in ("tokens", "samples", "steps") if getattr(length, name) is not None]
     if not given:
         raise PlannerError("tokens", None, "is missing", "Give --tokens 2T, --samples 1M or --steps 10000")

@@ -314,6 +314,13 @@ def test_stages_have_colours_of_their_own_and_the_legend_says_which():
     assert {"stage 0", "stage 1", "outlined: a tp group of 4", "layers 20-39, norm and head"} <= set(written)
 
 
+def test_tensor_groups_are_outlined_where_experts_are_split_too(capsys):
+    print_plan(planned(Layout(engine="fsdp2", zero_stage=3, dp_shard=4, tp=2, ep=2)))
+
+    (ranks,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("node 0"))
+    assert re.findall(r"\[[ 0-9]*\]", ranks) == ["[  0    1]", "[  2    3]", "[  4    5]", "[  6    7]"]
+
+
 def test_tensor_groups_are_outlined_one_by_one():
     outlines = [box for box in boxes(svg_of(sixty_four()), "2.4") if float(box.get("width")) > 30]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.ask.fromfile import deepspeed, files, fsdp
-from planner.ask.fromfile.sheet import Sheet, Understood
+from planner.ask.fromfile.sheet import Means, Sheet, Understood
 from planner.basics.errors import PlannerError
 
 NAME = "Accelerate"
@@ -144,19 +144,13 @@ def _deepspeed(sheet: Sheet) -> None:
     name = sheet.text(file_key)
     if name is not None:
         path = files.referenced(name, sheet.path)
-        inner = Sheet(deepspeed.NAME, str(path), files.load(path))
-        deepspeed.read(inner)
-        found = inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED)
-    else:
-        found = _from_flags(sheet, section)
-    if name is not None:
-        sheet.include(found, file_key)
-        sheet.ignore(file_key, f"read as {files.referenced(name, sheet.path)}")
+        sheet.include(_read(str(path), files.load(path)), file_key)
+        sheet.ignore(file_key, f"read as {path}")
         for key in sheet.under(section):
             if not key.startswith(file_key):
                 sheet.ignore(key, "the DeepSpeed file decides")
         return
-    for line in found.lines:
+    for line in _from_flags(sheet, section).lines:
         keys = [f"{section}.{FLAGS[key]}" for key in line.keys if key in FLAGS]
         if keys or sheet.says(line.option) is None:
             sheet.means(line.option, line.value, "distributed_type" if line.option == "engine" else "", *keys,
@@ -180,7 +174,11 @@ def _from_flags(sheet: Sheet, section: str) -> Understood:
     for key, flag in FLAGS.items():
         if sheet.has(f"{section}.{flag}"):
             data[key] = sheet.data[f"{section}.{flag}"]
-    inner = Sheet(deepspeed.NAME, sheet.path, data)
+    return _read(sheet.path, data)
+
+
+def _read(path: str, data: Mapping[str, Any]) -> Understood:
+    inner = Sheet(deepspeed.NAME, path, data)
     deepspeed.read(inner)
     return inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED)
 
@@ -188,18 +186,15 @@ def _from_flags(sheet: Sheet, section: str) -> Understood:
 def _megatron(sheet: Sheet) -> None:
     prefix = "megatron_lm_config.megatron_lm_"
     sheet.means("engine", ("megatron",), "distributed_type")
-    for name, option in {
+    sizes = {
         "tp_degree": "tp",
         "pp_degree": "pp",
         "context_parallel_size": "cp",
         "expert_model_parallel_size": "ep",
         "num_micro_batches": "grad_accum",
-    }.items():
-        if sheet.has(prefix + name):
-            sheet.means(option, sheet.whole(prefix + name), prefix + name)
-    for name, option in {"gradient_clipping": "max_grad_norm"}.items():
-        if sheet.has(prefix + name):
-            sheet.means(option, sheet.real(prefix + name), prefix + name)
+    }
+    sheet.plain({prefix + name: Means(option, "whole") for name, option in sizes.items()})
+    sheet.plain({f"{prefix}gradient_clipping": Means("max_grad_norm", "real")})
     if sheet.flag(prefix + "sequence_parallelism"):
         sheet.means("sequence_parallel", True, prefix + "sequence_parallelism")
     if sheet.flag(prefix + "recompute_activations"):

@@ -106,7 +106,7 @@ def read(sheet: Sheet) -> None:
     elif not sheet.has("batch_size"):
         sheet.means("grad_accum", 1, note="Axolotl's default for gradient_accumulation_steps")
     _method(sheet)
-    trainer.optimizer(sheet, "optimizer", "adamw")
+    trainer.optimizer(sheet, "optimizer")
     trainer.gradient_buckets(sheet)
     sheet.switch("sample_packing", "packing", "packed", off="off: padded sequences are estimated")
     _context(sheet)
@@ -150,7 +150,7 @@ def _method(sheet: Sheet) -> None:
         sheet.means("lora_targets", ",".join(TARGETS), "lora_target_linear", note="all linear modules")
         sheet.ignore("lora_target_modules", "lora_target_linear adapts every linear module")
     else:
-        trainer.targets(sheet, "lora_target_modules", TARGETS, absent_all=False)
+        trainer.targets(sheet, "lora_target_modules", absent_all=False)
         sheet.ignore("lora_target_linear", "off")
     if sheet.flag("peft_autocast_adapter_dtype") is False:
         sheet.means("lora_upcast", False, "peft_autocast_adapter_dtype")

@@ -12,7 +12,6 @@ from typing import Any
 from planner.ask.fromfile import fsdp, trainer
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
-from planner.inventory.lora import TARGETS
 
 NAME = "LLaMA-Factory"
 OWN_KEYS = ("finetuning_type", "stage", "template", "cutoff_len", "dataset", "lora_target", "lora_rank")
@@ -92,7 +91,7 @@ def read(sheet: Sheet) -> None:
     if sheet.flag("use_muon"):
         sheet.means("optimizer", "muon", "use_muon", "optim")
     else:
-        trainer.optimizer(sheet, "optim", "adamw")
+        trainer.optimizer(sheet, "optim")
         sheet.ignore("use_muon", "off")
     trainer.gradient_buckets(sheet)
     _recompute(sheet)
@@ -135,7 +134,7 @@ def _method(sheet: Sheet) -> None:
         if bits is not None:
             sheet.ignore(bits_key, why, "not modelled")
     sheet.plain({"lora_rank": Means("lora_rank", "whole", 8), "lora_alpha": Means("lora_alpha", "whole")})
-    trainer.targets(sheet, "lora_target", TARGETS, absent_all=True)
+    trainer.targets(sheet, "lora_target", absent_all=True)
 
 
 def _recompute(sheet: Sheet) -> None:

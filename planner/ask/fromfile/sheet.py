@@ -195,10 +195,10 @@ class Sheet:
         if key in self.data and not any(key in line.keys for line in self._lines):
             self._ignored[key] = Ignored(key, self.data[key], why, effect)
 
-    def ignore_section(self, section: str, why: str, effect: Effect = "none") -> None:
+    def ignore_section(self, section: str, why: str) -> None:
         """Nothing below a section sets an option."""
         for key in [section, *self.under(section)]:
-            self.ignore(key, why, effect)
+            self.ignore(key, why)
 
     def include(self, other: Understood, key: str) -> None:
         """Another file (or section) that this one names: its account, its keys under `key`. Its defaults yield."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.ask.fromfile import deepspeed, files, fsdp
 from planner.ask.fromfile.sheet import Sheet
+from planner.inventory.lora import TARGETS
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
@@ -54,10 +55,10 @@ NOT_MODELLED = {
 }
 
 
-def optimizer(sheet: Sheet, key: str, absent: str) -> None:
-    """The optimizer's name in Trainer's words; `absent` is what the format takes without one."""
+def optimizer(sheet: Sheet, key: str) -> None:
+    """The optimizer's name in Trainer's words; both formats take AdamW without one."""
     if not sheet.has(key):
-        sheet.means("optimizer", absent, note=f"{sheet.name}'s default for {key}")
+        sheet.means("optimizer", "adamw", note=f"{sheet.name}'s default for {key}")
         return
     name = str(sheet.text(key)).lower()
     if name not in OPTIMIZERS:
@@ -85,16 +86,16 @@ def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
                 sheet.ignore(key, "there are no adapters")
 
 
-def targets(sheet: Sheet, key: str, everything: tuple[str, ...], absent_all: bool) -> None:
+def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
     """Adapted modules: a list, names with commas, or all linear modules."""
     value = sheet.data.get(key)
     if value is None or value == []:
         if absent_all:
-            sheet.means("lora_targets", ",".join(everything), note=f"{sheet.name}'s default for {key}: all linear")
+            sheet.means("lora_targets", ",".join(TARGETS), note=f"{sheet.name}'s default for {key}: all linear")
         return
     names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
     if names in (["all"], ["all-linear"]):
-        sheet.means("lora_targets", ",".join(everything), key, note="all linear modules")
+        sheet.means("lora_targets", ",".join(TARGETS), key, note="all linear modules")
         return
     sheet.means("lora_targets", ",".join(names), key)
 

@@ -244,6 +244,20 @@ def cells_of(layout: Layout, axes: Iterable[str], per_node: int, node: int) -> t
     return tuple(Cell(rank, _place(layout, rank, axes)) for rank in ranks)
 
 
+def outlined(cells: tuple[Cell, ...], axis: str | None) -> list[list[int]]:
+    """Places on a node that belong to one group of the axis: neighbours that differ on it, and as experts, alone."""
+    runs: list[list[int]] = []
+    last: dict[str, int] | None = None
+    for place, cell in enumerate(cells if axis else ()):
+        key = {name: at for name, at in cell.place.items() if name not in (axis, EXPERT_AXIS)}
+        if key == last:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+        last = key
+    return runs
+
+
 def _patterns(layout: Layout, axes: dict[str, int], per_node: int) -> tuple[Pattern, ...]:
     alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     firsts: dict[int, tuple[Cell, ...]] = {}

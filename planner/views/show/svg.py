@@ -11,7 +11,7 @@ from typing import NamedTuple
 from planner.basics.units import format_volume
 from planner.spec.plan import Plan
 from planner.views.show.canvas import FAINT, INK, PANEL, WIDTH_OF_A_DIGIT, Canvas, fill_of, fitting, lines_of
-from planner.views.show.picture import AXIS_WORDS, EXPERT_AXIS, Cell, Picture, cells_of, picture_of
+from planner.views.show.picture import AXIS_WORDS, Cell, Picture, cells_of, outlined, picture_of
 from planner.views.show.words import folded, ranges_text, stage_words, tier_texts
 
 WIDTH, MARGIN = 1280, 36
@@ -184,7 +184,7 @@ def _node(
     ]
     for cell, (left, top) in zip(cells, spots, strict=True):
         _cell(canvas, picture, scale, cell, left, top)
-    for run in _outlined(cells, picture.outline_axis, scale.a_row):
+    for run in _boxes(cells, picture.outline_axis, scale.a_row):
         (left, top), (right, bottom) = spots[run[0]], spots[run[-1]]
         edge = scale.gap * 0.36
         canvas.rect(
@@ -221,21 +221,10 @@ def _cell(canvas: Canvas, picture: Picture, scale: Scale, cell: Cell, left: floa
         canvas.text(middle, top + 32 + 11 * number, line, size=10, anchor="middle")
 
 
-def _outlined(cells: tuple[Cell, ...], axis: str | None, a_row: int) -> list[list[int]]:
-    """Places in a node that belong to one group of the axis; cut at the ends of rows unless they fill whole rows."""
-    if axis is None:
-        return []
-    groups: list[list[int]] = []
-    last: dict[str, int] | None = None
-    for place, cell in enumerate(cells):
-        key = {name: at for name, at in cell.place.items() if name not in (axis, EXPERT_AXIS)}
-        if key == last:
-            groups[-1].append(place)
-        else:
-            groups.append([place])
-        last = key
+def _boxes(cells: tuple[Cell, ...], axis: str | None, a_row: int) -> list[list[int]]:
+    """Places in a node that are outlined together: a group's, cut at the ends of rows unless they fill whole rows."""
     runs: list[list[int]] = []
-    for group in groups:
+    for group in outlined(cells, axis):
         if group[0] % a_row == 0 and len(group) % a_row == 0:
             runs.append(group)
             continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from planner.basics.units import format_volume
 from planner.spec.plan import Plan
-from planner.views.show.picture import AXIS_WORDS, Cell, Pattern, Picture, cells_of, picture_of
+from planner.views.show.picture import AXIS_WORDS, Cell, Pattern, Picture, cells_of, outlined, picture_of
 from planner.views.show.words import folded, ranges_text, stage_words, tier_texts
 
 if TYPE_CHECKING:
@@ -99,15 +99,16 @@ def _node(name: str, cells: tuple[Cell, ...], picture: Picture, room: int) -> It
     fit = max(1, (room - LABEL_COLUMNS) // (digits + 2))
     while 1 < fit < len(cells) and len(cells) % fit and fit > len(cells) // 4:
         fit -= 1  # lines of equal length where that does not make many of them
+    groups = outlined(cells, picture.outline_axis)
+    opens, closes = ({group[end] for group in groups} for end in (0, -1))
     for start in range(0, len(cells), fit):
         some = cells[start : start + fit]
         line = Text(("" if start else name).ljust(LABEL_COLUMNS), style="bold")
         for place, cell in enumerate(some):
-            opens, closes = _outline(cells, start + place, picture.outline_axis)
             colour = COLOURS[picture.colour_of(cell) % len(COLOURS)] if picture.colour_axis else ""
-            line.append("[" if opens else " ", style="not bold")
+            line.append("[" if start + place in opens else " ", style="not bold")
             line.append(f"{cell.rank:>{digits}}", style=f"{colour} not bold")
-            line.append("]" if closes else " ", style="not bold")
+            line.append("]" if start + place in closes else " ", style="not bold")
         yield line
         for axis in picture.axes:
             row = Text(f"  {axis}".ljust(LABEL_COLUMNS), style="dim")
@@ -115,20 +116,6 @@ def _node(name: str, cells: tuple[Cell, ...], picture: Picture, room: int) -> It
                 colour = COLOURS[picture.colour_of(cell) % len(COLOURS)] if axis == picture.colour_axis else ""
                 row.append(f" {cell.place[axis]:>{digits}} ", style=f"{colour} not dim")
             yield row
-
-
-def _outline(cells: tuple[Cell, ...], place: int, axis: str | None) -> tuple[bool, bool]:
-    """Whether an outlined group begins and ends at this cell of the node."""
-    if axis is None:
-        return False, False
-
-    def other(cell: Cell) -> dict[str, int]:
-        return {name: at for name, at in cell.place.items() if name != axis}
-
-    here = other(cells[place])
-    opens = place == 0 or other(cells[place - 1]) != here
-    closes = place == len(cells) - 1 or other(cells[place + 1]) != here
-    return opens, closes
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
