@@ -24,7 +24,7 @@ from executor.folder import rundir
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import launch
-from executor.watch.failures import first_failure, last_error_line
+from executor.watch.failures import failures, last_error_line
 from executor.watch.supervise import Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, Ending
 from planner import __version__
@@ -207,7 +207,7 @@ def _failed(ready: Prepared, folder: Path, ending: Ending) -> PlannerError:
     if ending.signal is not None:
         name = signal.Signals(ending.signal).name
         return PlannerError("probe", None, f"stopped by {name}; nothing was written", exit_code=128 + ending.signal)
-    failure = first_failure(folder, ready.ranks)
+    failure = next(iter(failures(folder, ready.ranks)), None)
     if failure is not None:
         rule = f"rank {failure.rank} failed first: {failure.message}"
     elif ending.timed_out:

@@ -45,10 +45,11 @@ def differences(layout: Layout, found: Live) -> list[str]:
         return [f"trains {where}, the plan has {world} ranks"]
     if world == 1:
         return []  # nothing has to be wrapped
-    planned = _planned(layout)
+    record = launched(layout.engine)
+    planned = record.wrapper + (f" with ZeRO stage {layout.zero_stage}" if record.stage_shows else "")
     if found.wrapper is None:
         return [f"trains by itself: its model is in no wrapper of torch or DeepSpeed, the plan has {planned}"]
-    if not _same_engine(layout, found):
+    if found.engine not in record.shows_as or (record.stage_shows and found.zero_stage != layout.zero_stage):
         stage = "" if found.zero_stage is None else f" with ZeRO stage {found.zero_stage}"
         return [f"trains in {found.wrapper}{stage}, the plan has {planned}"]
     replicas = layout.dp_replicate * layout.dp_shard
@@ -83,13 +84,3 @@ def script_differences(
         for one in differences(layout, msgspec.convert(seen, Live)):
             first.setdefault(one, rank)  # all ranks of a script differ alike
     return wrong + [f"rank {rank} {one}" for one, rank in first.items()]
-
-
-def _same_engine(layout: Layout, found: Live) -> bool:
-    record = launched(layout.engine)
-    return found.engine in record.shows_as and (not record.stage_shows or found.zero_stage == layout.zero_stage)
-
-
-def _planned(layout: Layout) -> str:
-    record = launched(layout.engine)
-    return record.wrapper + (f" with ZeRO stage {layout.zero_stage}" if record.stage_shows else "")

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from executor.folder import joining, rundir
-from executor.folder.joining import Joining
 from executor.run import attempts, reap
 from executor.run.prepare import load_backend
 from executor.run.resume import check_not_completed, check_same
@@ -85,16 +84,11 @@ def _await(folder: Path, node: int, word: str, wait_s: float, echo: Echo) -> Non
 
 def _is_ready(folder: Path, node: int, word: str) -> bool:
     """Whether join.json is of this start: an earlier one of the same word has a claim of this node."""
-    wanted = _read(folder)
-    if wanted is None or wanted.checkpoints is None:
-        return wanted is not None
+    try:
+        wanted = joining.read(folder)
+    except PlannerError:  # node 0 may be about to write it
+        return False
+    if wanted.checkpoints is None:
+        return True
     own = joining.read_joined(folder).get(node)
     return wanted.start == word and (own is None or bool(own.refusal))
-
-
-def _read(folder: Path) -> Joining | None:
-    """join.json, while node 0 may be about to write it."""
-    try:
-        return joining.read(folder)
-    except PlannerError:
-        return None

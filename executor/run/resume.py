@@ -137,9 +137,9 @@ def newest(folder: Path, place: Place | None = None) -> Place:
 
 def with_layout(plan: Plan, other: Plan) -> Plan:
     """The run's training in another plan's layout, on its cluster and runtime. Refuses, by field, another training."""
-    for name in ("model", "job"):
-        for field, mine, theirs in _differing(getattr(plan, name), getattr(other, name), name):
-            raise _refused(field, theirs, f"is {_brief(mine)} in the run")
+    mine, theirs = _trained(plan), _trained(other)
+    for field in (name for name in mine if mine[name] != theirs[name]):
+        raise _refused(field, theirs[field], f"is {_brief(mine[field])} in the run")
     digests = {one.field: one.digest for one in plan.inputs}
     for one in other.inputs:
         if one.field in digests and one.digest != digests[one.field]:
@@ -169,23 +169,13 @@ def check_same(plan: Plan, found: Complete, folder: Path) -> None:
         raise _foreign(folder, f"of step {found.step}, and the plan has {plan.job.recipe.steps}")
 
 
-def _differing(mine: Any, theirs: Any, name: str) -> list[tuple[str, Any, Any]]:
-    """(field, the run's value, the other plan's) where they are another training."""
-    found = []
-    for field in mine.__struct_fields__:
-        one, two = getattr(mine, field), getattr(theirs, field)
-        if name == "job" and field in PREDICTED:
-            skipped = {"recipe": FREE, "optimizer": ("implementation",)}.get(field)
-            if skipped is not None:
-                inner = [part for part in one.__struct_fields__ if part not in skipped]
-                found += [
-                    (f"{field}.{part}", getattr(one, part), getattr(two, part))
-                    for part in inner
-                    if getattr(one, part) != getattr(two, part)
-                ]
-        elif one != two:
-            found.append((field if name == "job" else f"{name}.{field}", one, two))
-    return found
+def _trained(plan: Plan) -> dict[str, Any]:
+    """What of a plan makes its training, by field."""
+    job = plan.job
+    parts: list[tuple[str, Any, tuple[str, ...]]] = [("model.", plan.model, ()), ("", job, PREDICTED)]
+    parts += [("recipe.", job.recipe, FREE), ("optimizer.", job.optimizer, ("implementation",))]
+    fields = [(head, part, name) for head, part, free in parts for name in part.__struct_fields__ if name not in free]
+    return {f"{head}{name}": getattr(part, name) for head, part, name in fields}
 
 
 def _brief(value: object) -> str:

@@ -104,11 +104,6 @@ def failures(folder: Path, ranks_per_node: int) -> tuple[Failure, ...]:
     return tuple(sorted(_failures(folder, ranks_per_node), key=lambda one: (one.blame, one.time_ns, one.rank)))
 
 
-def first_failure(folder: Path, ranks_per_node: int) -> Failure | None:
-    """The rank to blame: the earliest failure that is not merely another rank noticing the loss."""
-    return next(iter(failures(folder, ranks_per_node)), None)
-
-
 def _failures(folder: Path, ranks_per_node: int) -> Iterator[Failure]:
     records = rundir.read_errors(folder)
     for path in sorted((folder / rundir.FAILED).glob("node-*.json")):

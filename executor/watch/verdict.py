@@ -161,10 +161,9 @@ def may_pass(evidence: Evidence, found: Verdict) -> bool:
 
 
 def _of_ended(evidence: Evidence) -> Verdict:
-    wrong = list(evidence.differences)
-    if not wrong:
+    if not evidence.differences:
         return COMPLETED
-    return Verdict("launch failed", LAUNCH_FAILED, "; ".join(wrong), cause="another world")
+    return Verdict("launch failed", LAUNCH_FAILED, "; ".join(evidence.differences), cause="another world")
 
 
 def _of_hang(evidence: Evidence) -> Verdict:

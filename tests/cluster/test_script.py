@@ -19,7 +19,7 @@ from executor.backends.launched import LAUNCHED
 from executor.folder.rundir import read_errors, read_measured, read_mesh
 from executor.preflight.contract import script_differences
 from executor.run.launch import script_environment
-from executor.watch.failures import first_failure
+from executor.watch.failures import failures
 from planner.spec import Layout, TrainingJob
 
 DDP = Layout(engine="ddp", dp_replicate=2)
@@ -205,7 +205,7 @@ def test_a_script_that_is_another_run_than_the_plans_stops_before_its_first_step
     error = read_errors(finished.folder)[0]
     assert (error.exit_code, error.refusal, error.cause) == (4, True, "another world")
     assert words in error.message and "mine.py: " in error.message
-    failure = first_failure(finished.folder, 2)
+    failure = next(iter(failures(finished.folder, 2)), None)
     assert failure is not None and failure.record is not None and failure.record.refusal
 
 

@@ -16,7 +16,7 @@ import pytest
 from test_supervise import rank_log
 
 from executor.folder.rundir import read_errors
-from executor.watch.failures import Blame, first_failure, last_error_line
+from executor.watch.failures import Blame, failures, last_error_line
 from executor.worker.world import lastwords
 from planner.basics.errors import PlannerError
 
@@ -25,6 +25,10 @@ NOW = NOW_NS / 1e9
 GLOO = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1410: Connection reset by peer."
 )
+
+
+def first_failure(folder, ranks_per_node):
+    return next(iter(failures(folder, ranks_per_node)), None)
 
 
 def agent_saw(folder: Path, node: int, *failures: tuple[int, int, int, float], **more: object) -> None:
