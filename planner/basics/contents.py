@@ -7,7 +7,6 @@ Names and times play no part beyond a folder's own file names. Not here: which i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def _checkpoint_files(folder: Path) -> list[str]:
     if SINGLE in found or not (folder / INDEX).is_file():
         return found
     try:
-        names = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        names = set(msgspec.json.decode((folder / INDEX).read_bytes())["weight_map"].values())
+    except (*NOT_JSON, KeyError, TypeError, AttributeError):
         names = set()  # what is wrong with it is said where it is checked
     return sorted({*found, INDEX, *(str(name) for name in names if (folder / str(name)).is_file())})

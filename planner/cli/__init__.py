@@ -363,10 +363,6 @@ def tell(notes: Iterable[str]) -> None:
 
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
-    from planner.decide.planning import plan_of
-    from planner.spec import inputs
-    from planner.spec.plan import encode_plan, write_whole
-
     tell(found.question.notes)
     place = found.recommended
     if place is None and found.question.pins.exact and found.estimates[0].fits:
@@ -379,6 +375,10 @@ def finish(found: Any, output: str | None) -> int:
         click.echo(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:
+        from planner.decide.planning import plan_of
+        from planner.spec import inputs
+        from planner.spec.plan import encode_plan, write_whole
+
         plan = inputs.resolved(plan_of(found.estimates[place]))
         write_whole(output, encode_plan(plan))
         tell(inputs.unknown(plan))

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.basics.tomltext import pairs
 from planner.spec import Allocator, presets
 from planner.spec.preset_files import Folders
 
@@ -239,6 +238,8 @@ def as_used(coefficients: Iterable[Coefficients]) -> dict[str, Any]:
 
 def as_toml(one: Calibration) -> str:
     """The file of a calibration: what `calibration` reads back as equal (but for `base`, which is named only)."""
+    from planner.basics.tomltext import pairs  # for what is written; start time counts
+
     lines = [] if one.based_on is None else [*pairs({"based_on": one.based_on}), ""]
     for group in ("allocator", "compute", "overlap", "links", "bands"):
         for entry in getattr(one, group):

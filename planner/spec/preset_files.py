@@ -111,21 +111,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise PlannerError("preset", path, f"cannot be read ({error.strerror})", "Name a TOML file") from None
     except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 are both ValueError
         raise PlannerError(str(path), None, f"is not TOML ({error})", "Copy a neighbouring file and edit it") from None
-    for key, value in _numbers(raw):
-        if not abs(value) < 1e30:  # false for nan as well
-            raise PlannerError(f"{path}: {key}", value, "is not a sensible number")
+    for key, value in _no_numbers(raw):
+        raise PlannerError(f"{path}: {key.removeprefix('.')}", value, "is not a sensible number")
     return raw
 
 
-def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _numbers(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _numbers(inner, f"{key}[{index}]")
-    elif isinstance(value, int | float):
-        yield key, value
+def _no_numbers(table: dict[str, Any] | list[Any]) -> Iterator[tuple[str, float]]:
+    """(key, value) of what is infinite, as good as infinite, or no number."""
+    for name, value in table.items() if isinstance(table, dict) else enumerate(table):
+        if isinstance(value, dict | list):
+            inner = _no_numbers(value)
+        elif isinstance(value, int | float) and not abs(value) < 1e30:  # false for nan as well
+            inner = iter([("", value)])
+        else:
+            continue
+        for key, number in inner:
+            yield (f".{name}{key}" if isinstance(table, dict) else f"[{name}]{key}"), number
 
 
 def checked(raw: Any, type_: type[T], path: Path, table: str = "") -> T:
