@@ -45,14 +45,14 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def heavy_modules_after(code: str) -> set[str]:
-    """Which of HEAVY a fresh interpreter has loaded after `code`."""
+def heavy_modules_after(code: str, heavy: tuple[str, ...] = HEAVY) -> set[str]:
+    """Which of `heavy` a fresh interpreter has loaded after `code`."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"],
         cwd=PROJECT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return set(HEAVY) & set(done.stdout.split())
+    return set(heavy) & set(done.stdout.split())
 
 
 def shipped(file: str) -> bool:
@@ -115,6 +115,24 @@ def test_a_face_starts_without_anything_heavy(module):
 
 def test_no_module_but_the_worker_s_loads_anything_heavy_when_imported():
     assert heavy_modules_after(f"import {', '.join([*PLANNER, *LIGHT_EXECUTOR])}") == set()
+
+
+WRITING = ("json", "hashlib", "planner.basics.tomltext", "planner.spec.inputs")
+"""What serves plans and presets that are written."""
+
+
+def loaded_by_an_estimate(*options: str) -> set[str]:
+    asked = ["estimate", "--model", "7b", "--gpus", "32", *options]
+    code = f"from planner.cli import planner\nfrom planner.basics import command\ncommand.exit_code(planner, {asked})"
+    return heavy_modules_after(code, (*HEAVY, *WRITING))
+
+
+def test_an_estimate_loads_nothing_heavy_and_nothing_that_only_writing_needs():
+    assert loaded_by_an_estimate() == set()
+
+
+def test_what_writing_needs_is_seen_where_a_plan_is_written(tmp_path):
+    assert {"hashlib", "planner.spec.inputs"} <= loaded_by_an_estimate("-o", str(tmp_path / "plan.json"))
 
 
 def test_a_heavy_import_would_be_seen():

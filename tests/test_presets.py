@@ -372,6 +372,8 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, monkeypatch):
         ("bf16 = 989.4", "bf16 = 0", r"dense_tflops.bf16=0.*must be above 0"),
         ("gpus = 8", "gpus = 0", r"node.gpus=0: Expected `int` >= 1"),
         ("gpus = 8", "gpuss = 8", r"node.gpuss=8: is not a key"),
+        ("gpus = 8", "gpus = inf", r": node.gpus=inf: is not a sensible number"),
+        ("gpus = 8", "gpus = [8, { most = nan }]", r": node.gpus\[1\].most=nan: is not a sensible number"),
     ],
 )
 def test_a_wrong_gpu_file_is_refused_by_file_key_and_rule(own: Path, old: str, new: str, said: str):
