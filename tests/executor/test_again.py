@@ -15,8 +15,10 @@ from kept import PLAN, checkpoint, record
 
 from executor.folder import rundir
 from executor.launchers import local
-from executor.run import attempts
+from executor.run import attempts, launch
 from executor.run.prepare import Options, Prepared
+from executor.system import environment
+from executor.watch import verdict
 from executor.worker.world import wire
 from planner.ask.launchable import find_backend
 from planner.basics.errors import PlannerError
@@ -123,6 +125,46 @@ def test_what_is_mended_is_what_starts_next(tmp_path: Path) -> None:
     )
 
     assert [one.environment for one in some.seen] == [{}, {"A": "1"}]
+
+
+# -- networks that ranks do not meet over -----------------------------------------------------------------------------
+
+
+def test_ranks_that_came_and_did_not_meet_are_tried_once_more_with_debugging_on(tmp_path: Path) -> None:
+    first, said = ready(tmp_path / "run", 0), list[str]()
+    unmet = msgspec.structs.replace(failed(), cause=verdict.NOT_MET, message="ranks did not meet.")
+
+    again = launch.tried_again(replace(first, environment={"A": "1"}), unmet, said.append)
+
+    assert again is not None and again.options.again
+    assert again.environment == {"A": "1", **environment.NETWORK_DEBUG}
+    assert said[0] == "ranks did not meet. Trying once more with NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG on"
+    assert launch.tried_again(again, unmet, said.append) is None
+    assert launch.tried_again(first, failed(), said.append) is None
+
+
+def test_what_a_run_left_is_read_once_and_a_rank_that_is_not_there_is_a_difference(tmp_path: Path) -> None:
+    one = ready(tmp_path / "run", 0)
+    mesh = one.options.run_dir / rundir.MESH
+    (mesh / "rank-0.json").write_text('{"world_size": 2}')
+    assert not launch.all_met(one.options.run_dir, 2)
+
+    hosts = local.describe(1, "loopback")
+    seen = launch.evidence_of(replace(one, hosts=hosts), verdict.Ending(ok=False))
+
+    assert (seen.started, seen.hosts, seen.folder, seen.meet_s) == (2, [hosts.hosts[0].name] * 2, "whole", 600.0)
+    assert seen.differences == ["ranks [1] never reported the process group they joined"] and seen.reports_when_met
+    (mesh / "rank-1.json").write_text('{"world_size": 2}')
+    assert launch.all_met(one.options.run_dir, 2) and not launch.all_met(one.options.run_dir, 3)
+    assert launch.evidence_of(replace(one, hosts=hosts), verdict.Ending(ok=True)).differences == []
+
+
+def test_nodes_that_share_a_machine_share_out_its_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert launch.device_environment("cuda", 2, 2, 1) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert launch.device_environment("cuda", 1, 2, 0) == launch.device_environment("cpu", 2, 2, 1) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4")
+    assert [launch.device_environment("cuda", 2, 2, node)["CUDA_VISIBLE_DEVICES"] for node in (0, 1)] == ["7,6", "5,4"]
 
 
 # -- what interfaces sent ---------------------------------------------------------------------------------------------

@@ -276,3 +276,42 @@ def test_where_hosts_meet_is_said_of_hosts_alone(tmp_path: Path):
     words = [EXECUTOR, "check", tmp_path / "plan.json", "--master", "10.0.0.1"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "add --hosts FILE" in done.stderr
+
+
+def test_a_refusal_of_a_check_is_a_failure_a_doubt_a_warning_and_both_keep_the_value():
+    def raising(error: PlannerError):
+        def run() -> None:
+            raise error
+
+        return run
+
+    found = asked(
+        [
+            preflight.Check("a", lambda: 3),
+            preflight.Check("b", raising(PlannerError("b", 7, "is wrong", "Mend it"))),
+            preflight.Check("c", raising(preflight.Doubt("c", None, "is odd", "Look"))),
+            preflight.Check("d", lambda: 1 // 0),
+        ]
+    )
+
+    assert [(one.status, one.measured) for one in found] == [("pass", "3"), ("fail", "7"), ("warn", ""), ("fail", "")]
+    assert (found[1].rule, found[1].fix, found[1].field) == ("is wrong", "Mend it", "b")
+    assert "ZeroDivisionError" in found[3].rule
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "status", "said"),
+    [
+        (0.99, "pass", "ahead of"),
+        (-0.99, "pass", "behind"),
+        (1.0, "warn", "ahead of"),
+        (-59.9, "warn", "behind"),
+        (60.0, "fail", "ahead of"),
+    ],
+)
+def test_a_clock_is_doubted_from_a_second_and_refused_from_a_minute(ahead_s: float, status: str, said: str):
+    one = Answer(node=1, host="b", ahead_s=ahead_s)
+
+    (row,) = compare.rows_of_clocks({0: Answer(node=0, host="a"), 1: one})
+
+    assert (row.node, row.status) == (1, status) and said in row.measured

@@ -107,6 +107,18 @@ def test_state_and_progress_of_a_run_that_goes(folder):
     assert ages[0] is not None and 7.0 <= ages[0] < 60.0 and ages[1] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("restarts", "code", "follows"),
+    [(0, 5, False), (1, 5, True), (1, 0, False), (1, 1, True), (1, 127, True), (1, 128, False), (1, 130, False)],
+)
+def test_another_start_follows_a_failure_that_was_no_signal_where_any_was_asked_for(folder, restarts, code, follows):
+    launched(folder)
+    (folder / attempts.ASKED).write_text(json.dumps({"max_restarts": restarts}))
+    record(folder, status="ended", exit_code=code)
+
+    assert Lookout(folder, Clock()).look().exit_code == (None if follows else code)
+
+
 def test_a_run_starts_until_all_its_ranks_have_met(folder):
     launched(folder)
     said = []

@@ -297,3 +297,19 @@ def test_a_path_without_a_config_is_refused(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none", "/dev/null"):
         with pytest.raises(PlannerError, match="is not a file"):
             read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("layer_norms", "kv_heads", "new", "multi_query"),
+    [(1, 1, False, True), (1, 8, False, False), (2, 1, True, False), (2, 8, True, False), (1, 4, True, False)],
+)
+def test_falcons_three_kinds_of_heads_are_written_as_its_own_two_switches(
+    layer_norms: int, kv_heads: int, new: bool, multi_query: bool
+):
+    """One key head for all (7b), one for each of 8 (rw-1b), and groups or two norms, which are the new kind (40b)."""
+    model = msgspec.structs.replace(presets.model("falcon-7b"), heads=8, kv_heads=kv_heads, layer_norms=layer_norms)
+
+    config = config_dict(model)
+
+    assert (config["new_decoder_architecture"], config["multi_query"]) == (new, multi_query)
+    assert config["num_ln_in_parallel_attn"] == (layer_norms if new else None)

@@ -209,6 +209,18 @@ def reached(objective: str, constraints: Constraints = FREE, **given: str) -> An
     return reach(objective, question, options.resizable(whole), constraints=constraints, max_gpus=16)
 
 
+def test_the_largest_micro_batch_of_one_gpu_is_what_is_recommended_there():
+    given = {"model": "llama-3.2-1b", "gpus": "1", "strategy": "single", "method": "full"}
+
+    one = reach("largest-micro-batch", options.question(given), options.resizable(given), max_gpus=1)
+
+    best = one.found.answer.estimates[one.found.answer.recommended]
+    assert (one.objective, best.fits) == ("largest-micro-batch", True)
+    assert best.case.layout.micro_batch_size == one.fitted.value > 1
+    larger = options.question(given | {"micro_batch_size": str(one.fitted.value + 1)})
+    assert not recommend(larger).answer.estimates[0].fits
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", QUANTITIES)
 def test_an_objective_recommends_for_the_extreme_it_found(objective: str):
