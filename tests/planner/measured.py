@@ -1,7 +1,7 @@
 """What real modules and optimizers held on a CPU: quick tests compare predictions with it, and the tests that import
 torch measure it again.
 
-`pytest tests/planner/test_real_modules.py tests/planner/test_real_optimizers.py --keep-measured` writes them anew.
+`pytest tests/planner/test_inventory.py tests/planner/test_real_*.py --keep-measured` writes them anew.
 """
 
 from __future__ import annotations
