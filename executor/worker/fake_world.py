@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from executor.worker.engines.base import Engine
 from executor.worker.model.model import Unfilled, build_optimizer, unfilled_model
-from executor.worker.model.values import Zeros
+from executor.worker.model.values import zeros
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 
@@ -48,5 +48,5 @@ def prepare_with_zeros(engine: Engine) -> None:
         rule, fix = "4-bit weights are made of numbers, and this model is built without", "Use method=lora"
         raise PlannerError("method", plan.job.method, rule, fix)
     bare = unfilled_model(plan)
-    zeros = Unfilled(bare.model, Zeros(bare.model.state_dict()))
-    engine.prepare(zeros, lambda built: build_optimizer(built, plan))
+    unfilled = Unfilled(bare.model, [(name, zeros) for name in bare.model.state_dict()])
+    engine.prepare(unfilled, lambda built: build_optimizer(built, plan))

@@ -18,7 +18,6 @@ from torch import nn
 
 from executor.worker.meter.memory import LiveTensors
 from executor.worker.meter.meter import Meter
-from executor.worker.meter.storages import Row
 from executor.worker.meter.traffic import CONTROL_BYTES, group_name
 from executor.worker.world import cpu
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
@@ -240,17 +239,9 @@ def train(
                 unit.update()
         if index == 5:
             seen = profiled_bytes(profile)
-    if os.environ.get("TIMELINE") and rank == 0:
-        (out / "timeline.tsv").write_text("\n".join(map(as_line, meter.timeline())))
     (out / f"rank-{rank}.json").write_bytes(msgspec.json.encode(meter.result()))
     (out / f"profiled-{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
-
-
-def as_line(row: Row) -> str:
-    live = json.dumps({term: size for term, size in row.live.items() if size})
-    fields = (row.phase, row.op, row.path, row.delta_bytes, row.term, list(row.shape), row.born_by, live)
-    return "\t".join(map(str, fields))
 
 
 def profiled_bytes(profile: torch.profiler.profile) -> dict[str, float]:
@@ -377,7 +368,8 @@ def test_terms_of_a_head_and_its_loss(head):
         with live.recording("backward"):
             loss.backward()
         terms = {phase.phase: phase.terms for phase in live.conclude()}
-    born = [row for row in live.timeline() if row.phase == "backward" and row.delta_bytes > 0]
+    (made,) = (changes for phase, _, changes in live.history if phase == "backward")
+    born = [(one.storage.term("backward"), one.storage.shape) for one in made if one.delta > 0]
 
     assert terms["forward"]["params"] == (32 * 32 + 50 * 32) * 4
     assert terms["forward"]["logits"] == 2 * 64 * 50 * 4, "logits and log-softmax"
@@ -385,8 +377,8 @@ def test_terms_of_a_head_and_its_loss(head):
     assert terms["forward"]["activations"] == 2 * kept + 64 * 8 + 4 + 4, (
         "input, tanh's result, labels, loss and its weight"
     )
-    assert [row.shape for row in born if row.term == "grads"] == [(50, 32), (32, 32)], "no weight gradient is a logit"
-    assert [row.shape for row in born if row.term == "logits"] == [(64, 50), (64, 50)], "of the loss and of log-softmax"
+    assert [shape for term, shape in born if term == "grads"] == [(50, 32), (32, 32)], "no weight gradient is a logit"
+    assert [shape for term, shape in born if term == "logits"] == [(64, 50), (64, 50)], "of the loss and of log-softmax"
 
 
 def test_recomputed_activations_are_activations_again_in_backward(head):
@@ -398,8 +390,13 @@ def test_recomputed_activations_are_activations_again_in_backward(head):
             loss.backward()
         live.conclude()
 
-    made = [row for row in live.timeline() if row.op.startswith("aten.tanh.") and row.delta_bytes > 0]
-    assert [(row.phase, row.term) for row in made] == [("forward", "activations"), ("backward", "activations")]
+    made = [
+        (phase, one.storage.term(phase))
+        for phase, _, changes in live.history
+        for one in changes
+        if one.op.startswith("aten.tanh.") and one.delta > 0
+    ]
+    assert made == [("forward", "activations"), ("backward", "activations")]
 
 
 def test_measuring_changes_no_number():

@@ -58,9 +58,9 @@ def test_a_model_takes_no_memory_before_it_is_filled_and_one_weight_more_while_i
     assert not any(buffer.is_meta for buffer in bare.model.buffers())
 
     seen = []
-    for name, value in bare.values.each():
+    for name, value in bare.values:
         seen.append(name)
-        assert value.part(_tensor(bare.model, name)).shape == _tensor(bare.model, name).shape
+        assert value(_tensor(bare.model, name)).shape == _tensor(bare.model, name).shape
     assert sorted(seen) == sorted(name for name, _ in bare.model.named_parameters())
 
 
@@ -80,7 +80,7 @@ def test_of_a_file_the_asked_for_rows_alone_are_read(tmp_path: Path, monkeypatch
     whole = torch.arange(64.0).reshape(16, 4)
     save_file({"a": whole}, tmp_path / "x.safetensors")
     found = []
-    monkeypatch.setattr(values, "_part", lambda source, target, place: found.append(source[4:8]))
+    monkeypatch.setattr(values, "part", lambda source, target, place: found.append(source[4:8]))
 
     values._read(tmp_path / "x.safetensors", "a", torch.empty(0))
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from executor.worker.meter import transport
 from executor.worker.meter.kernels import python_kernel
 from executor.worker.meter.modules import Modules
-from executor.worker.meter.storages import LAYER, STATES, TERMS, Change, Row, Storage, by_term, fullest_moment
+from executor.worker.meter.storages import LAYER, STATES, Change, Storage, by_term, fullest_moment
 from executor.worker.meter.traffic import FsdpUnits
 from planner.spec.plan import PhaseMemory
 
@@ -286,28 +286,7 @@ class LiveTensors(TorchDispatchMode):
     def conclude(self) -> tuple[PhaseMemory, ...]:
         """Live bytes by term at the fullest moment of each phase recorded so far."""
         self._mark(STATES)
-
         return tuple(PhaseMemory(phase=phase, terms=by_term(moment, phase)) for phase, moment in self.fullest.items())
-
-    def timeline(self) -> Iterator[Row]:
-        """Every change of the recorded phases in order. Ask after `conclude`, when each storage's use is known."""
-        for phase, start, changes in self.history:
-            live = dict.fromkeys(TERMS, 0)
-            for storage, size in start.items():
-                live[storage.term(phase)] += size
-            for change in changes:
-                term = change.storage.term(phase)
-                live[term] += change.delta
-                yield Row(
-                    phase,
-                    change.op,
-                    change.path,
-                    change.delta,
-                    term,
-                    change.storage.shape,
-                    change.storage.op,
-                    dict(live),
-                )
 
 
 def _held_by_others(tensor: Tensor | None) -> bool:

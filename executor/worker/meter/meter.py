@@ -14,7 +14,6 @@ import torch
 
 from executor.worker.meter.memory import LiveTensors, StateTensors
 from executor.worker.meter.modules import Modules
-from executor.worker.meter.storages import Row
 from executor.worker.meter.traffic import Call, Traffic, collectives, sends_activations
 from planner.spec.plan import PhaseMemory, Plan
 from planner.spec.record import Measured
@@ -53,7 +52,6 @@ class Meter:
         self._memory: tuple[PhaseMemory, ...] = ()
         self._allocator: dict[str, float] = {}
         self._calls: list[Call] = []
-        self._rows: list[Row] = []
         self._step_s: list[float] = []
 
     @contextmanager
@@ -138,10 +136,6 @@ class Meter:
         """The traffic step's collectives so far, call by call."""
         return self._calls
 
-    def timeline(self) -> list[Row]:
-        """Operation by operation, what came and went in `load` and the memory step. For working on the planner."""
-        return self._rows
-
     def _path(self) -> str:
         """The module under way, as whoever has hooks on the modules sees it."""
         return self._live.path if self._live is not None else self._modules.path()
@@ -149,7 +143,6 @@ class Meter:
     def _conclude(self) -> None:
         assert self._live is not None
         self._memory = self._live.conclude()
-        self._rows = list(self._live.timeline())
         self._stop_following()
 
     def _stop_following(self) -> None:

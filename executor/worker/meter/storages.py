@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ LAYER = re.compile(r"\b(layers|h)\.(\d+)\b")
 STATES = ("params", "grads", "optimizer", "buckets")
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """One storage from birth to death: its bytes now, where it was born, and what it was seen doing.
 
@@ -26,32 +28,22 @@ class Storage:
     facts are collected here and `term` is asked when the step is over.
     """
 
-    __slots__ = (
-        "bytes",
-        "copied_from",
-        "has_vocab",
-        "holds_grads",
-        "in_engine",
-        "key",
-        "op",
-        "path",
-        "phase",
-        "shape",
-        "state",
-        "was_grad",
-        "was_kept",
-        "was_parameter",
-        "was_sent",
-        "watch",
-    )  # fmt: skip
-
-    def __init__(self, key: int, op: str, path: str, phase: str, shape: tuple[int, ...], in_engine: bool) -> None:
-        self.key, self.op, self.path, self.phase, self.shape, self.in_engine = key, op, path, phase, shape, in_engine
-        self.bytes = 0
-        self.state = ""
-        self.copied_from: Storage | None = None
-        self.was_parameter = self.was_grad = self.holds_grads = self.was_sent = self.has_vocab = self.was_kept = False
-        self.watch: weakref.ref[Any] | None = None
+    key: int
+    op: str
+    path: str
+    phase: str
+    shape: tuple[int, ...]
+    in_engine: bool
+    bytes: int = 0
+    state: str = ""
+    copied_from: Storage | None = None
+    was_parameter: bool = False
+    was_grad: bool = False
+    holds_grads: bool = False
+    was_sent: bool = False
+    has_vocab: bool = False
+    was_kept: bool = False
+    watch: weakref.ref[Any] | None = None
 
     def term(self, phase: str) -> str:
         """Which term its bytes count under in `phase`; the first fact that holds decides."""
@@ -82,19 +74,6 @@ class Change(msgspec.Struct, frozen=True):
     delta: int
     op: str
     path: str
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One line of the timeline: an operation, what it did to one storage, and the live bytes by term after it."""
-
-    phase: str
-    op: str
-    path: str
-    delta_bytes: int
-    term: str
-    shape: tuple[int, ...]
-    born_by: str
-    live: dict[str, int]
 
 
 def fullest_moment(start: dict[Storage, int], changes: list[Change]) -> dict[Storage, int]:

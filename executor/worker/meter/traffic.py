@@ -49,19 +49,9 @@ _C10D: dict[str, tuple[str, int, bool]] = {
     "send": ("send", 0, False),  # what is received was sent by somebody, and counts there
     "barrier": ("barrier", 0, False),
 }
-# The functional forms: all take the input first and the group's name last; a gather's result is input x group.
-_FUNCTIONAL: dict[str, tuple[str, bool]] = {
-    "all_reduce": ("all_reduce", False),
-    "all_reduce_coalesced": ("all_reduce", False),
-    "broadcast": ("broadcast", False),
-    "all_gather_into_tensor": ("all_gather", True),
-    "all_gather_into_tensor_out": ("all_gather", True),
-    "all_gather_into_tensor_coalesced": ("all_gather", True),
-    "reduce_scatter_tensor": ("reduce_scatter", False),
-    "reduce_scatter_tensor_out": ("reduce_scatter", False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
-    "all_to_all_single": ("all_to_all", False),
-}
+# The functional forms are named after these, as all_gather_into_tensor_coalesced is: all take the input first and the
+# group's name last; a gather's result is input x group.
+_FUNCTIONAL = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -115,10 +105,9 @@ class Traffic(TorchDispatchMode):
             if op == "send":
                 ranks = (dist.get_rank(), ranks[args[2]])
             payload = args[place]
-        elif name.removesuffix("_") in _FUNCTIONAL:
-            op, times_group = _FUNCTIONAL[name.removesuffix("_")]
-            ranks = _ranks_of_named(_group_name(args))
-            payload = args[0]
+        elif func.namespace == "_c10d_functional" and name.startswith(_FUNCTIONAL):
+            op = next(op for op in _FUNCTIONAL if name.startswith(op))
+            ranks, payload, times_group = _ranks_of_named(args), args[0], op == "all_gather"
         else:
             return  # waits and other bookkeeping move nothing
         if len(ranks) == 1:
@@ -155,13 +144,10 @@ def _ranks_of(args: Any) -> tuple[int, ...]:
     return ()
 
 
-def _ranks_of_named(name: str) -> tuple[int, ...]:
+def _ranks_of_named(args: Any) -> tuple[int, ...]:
     registry: Any = dist.distributed_c10d  # private: the functional collectives name their group, not pass it
+    name = next(argument for argument in reversed(args) if isinstance(argument, str))
     return tuple(dist.get_process_group_ranks(registry._resolve_process_group(name)))
-
-
-def _group_name(args: Any) -> str:
-    return next(argument for argument in reversed(args) if isinstance(argument, str))
 
 
 def group_name(layout: Layout, ranks: tuple[int, ...], op: str = "") -> str:

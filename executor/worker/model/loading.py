@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from executor.worker.model.adapters import ordinary_name
 from executor.worker.model.quantized import awaits_codes, quantized
-from executor.worker.model.values import Value, Values, Whole
+from executor.worker.model.values import Value, Values, part
 
 Kept = Callable[[nn.Parameter], None]
 """Called with each weight that is whole, once it has its numbers and before the next one comes."""
@@ -36,7 +36,7 @@ def fill(
     weights stay without data.
     """
     _allocate_shards(model, device)
-    linears = {_named(name, "weight"): module for name, module in model.named_modules() if awaits_codes(module)}
+    linears = {ordinary_name(f"{name}.weight"): module for name, module in model.named_modules() if awaits_codes(module)}
     targets = {ordinary_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     if only is not None:
         wanted = {id(weight) for weight in only}
@@ -46,37 +46,33 @@ def fill(
         for name, weight in module._parameters.items():
             holders.setdefault(id(weight), []).append((module, name))
     with torch.no_grad():
-        for name, value in values.each():
+        for name, value in values:
             target = targets.get(name)
             if name in linears:
                 target = _quantise(linears[name], value, made_on or device)
             elif isinstance(target, DTensor):
-                target.to_local().copy_(value.part(target))
+                target.to_local().copy_(value(target))
             elif isinstance(target, nn.Parameter):
-                numbers = value.part(target).to(device)
+                numbers = value(target).to(device)
                 made = nn.Parameter(numbers, requires_grad=target.requires_grad)
                 for module, own in holders[id(target)]:
                     module._parameters[own] = made
                 target = made
                 del numbers, made
             elif target is not None:  # a buffer that is saved with the weights
-                target.copy_(value.part(target))
+                target.copy_(value(target))
             if kept is not None and isinstance(target, nn.Parameter):
                 kept(target)
             del value, target  # or they would be here while the next one is made
     return model
 
 
-def _named(module: str, weight: str) -> str:
-    return ordinary_name(f"{module}.{weight}")
-
-
 def _quantise(linear: Any, value: Value, device: torch.device) -> nn.Parameter:
     """Make a 4-bit linear's codes of the whole weight, and keep them, or this rank's part of them."""
-    codes = quantized(linear, value.part(torch.empty(0, dtype=linear.compute_dtype, device="meta")), device)
+    codes = quantized(linear, value(torch.empty(0, dtype=linear.compute_dtype, device="meta")), device)
     held: Any = linear.weight
     if isinstance(held, DTensor):
-        held.to_local().copy_(Whole(codes.data).part(held))
+        held.to_local().copy_(part(codes.data, held))
     else:
         held = linear.weight = codes
     weight: nn.Parameter = held

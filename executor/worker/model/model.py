@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from executor.worker.model import loading, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, ordinary_name
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_weights
-from executor.worker.model.values import Both, Drawn, Recorder, Stored, Values
+from executor.worker.model.values import Recorder, Values, drawn, stored
 from planner.engines.common import implementation
 from planner.parallelism.case import Case
 from planner.spec import ModelSpec, TrainingJob
@@ -59,8 +60,8 @@ def unfilled_model(plan: Plan) -> Unfilled:
     if plan.model.moe is not None:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
     loading.restore_buffers(model)
-    stored = Stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else None
-    names = {} if stored else {id(weight): name for name, weight in model.named_parameters()}
+    base = stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else []
+    names = {} if base else {id(weight): name for name, weight in model.named_parameters()}
     if job.base_quantization is not None:
         pack_layers(model, job.base_quantization, dtype)
     if job.adapters is not None:
@@ -68,9 +69,9 @@ def unfilled_model(plan: Plan) -> Unfilled:
             add_adapters(model, job, dtype)
         names |= {id(weight): ordinary_name(name) for name, weight in model.named_parameters() if is_adapter(name)}
     # peft draws adapters in fp32 and gives them the base's format, whatever they are held in afterwards.
-    drawn = Drawn(recorder.calls, names, job.recipe.seed, adapters=dtype)
+    values = chain(base, drawn(recorder.calls, names, job.recipe.seed, adapters=dtype))
     recompute.enable(model, plan)
-    return Unfilled(model.train(), Both(stored, drawn) if stored else drawn)
+    return Unfilled(model.train(), values)
 
 
 def build_model(plan: Plan) -> nn.Module:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,36 +26,15 @@ from executor.worker.model.adapters import is_adapter
 from planner.basics.errors import PlannerError
 
 
-class Value(ABC):
-    """One weight whose numbers are not here yet."""
-
-    @abstractmethod
-    def part(self, target: torch.Tensor) -> torch.Tensor:
-        """What a rank holds of it, on the host: its local part where `target` is a DTensor, else all; in the format of
-        `target`."""
-
-
-class Values(ABC):
-    """The weights of one model. Each is asked for at most once, before the next one comes."""
-
-    @abstractmethod
-    def each(self) -> Iterator[tuple[str, Value]]:
-        """(name, weight), always in the same order."""
+Value = Callable[[torch.Tensor], torch.Tensor]
+"""One weight whose numbers are not here yet: called with a target it gives what a rank holds of it, on the host: its
+local part where the target is a DTensor, else all; in the format of the target."""
+Values = Iterable[tuple[str, Value]]
+"""The weights of one model by name, in the same order on every rank, to be walked once. Each is asked for at most once,
+before the next one comes."""
 
 
-class Whole(Value):
-    """A weight that had to be made whole."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    @override
-    def part(self, target: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _part(self.tensor, target)
-        return found
-
-
-def _part(source: Any, target: torch.Tensor, place: int | None = None) -> Any:
+def part(source: Any, target: torch.Tensor, place: int | None = None) -> Any:
     """A rank's part of a tensor or of a safetensors slice; None of an expert that the rank does not hold.
 
     `place`: where among tensors that become one it stands.
@@ -69,23 +47,10 @@ def _part(source: Any, target: torch.Tensor, place: int | None = None) -> Any:
     return DtensorShardOperation(target).shard_tensor(source, tensor_idx=place, dtype=target.dtype)
 
 
-class Zeros(Values):
-    """A zero for every number, in no memory of their own."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-
-    @override
-    def each(self) -> Iterator[tuple[str, Value]]:
-        for name in self._names:
-            yield name, _Zero()
-
-
-class _Zero(Value):
-    @override
-    def part(self, target: torch.Tensor) -> torch.Tensor:
-        local = target.to_local() if isinstance(target, DTensor) else target
-        return torch.zeros((), dtype=target.dtype, device="cpu").expand(local.shape)
+def zeros(target: torch.Tensor) -> torch.Tensor:
+    """A Value with a zero for every number, in no memory of their own."""
+    local = target.to_local() if isinstance(target, DTensor) else target
+    return torch.zeros((), dtype=target.dtype, device="cpu").expand(local.shape)
 
 
 class Recorder(TorchDispatchMode):
@@ -122,122 +87,95 @@ class _Call:
         self.func(tensor, *self.args, **kwargs)
 
 
-class Drawn(Values):
-    """Weights from a seed: every recorded call again, on one weight at a time."""
+def drawn(calls: list[_Call], names: dict[int, str], seed: int, adapters: torch.dtype) -> Iterator[tuple[str, Value]]:
+    """Weights from a seed: every recorded call again, on one weight at a time.
 
-    def __init__(self, calls: list[_Call], names: dict[int, str], seed: int, adapters: torch.dtype) -> None:
-        """`names`: what the model calls each weight, by the identity it had when it was recorded. `adapters`: the
-        format that they pass through on their way to their own."""
-        self._calls, self._names, self._seed, self._adapters = calls, names, seed, adapters
-        written = {id(call.weight) for call in calls}
-        assert all(weight in written for weight in names), "a weight that nothing initialises"
-
-    @override
-    def each(self) -> Iterator[tuple[str, Value]]:
-        generator = torch.Generator().manual_seed(self._seed)
-        writes: dict[int, list[_Call]] = {}
-        for call in self._calls:
-            made = writes.setdefault(id(call.weight), [])
-            if call.random:
-                made.clear()  # what was written before is overwritten
-            made.append(call)
-        for call in self._calls:
-            made = writes[id(call.weight)]
-            if call is not made[0] and not call.random:
-                continue
-            tensor = torch.empty(call.shape, dtype=call.dtype, device="cpu")
-            with torch.no_grad():
-                for one in made if call is made[0] else [call]:  # what is drawn over is drawn all the same
-                    one.on(tensor, generator)
-            name = self._names.get(id(call.weight))
-            if call is made[0] and name is not None:
-                yield name, Whole(tensor.to(self._adapters) if is_adapter(name) else tensor)
-            del tensor
+    `names`: what the model calls each weight, by the identity it had when it was recorded. `adapters`: the format that
+    they pass through on their way to their own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    writes: dict[int, list[_Call]] = {}
+    for call in calls:
+        made = writes.setdefault(id(call.weight), [])
+        if call.random:
+            made.clear()  # what was written before is overwritten
+        made.append(call)
+    assert writes.keys() >= names.keys(), "a weight that nothing initialises"
+    for call in calls:
+        made = writes[id(call.weight)]
+        if call is not made[0] and not call.random:
+            continue
+        tensor = torch.empty(call.shape, dtype=call.dtype, device="cpu")
+        with torch.no_grad():
+            for one in made if call is made[0] else [call]:  # what is drawn over is drawn all the same
+                one.on(tensor, generator)
+        name = names.get(id(call.weight))
+        if call is made[0] and name is not None:
+            yield name, partial(part, tensor.to(adapters) if is_adapter(name) else tensor)
+        del tensor
 
 
-class Both(Values):
-    """The weights of a base, and then those of adapters on it."""
-
-    def __init__(self, base: Values, adapters: Values) -> None:
-        self._base, self._adapters = base, adapters
-
-    @override
-    def each(self) -> Iterator[tuple[str, Value]]:
-        yield from self._base.each()
-        yield from self._adapters.each()
-
-
-class Stored(Values):
+def stored(folder: str, model: Any) -> list[tuple[str, Value]]:
     """Weights of a Transformers folder, read as they are asked for: of a plain one the bytes of a rank's part alone.
 
     Names and forms that only files have (experts one by one) become the model's by Transformers' own conversions.
+    `model` has no data; a weight of it that the folder lacks is refused (PlannerError).
     """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-    def __init__(self, folder: str, model: Any) -> None:
-        """`model` has no data; a weight of it that the folder lacks is refused (PlannerError)."""
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-
-        state = model.state_dict()
-        mapping = get_model_conversion_mapping(model)
-        renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
-        converters = [one for one in mapping if isinstance(one, WeightConverter)]
-        self._model = model
-        self._sources: dict[str, list[tuple[Path, str, str | None]]] = {}
-        self._converters = {pattern: one for one in converters for pattern in one.source_patterns}
-        files = _files_by_key(Path(folder))
-        for key in sorted(files, key=dot_natural_key):
-            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
-            if name not in state and key in state:
-                name, pattern = key, None
-            if name in state:
-                self._sources.setdefault(name, []).append((files[key], key, pattern))
-        # A tied head is its embedding, whose values the file has once.
-        tied = getattr(model, "all_tied_weights_keys", None) or {}
-        if missing := sorted(name for name in state if name not in self._sources and name not in tied):
-            raise PlannerError(
-                "recipe.checkpoint",
-                folder,
-                f"lacks {len(missing)} of the model's weights, {missing[0]} among them",
-                "Give a folder that holds the whole model",
-            )
-
-    @override
-    def each(self) -> Iterator[tuple[str, Value]]:
-        for name, sources in self._sources.items():
-            yield name, _Read(name, sources, self._converters, self._model)
+    state = model.state_dict()
+    mapping = get_model_conversion_mapping(model)
+    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+    converters = [one for one in mapping if isinstance(one, WeightConverter)]
+    sources: dict[str, list[_Source]] = {}
+    files = _files_by_key(Path(folder))
+    for key in sorted(files, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
+        if name not in state and key in state:
+            name, pattern = key, None
+        if name in state:
+            sources.setdefault(name, []).append((files[key], key, pattern))
+    # A tied head is its embedding, whose values the file has once.
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    if missing := sorted(name for name in state if name not in sources and name not in tied):
+        raise PlannerError(
+            "recipe.checkpoint",
+            folder,
+            f"lacks {len(missing)} of the model's weights, {missing[0]} among them",
+            "Give a folder that holds the whole model",
+        )
+    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    return [(name, partial(_read_weight, name, some, by_pattern, model)) for name, some in sources.items()]
 
 
-class _Read(Value):
-    """One weight of a folder: (file, name there, the conversion's pattern it matched) of each of its sources."""
+_Source = tuple[Path, str, str | None]
+"""File, name there, and the conversion's pattern that the name matched."""
 
-    def __init__(
-        self, name: str, sources: list[tuple[Path, str, str | None]], converters: dict[str, Any], model: Any
-    ) -> None:
-        self._name, self._sources, self._converters, self._model = name, sources, converters, model
 
-    @override
-    def part(self, target: torch.Tensor) -> torch.Tensor:
-        if isinstance(target, DTensor) and not target.to_local().numel():
-            return torch.empty(target.to_local().shape, dtype=target.dtype, device="cpu")
-        file, key, pattern = self._sources[0]
-        if pattern is None:
-            found: torch.Tensor = _read(file, key, target)
-            return found
-        converter, places = copy.deepcopy(self._converters[pattern]), Counter[str]()
-        for file, key, matched in self._sources:
-            pattern = matched or ""
-            converter.add_tensor(self._name, key, pattern, partial(_read, file, key, target, places[pattern]))
-            places[pattern] += 1
-        made = converter.convert(self._name, model=self._model, config=self._model.config)[self._name]
-        joined: torch.Tensor = made[0] if isinstance(made, list) else made
-        return joined
+def _read_weight(
+    name: str, sources: list[_Source], converters: dict[str, Any], model: Any, target: torch.Tensor
+) -> torch.Tensor:
+    if isinstance(target, DTensor) and not target.to_local().numel():
+        return torch.empty(target.to_local().shape, dtype=target.dtype, device="cpu")
+    file, key, pattern = sources[0]
+    if pattern is None:
+        found: torch.Tensor = _read(file, key, target)
+        return found
+    converter, places = copy.deepcopy(converters[pattern]), Counter[str]()
+    for file, key, matched in sources:
+        pattern = matched or ""
+        converter.add_tensor(name, key, pattern, partial(_read, file, key, target, places[pattern]))
+        places[pattern] += 1
+    made = converter.convert(name, model=model, config=model.config)[name]
+    joined: torch.Tensor = made[0] if isinstance(made, list) else made
+    return joined
 
 
 def _read(file: Path, key: str, target: torch.Tensor, place: int | None = None) -> Any:
     # Read, not mapped: a view of a mapped file holds the whole weight's address space, and its pages are this rank's.
     with safe_open(file, framework="pt", backend="pread") as opened:
-        return _part(opened.get_slice(key), target, place)
+        return part(opened.get_slice(key), target, place)
 
 
 def _files_by_key(folder: Path) -> dict[str, Path]:
