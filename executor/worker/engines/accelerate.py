@@ -17,19 +17,17 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.data.rows import Batch
-from executor.worker.engines.base import Engine, LiveMesh, restored_in, tensors_of, update, views_of, whole_of
+from executor.worker.engines.base import LiveMesh, TorchEngine, whole_of
 from executor.worker.model import loading
 from executor.worker.model.model import Unfilled
-from executor.worker.model.pieces import View
+from executor.worker.model.pieces import Replica
 from executor.worker.model.quantized import shape_codes
 from executor.worker.world import waits
 from planner.spec.plan import Plan
 
 
-class AccelerateEngine(Engine):
+class AccelerateEngine(TorchEngine):
     """What one device, DDP and FSDP2 share under Accelerate."""
-
-    optimizer: torch.optim.Optimizer
 
     def __init__(self, plan: Plan, folder: str) -> None:
         super().__init__(plan, folder)
@@ -85,23 +83,13 @@ class AccelerateEngine(Engine):
     def step(self, lr: float) -> float:
         limit = self.plan.job.recipe.max_grad_norm or math.inf
         found = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        return update(self.optimizer, lr, float(found.full_tensor() if hasattr(found, "full_tensor") else found))
+        return self._update(lr, float(found.full_tensor() if hasattr(found, "full_tensor") else found))
 
+    @property
     @override
-    def drop(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-
-    @override
-    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        return tensors_of(self.model, self.optimizer)
-
-    @override
-    def views(self) -> Iterator[View]:
-        yield from views_of(self.accelerator.unwrap_model(self.model), self.optimizer)
-
-    @override
-    def restored(self, updates: int) -> None:
-        restored_in(self.model, self.optimizer, updates)
+    def _bare(self) -> nn.Module:
+        bare: nn.Module = self.accelerator.unwrap_model(self.model)
+        return bare
 
     @contextlib.contextmanager
     def _sync(self, last: bool) -> Iterator[None]:
@@ -124,7 +112,7 @@ class WholeEngine(AccelerateEngine):
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.accelerator.unwrap_model(self.model).state_dict().items()
+        yield from self._bare.state_dict().items()
 
 
 class SingleEngine(WholeEngine):
@@ -152,8 +140,8 @@ class DdpEngine(WholeEngine):
             super().backward(loss, last=last)
 
     @override
-    def views(self) -> Iterator[View]:
-        yield from views_of(self.accelerator.unwrap_model(self.model), self.optimizer, lambda _: self.world())
+    def _outside(self, weight: nn.Parameter) -> Replica:
+        return self.world()
 
     @override
     def restored(self, updates: int) -> None:
@@ -165,7 +153,7 @@ class DdpEngine(WholeEngine):
         super().restored(updates)
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         self.backward(self.forward(Batch(tokens, tokens), tokens.numel(), last=True), last=True)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.drop()
 
 
 class Fsdp2Engine(AccelerateEngine):

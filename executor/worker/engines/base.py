@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from typing_extensions import override
 
 from executor.worker.data.rows import IGNORED, Batch, block_diagonal_mask
 from executor.worker.model import pieces
@@ -67,7 +68,7 @@ class Engine(ABC):
 
     def __init__(self, plan: Plan, folder: str) -> None:
         """Start the framework and its process group; `folder` holds its configuration."""
-        self.plan, self.folder = plan, folder
+        self.plan = plan
 
     @abstractmethod
     def world(self) -> tuple[int, int]:
@@ -174,6 +175,58 @@ class Engine(ABC):
         }
 
 
+class TorchEngine(Engine):
+    """An engine whose weights torch's own modules and optimizer hold: whole (DDP) or sharded (FSDP2, DTensor)."""
+
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def _bare(self) -> nn.Module:
+        """The model as Transformers built it, out of what the framework wraps it in."""
+        return self.model
+
+    def _outside(self, weight: nn.Parameter) -> Replica:
+        """Which of how many ranks have the same of a weight for reasons that it does not show."""
+        return ALONE
+
+    def _update(self, lr: float, norm: float) -> float:
+        """`step` once the gradients are clipped from this norm, which is returned."""
+        try:
+            check_norm(norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        finally:
+            self.drop()
+        return norm
+
+    @override
+    def drop(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @override
+    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
+        return tensors_of(self.model, self.optimizer)
+
+    @override
+    def views(self) -> Iterator[View]:
+        pieces.make_states(self.optimizer)
+        for name, weight in pieces.trained(self._bare):
+            outside = self._outside(weight)
+            yield from pieces.held(name, pieces.WEIGHT, weight, outside)
+            for kind, value in pieces.states(self.optimizer, weight):
+                yield from pieces.held(name, kind, value, outside)
+
+    @override
+    def restored(self, updates: int) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        pieces.count_updates(self.optimizer, updates)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what is still gathered is let go, and gathered anew when it is needed
+
+
 def check_norm(norm: float) -> float:
     """The norm, if it is finite, else NotFinite. In a fake world nobody sent the others' part, so it means nothing."""
     if not math.isfinite(norm) and dist.get_backend() != "fake":
@@ -198,43 +251,6 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         "optimizer": [local_of(value) for value in states if isinstance(value, torch.Tensor)],
         "buckets": [],
     }
-
-
-def views_of(
-    model: nn.Module, optimizer: Any, outside: Callable[[nn.Parameter], Replica] = lambda _: ALONE
-) -> Iterator[View]:
-    """`views` where torch's own modules and optimizer hold them: whole (DDP) or sharded (FSDP2, DTensor).
-
-    `outside` says which of how many ranks have the same of a weight for reasons that it does not show.
-    """
-    pieces.make_states(optimizer)
-    for name, weight in pieces.trained(model):
-        yield from pieces.held(name, pieces.WEIGHT, weight, outside(weight))
-        for kind, value in pieces.states(optimizer, weight):
-            yield from pieces.held(name, kind, value, outside(weight))
-
-
-def restored_in(model: nn.Module, optimizer: Any, updates: int) -> None:
-    """`restored` of the same; what FSDP2 still holds gathered is let go, and gathered anew when it is needed."""
-    from torch.distributed.fsdp import FSDPModule
-
-    pieces.count_updates(optimizer, updates)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def update(optimizer: torch.optim.Optimizer, lr: float, norm: float) -> float:
-    """One step of torch's optimizer at that rate, unless the gradients' norm is not finite, which raises NotFinite; in
-    any case they are dropped. Returns the norm."""
-    try:
-        check_norm(norm)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-    finally:
-        optimizer.zero_grad(set_to_none=True)
-    return norm
 
 
 def whole_gradients(model: nn.Module) -> list[torch.Tensor]:

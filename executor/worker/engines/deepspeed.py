@@ -45,6 +45,7 @@ class DeepSpeedEngine(Engine):
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        self._config = str(Path(folder) / "config" / "deepspeed.json")
         on_cpu = plan.cluster.gpu.kind == "cpu"
         deepspeed.init_distributed(
             dist_backend="gloo" if on_cpu else "nccl", auto_mpi_discovery=False, verbose=False,
@@ -66,12 +67,14 @@ class DeepSpeedEngine(Engine):
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        model = self._filled(unfilled)
+        self._initialize(model, make_optimizer(model))
+
+    def _initialize(self, model: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+        """Have DeepSpeed take a filled model and its optimizer, by the run folder's configuration."""
         import deepspeed
 
-        config = str(Path(self.folder) / "config" / "deepspeed.json")
-        model = self._filled(unfilled, config_dict_or_path=config)
-        optimizer = make_optimizer(model)
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=self._config, **settings)
         self.model = self.engine
 
     def _filled(self, unfilled: Unfilled, **settings: Any) -> Any:
@@ -80,7 +83,7 @@ class DeepSpeedEngine(Engine):
         import deepspeed
 
         def shard(weight: nn.Parameter) -> None:
-            deepspeed.zero.Init(module=nn.ParameterList([weight]), **settings)
+            deepspeed.zero.Init(module=nn.ParameterList([weight]), config_dict_or_path=self._config, **settings)
 
         if self.plan.job.precision != "fp32":  # adapters too: initialize casts no more what is sharded
             loading.cast(unfilled.model, torch.bfloat16)

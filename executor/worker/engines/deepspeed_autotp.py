@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -47,13 +46,9 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        import deepspeed
-
         # No zero.Init at stage 3: AutoTP would gather every linear again to cut it.
-        config = str(Path(self.folder) / "config" / "deepspeed.json")
         model = unfilled.filled(self._whole_on)
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=config)
-        self.model = self.engine
+        self._initialize(model, make_optimizer(model))
         if self.plan.layout.zero_stage == 3:
             release_weights(model)
 

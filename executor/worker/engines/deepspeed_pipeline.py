@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,8 +58,6 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        import deepspeed
-
         counts = self.plan.layout.layers_by_stage(self.plan.model.layers)
         begins = [0, *accumulate(counts)]
         first, last = self.stage == 0, self.stage == len(counts) - 1
@@ -83,17 +80,12 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         for weight in model.parameters():  # the caller still holds the whole model, and what splits it may for good
             if id(weight) not in held:
                 weight.data = weight.data.new_empty(0)
-        self.engine, *_ = deepspeed.initialize(
-            model=pipeline,
-            optimizer=make_optimizer(pipeline),
-            config=str(Path(self.folder) / "config" / "deepspeed.json"),
-        )
+        self._initialize(pipeline, make_optimizer(pipeline))
         for weight, _ in pipeline.get_tied_weights_and_groups():
             if (
                 not weight.requires_grad
             ):  # BF16_Optimizer gives sums to what it trains, and DeepSpeed asks for this one's
                 weight._hp_grad = None
-        self.model = self.engine
         instructions = self.engine._INSTRUCTION_MAP
         self.engine._INSTRUCTION_MAP = {kind: self._measured(kind, do) for kind, do in instructions.items()}
 

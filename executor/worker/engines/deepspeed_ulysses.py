@@ -9,7 +9,6 @@ runtime/zero/stage_1_and_2.py and stage3.py. Not here: ZeRO (deepspeed.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -42,19 +41,14 @@ class DeepSpeedUlyssesEngine(DeepSpeedEngine):
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        import deepspeed
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
         layout, model = self.plan.layout, unfilled.model
         self._groups = UlyssesSPAttentionHF.register_with_transformers(
             model, model.config._attn_implementation, layout.cp, layout.micro_batch_size, seq_length_is_variable=True
         )
-        config = str(Path(self.folder) / "config" / "deepspeed.json")
-        self._filled(unfilled, config_dict_or_path=config, mpu=self._groups)  # over all ranks, as that group is
-        self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=make_optimizer(model), config=config, mpu=self._groups
-        )
-        self.model = self.engine
+        self._filled(unfilled, mpu=self._groups)  # over all ranks, as that group is
+        self._initialize(model, make_optimizer(model), mpu=self._groups)
 
     @override
     def share(self, batch: Batch) -> Batch:

@@ -22,10 +22,10 @@ from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
 from executor.worker.data.rows import Batch
-from executor.worker.engines.base import Engine, LiveMesh, restored_in, tensors_of, update, views_of, whole_of
+from executor.worker.engines.base import LiveMesh, TorchEngine, whole_of
 from executor.worker.model import loading
 from executor.worker.model.model import Unfilled
-from executor.worker.model.pieces import ALONE, Replica, View
+from executor.worker.model.pieces import ALONE, Replica
 from executor.worker.world import timeouts
 from planner.spec.plan import Plan
 
@@ -33,10 +33,8 @@ LAYER_RULE = ".layers."
 """In the plans' names of whatever belongs to a layer."""
 
 
-class TransformersTpEngine(Engine):
+class TransformersTpEngine(TorchEngine):
     """DistributedConfig's tp, fsdp and dp_replicate sizes; bf16 is FSDP2's own, or autocast where nothing shards."""
-
-    optimizer: torch.optim.Optimizer
 
     def __init__(self, plan: Plan, folder: str) -> None:
         super().__init__(plan, folder)
@@ -119,11 +117,7 @@ class TransformersTpEngine(Engine):
 
     @override
     def step(self, lr: float) -> float:
-        return update(self.optimizer, lr, self._clip(self.plan.job.recipe.max_grad_norm or math.inf))
-
-    @override
-    def drop(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        return self._update(lr, self._clip(self.plan.job.recipe.max_grad_norm or math.inf))
 
     def _clip(self, limit: float) -> float:
         # torch's own clipping takes gradients of one mesh only, and here norms' are on another than the products'.
@@ -138,16 +132,9 @@ class TransformersTpEngine(Engine):
         return math.sqrt(squares)
 
     @override
-    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        return tensors_of(self.model, self.optimizer)
-
-    @override
-    def views(self) -> Iterator[View]:
-        yield from views_of(self.model, self.optimizer, self._outside)
-
     def _outside(self, weight: nn.Parameter) -> Replica:
-        """Which of how many ranks hold the same because the weight's mesh leaves their axis out: a weight that no rule
-        splits is on the axes of FSDP2 alone, or on none."""
+        """Of those that hold the same because the weight's mesh leaves their axis out: a weight that no rule splits is
+        on the axes of FSDP2 alone, or on none."""
         on = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else ()
         assert on is not None
         axes = ("dp_replicate", "efsdp", "ep") if set(on) & {"efsdp", "ep"} else ("dp_replicate", "fsdp", "tp")
@@ -157,10 +144,6 @@ class TransformersTpEngine(Engine):
                 mesh = self.meshes.get_mesh(axis)
                 which, of = which * mesh.size() + mesh.get_local_rank(), of * mesh.size()
         return which, of
-
-    @override
-    def restored(self, updates: int) -> None:
-        restored_in(self.model, self.optimizer, updates)
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -36,7 +36,9 @@ def fill(
     weights stay without data.
     """
     _allocate_shards(model, device)
-    linears = {ordinary_name(f"{name}.weight"): module for name, module in model.named_modules() if awaits_codes(module)}
+    linears = {
+        ordinary_name(f"{name}.weight"): module for name, module in model.named_modules() if awaits_codes(module)
+    }
     targets = {ordinary_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     if only is not None:
         wanted = {id(weight) for weight in only}

@@ -25,7 +25,6 @@ from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.model.adapters import is_adapter
 from planner.basics.errors import PlannerError
 
-
 Value = Callable[[torch.Tensor], torch.Tensor]
 """One weight whose numbers are not here yet: called with a target it gives what a rank holds of it, on the host: its
 local part where the target is a DTensor, else all; in the format of the target."""
