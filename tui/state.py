@@ -18,6 +18,7 @@ from planner.ask.options import Given, question
 from planner.ask.question import GROUP_AXES, Question, warnings
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Watch, watching
+from planner.basics.tabletext import table
 from planner.basics.units import GIB, MIB, format_bytes, format_volume
 from planner.decide.estimate_json import BUFFERS, breakdown
 from planner.decide.estimation import Answer, Estimate, answer
@@ -37,7 +38,6 @@ from planner.views.render import (
     only_offloaded,
     percent_text,
     seconds_text,
-    table,
     trust_text,
 )
 from tui import inputs

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from executor.cli import options as cli_options
-from executor.cli.output import confirm, console, end_on_hosts, finish, tell, tell_job, verdict
+from executor.cli.output import confirm, end_on_hosts, finish, tell, tell_job, verdict
 from executor.folder import badloss, checkpoint_policy, rundir
 from executor.measure import lines
 from executor.measure import report as reports
@@ -247,9 +247,9 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None
     if as_json:
-        click.echo(reports.as_json(built, outside, tolerances))
+        click.echo(lines.as_json(reports.SCHEMA, built, outside, tolerances))
     else:
-        render(built, console(stderr=False))
+        click.echo(render(built))
     return verdict(outside)
 
 

@@ -15,11 +15,12 @@ import msgspec
 
 from executor.cli import EMULATIONS
 from executor.cli.options import CHECK, TOLERANCE
-from executor.cli.output import console, tell, verdict
+from executor.cli.output import tell, verdict
 from executor.hosts.hosts import read_hosts
 from executor.measure import lines, measure_text, probe_hosts, tracekernels
 from executor.measure import measure as measuring
 from executor.measure import probe as probing
+from executor.measure import report as reports
 from executor.measure import trace as traces
 from executor.measure.machine import this_machine
 from executor.measure.matrix import cells as cells_of
@@ -174,11 +175,11 @@ def trace(
     tolerances = lines.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
     built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)
-    outside = traces.judge(built, tolerances) if judge else None
+    outside = lines.outside(reports.judged(built.memory, built.traffic, tolerances)) if judge else None
     if as_json:
-        click.echo(traces.as_json(built, outside, tolerances))
+        click.echo(lines.as_json(traces.SCHEMA, built, outside, tolerances))
     else:
-        traces.render(built, console(stderr=False))
+        click.echo(traces.render(built))
         if kernels:
             click.echo(tracekernels.as_preset(plan, built.kept))
     return verdict(outside)

@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -22,23 +21,12 @@ from executor.run import launch
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.record import RunRecord
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
 OUTSIDE_BAND = 6
 
 
 def tell(text: str) -> None:
     """Say something to the person, on stderr."""
     click.echo(text, err=True)
-
-
-def console(stderr: bool) -> Console:
-    """Where text is drawn."""
-    from rich.console import Console  # rich only where something is drawn
-
-    return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
 
 
 def confirm(ready: launch.Prepared, yes: bool) -> None:
@@ -86,10 +74,10 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     if as_json:
         whole = {"run_dir": str(folder)} | msgspec.to_builtins(record)
         if built:
-            whole["report"] = msgspec.Raw(reports.as_json(built, outside, tolerances))
+            whole["report"] = msgspec.Raw(lines.as_json(reports.SCHEMA, built, outside, tolerances))
         click.echo(msgspec.json.encode(whole))
     elif built and not record.exit_code:
-        render(built, console(stderr=True))
+        tell(render(built))
     elif ready.options.script and not record.exit_code:
         tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
     if not record.exit_code:

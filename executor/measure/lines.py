@@ -71,10 +71,10 @@ def parse_tolerances(given: Iterable[str]) -> Tolerances:
     return Tolerances(**found)
 
 
-def encoded(
-    schema: str, report: msgspec.Struct, outside: tuple[str, ...] | None, tolerances: Tolerances | None
+def as_json(
+    schema: str, report: msgspec.Struct, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None
 ) -> bytes:
-    """Any report of lines, by the name of its schema."""
+    """A report as one JSON object; every line carries its error. With a verdict when one was asked for."""
     whole = {"schema": schema} | with_errors(report)
     if outside is not None:
         whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}

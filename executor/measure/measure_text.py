@@ -14,9 +14,9 @@ import msgspec
 from executor.measure.machine import Machine
 from executor.measure.matrix import Cell
 from executor.measure.measure import Result
+from planner.basics.tabletext import table
 from planner.basics.units import GIB, format_bytes, format_seconds
 from planner.calibrate.rows import Row
-from planner.views.render import table
 
 SCHEMA = "measure/1"
 HEAD = ("cell", "memory", "measured", "error", "step", "measured", "error", "outcome")

@@ -15,7 +15,7 @@ import msgspec
 
 from executor.folder import badloss, rundir
 from executor.follow.view import host_names
-from executor.measure.lines import Line, Tolerances, encoded, join, outside
+from executor.measure.lines import Line, Tolerances, join, outside
 from executor.run import attempts
 from executor.watch import stragglers
 from executor.watch.stragglers import Straggler
@@ -305,18 +305,16 @@ def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tup
 
 def check(report: Report, tolerances: Tolerances) -> tuple[str, ...]:
     """Sentences naming each figure outside its tolerance, or missing where it should be judged. Empty means inside."""
-    judged: list[tuple[str, Line, float]] = [("memory peak", report.memory.peak, tolerances.memory)]
-    judged += [
-        (f"{line.name} payload", line, tolerances.payload) for line in report.traffic.by_op or (report.traffic.payload,)
-    ]
+    lines = judged(report.memory, report.traffic, tolerances)
     if tolerances.time is not None:
-        judged.append(("step time", report.step_s, tolerances.time))
-    return outside(judged)
+        lines.append(("step time", report.step_s, tolerances.time))
+    return outside(lines)
 
 
-def as_json(report: Report, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
-    """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    return encoded(SCHEMA, report, outside, tolerances)
+def judged(memory: MemoryReport, traffic: TrafficReport, tolerances: Tolerances) -> list[tuple[str, Line, float]]:
+    """The peak and the payload of every operation, each with the percent that it may be off."""
+    payloads = [(f"{line.name} payload", line, tolerances.payload) for line in traffic.by_op or (traffic.payload,)]
+    return [("memory peak", memory.peak, tolerances.memory), *payloads]
 
 
 def _fullest(phases: tuple[PhaseMemory, ...]) -> PhaseMemory | None:

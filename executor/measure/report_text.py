@@ -1,4 +1,4 @@
-"""A report for people: tables of predicted beside measured, in a terminal or in plain text.
+"""A report for people: tables of predicted beside measured, in plain text.
 
 Not here: what is compared (report.py).
 """
@@ -6,114 +6,111 @@ Not here: what is compared (report.py).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from executor.folder import badloss
 from executor.folder.rundir import Checkpointed
 from executor.measure.lines import Line
-from executor.measure.report import SMALL_SHARE, MemoryReport, Report
+from executor.measure.report import SMALL_SHARE, MemoryReport, Report, TrafficReport
 from executor.watch import stragglers
+from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.spec.record import Attempt, BadStep
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+CALLS = "operation/group/unit/phase"
+"""What a line of collectives is named by."""
+Form = Callable[[float], str]
 
 
-def table(title: str, *columns: str) -> Table:
-    """An empty table: names on the left, figures on the right."""
-    from rich.table import Table  # rich only where something is drawn
-
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    return made
+def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table under its title."""
+    return f"{title}\n{table(head, rows)}"
 
 
-def render(report: Report, console: Console) -> None:
-    """Print the report for people."""
-    from rich.text import Text  # rich only where something is drawn
+def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: Form) -> str:
+    """Lines as a table, predicted beside `seen`; `first` names the column of names."""
+    rows = [
+        (line.name, *_figures(line, form), "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %")
+        for line in lines
+    ]
+    return titled(title, (first, "predicted", seen, "error"), rows)
 
-    def say(text: str) -> None:
-        console.print(Text(text))  # names come from files: never read as markup
 
+def named(line: Line, name: str) -> Line:
+    """The same figures under a name for people."""
+    return msgspec.structs.replace(line, name=name)
+
+
+def render(report: Report) -> str:
+    """The report for people."""
     nodes = f"{report.nodes} node{'s' * (report.nodes > 1)}"
-    say(f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}")
+    found = [f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}"]
     if report.message:
-        say(report.message)
+        found.append(report.message)
     if report.script is not None:
         if report.step_s.measured is None and report.memory.rank is None:
-            say(f"of your own script, {report.script}: nothing of it was measured (docs/launching.md says how)")
-            return
-        say(f"of your own script, {report.script}, beside what the plan predicts of the built-in trainer")
+            how = "nothing of it was measured (docs/launching.md says how)"
+            return "\n".join([*found, f"of your own script, {report.script}: {how}"])
+        found.append(f"of your own script, {report.script}, beside what the plan predicts of the built-in trainer")
+    name = "median step time, unprobed machine" if report.probed is False else "median step time"
+    found += [*_memory(report.memory), *_traffic(report.traffic)]
+    found.append(comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds))
+    return "\n".join([*found, *_run(report)])
 
-    memory = report.memory
+
+def _memory(memory: MemoryReport) -> Iterator[str]:
     where = (
         f"rank {memory.rank} on node {memory.node}, {memory.source}" if memory.rank is not None else "nothing measured"
     )
-    made = table(f"Memory ({where})", "phase/term", "predicted", "measured", "error")
-    for line in memory.lines:
-        _row(made, line, format_bytes)
-    made.add_section()
-    if memory.load.measured is not None:
-        _row(made, msgspec.structs.replace(memory.load, name="while loading, at most"), format_bytes)
-    _row(made, msgspec.structs.replace(memory.peak, name=peak_name(memory)), format_bytes)
-    console.print(made)
+    sums = [named(memory.load, "while loading, at most")] if memory.load.measured is not None else []
+    sums.append(named(memory.peak, peak_name(memory)))
+    yield comparison(f"Memory ({where})", "phase/term", "measured", [*memory.lines, *sums], format_bytes)
     small = [line for line in memory.small if line.predicted or line.measured]
     if small:
-        say(f"  {len(small)} terms under {SMALL_SHARE:.0%} of the peak: {_listed(small, format_bytes)}")
-
+        shown = "; ".join(f"{line.name} {' / '.join(_figures(line, format_bytes))}" for line in small)
+        yield f"  {len(small)} terms under {SMALL_SHARE:.0%} of the peak: {shown}"
     if memory.allocator_peak_bytes:
         shown = "; ".join(f"{name} {format_bytes(peak)}" for name, peak in memory.allocator_peak_bytes.items())
-        say(f"  the device's allocator saw: {shown}")
+        yield f"  the device's allocator saw: {shown}"
 
-    traffic = report.traffic
-    made = table(f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})",
-                 "operation/group/unit/phase", "predicted", "measured", "error")  # fmt: skip
-    for line in traffic.lines:
-        _row(made, line, format_volume)
-    made.add_section()
-    for line, name in ((traffic.payload, "all payload"), (traffic.wire, "on the wire, per rank")):
-        _row(made, msgspec.structs.replace(line, name=name), format_volume)
-    console.print(made)
+
+def _traffic(traffic: TrafficReport) -> Iterator[str]:
+    title = f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})"
+    sums = [named(traffic.payload, "all payload"), named(traffic.wire, "on the wire, per rank")]
+    yield comparison(title, CALLS, "measured", [*traffic.lines, *sums], format_volume)
     if traffic.wire_headers is not None and traffic.wire.measured:
         headers, share = traffic.wire_headers, traffic.wire_headers / traffic.wire.measured
-        say(f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})")
+        yield f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})"
     if traffic.differing_ranks:
-        say(f"  ranks {', '.join(map(str, traffic.differing_ranks))} were given other totals")
+        yield f"  ranks {', '.join(map(str, traffic.differing_ranks))} were given other totals"
     if traffic.control:
         calls, sent = (sum(getattr(call, name) for call in traffic.control) for name in ("count", "payload_bytes"))
-        say(f"  {calls:g} control messages under 1 KB, {format_volume(sent)} in all")
+        yield f"  {calls:g} control messages under 1 KB, {format_volume(sent)} in all"
 
-    made = table("Step", "", "predicted", "measured", "error")
-    name = "median step time, unprobed machine" if report.probed is False else "median step time"
-    _row(made, msgspec.structs.replace(report.step_s, name=name), format_seconds)
-    console.print(made)
+
+def _run(report: Report) -> Iterator[str]:
+    """What is said of the whole run, below its step."""
     if report.first_loss is not None:
-        say(f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps")
+        yield f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps"
     if report.validation:
         (begun, begin), (ended, end) = report.validation[0], report.validation[-1]
         over = f"after step {begun}" if begun == ended else f"→ {end:.4f}, after steps {begun} to {ended}"
-        say(f"validation loss {begin:.4f} {over}")
+        yield f"validation loss {begin:.4f} {over}"
     if report.checkpoints:
-        say(checkpoints_text(report.checkpoints))
-    for text in bad_steps_text(report.bad_steps):
-        say(text)
+        yield checkpoints_text(report.checkpoints)
+    yield from bad_steps_text(report.bad_steps)
     for number, one in enumerate(report.attempts, 1):
-        say(f"start {number}: {attempt_text(one)}")
+        yield f"start {number}: {attempt_text(one)}"
     if (report.attempts or report.bad_steps) and report.goodput is not None:
-        say(goodput_text(report))
-    for slow in report.stragglers:
-        say(stragglers.sentence(slow))
+        yield goodput_text(report)
+    yield from map(stragglers.sentence, report.stragglers)
     for note in report.notes:
-        say(f"note: {note}")
+        yield f"note: {note}"
     if report.node_tx_bytes:
         sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
-        say(f"sent between nodes over the whole run: {sent}")
+        yield f"sent between nodes over the whole run: {sent}"
 
 
 def checkpoints_text(found: tuple[Checkpointed, ...]) -> str:
@@ -162,27 +159,15 @@ def attempt_text(one: Attempt) -> str:
     return f"{ended}; {went_on}: {lost}, {down} until the next step"
 
 
-def _row(made: Table, line: Line, form: Callable[[float], str]) -> None:
-    from rich.text import Text
-
+def _figures(line: Line, form: Form) -> tuple[str, str]:
+    """(predicted, measured) for people."""
     shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
-    error = "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %"
-    made.add_row(*(Text(cell) for cell in (line.name, *shown, error)))
-
-
-def _listed(lines: list[Line], form: Callable[[float], str]) -> str:
-    def figure(value: float | None) -> str:
-        return "missing" if value is None else form(value)
-
-    return "; ".join(f"{line.name} {figure(line.predicted)} / {figure(line.measured)}" for line in lines)
+    return shown[0], shown[1]
 
 
 def peak_name(memory: MemoryReport) -> str:
     """The peak's line in words: in which phase it is predicted, and in which it was found."""
-    if (
-        memory.predicted_phase == memory.measured_phase
-        or memory.measured_phase is None
-        or memory.predicted_phase is None
-    ):
-        return f"PEAK in {memory.predicted_phase or memory.measured_phase or 'n/a'}"
-    return f"PEAK predicted in {memory.predicted_phase}, measured in {memory.measured_phase}"
+    predicted, measured = memory.predicted_phase, memory.measured_phase
+    if predicted and measured and predicted != measured:
+        return f"PEAK predicted in {predicted}, measured in {measured}"
+    return f"PEAK in {predicted or measured or 'n/a'}"

@@ -12,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,9 +21,9 @@ from executor.backends.common import TRAINER
 from executor.backends.launched import LAUNCHED
 from executor.measure import lines
 from executor.measure import report as reports
-from executor.measure.lines import Line, Tolerances
+from executor.measure.lines import Tolerances
 from executor.measure.report import MemoryReport, TrafficReport
-from executor.measure.report_text import peak_name, table
+from executor.measure.report_text import CALLS, comparison, named, peak_name, titled
 from executor.preflight import preflight
 from executor.watch.supervise import received_signals
 from planner.basics.errors import PlannerError
@@ -34,10 +33,6 @@ from planner.parallelism.rules import broken
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Collective, PhaseMemory, Plan
 from planner.spec.record import Measured
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 SCHEMA = "trace/1"
 ENGINES = tuple(name for name, launched in LAUNCHED.items() if launched.traced)
@@ -199,56 +194,29 @@ def compared(plan: Plan, traced: Traced) -> TraceReport:
 
 def judge(report: TraceReport, tolerances: Tolerances) -> tuple[str, ...]:
     """Sentences naming each figure outside its tolerance; empty means inside."""
-    payloads = report.traffic.by_op or (report.traffic.payload,)
-    return lines.outside(
-        [
-            ("memory peak", report.memory.peak, tolerances.memory),
-            *((f"{line.name} payload", line, tolerances.payload) for line in payloads),
-        ]
-    )
+    return lines.outside(reports.judged(report.memory, report.traffic, tolerances))
 
 
-def as_json(report: TraceReport, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None) -> bytes:
-    """The report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    return lines.encoded(SCHEMA, report, outside, tolerances)
-
-
-def render(report: TraceReport, console: Console) -> None:
-    """Print the report for people."""
-    from rich.text import Text  # rich only where something is drawn
-
-    def row(made: Table, line: Line, form: Callable[[float], str], name: str = "") -> None:
-        shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
-        error = "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %"
-        made.add_row(*(Text(cell) for cell in (name or line.name, *shown, error)))
-
-    def say(text: str) -> None:
-        console.print(Text(text))  # names come from files: never read as markup
-
+def render(report: TraceReport) -> str:
+    """The report for people."""
     layers = " and ".join(map(str, report.traced_layers))
     of = f" of {report.model_layers}" if report.traced_layers != (report.model_layers,) else ""
-    say(
+    memory, traffic = report.memory, report.traffic
+    peak, payload = named(memory.peak, peak_name(memory)), named(traffic.payload, "all payload")
+    moments = [
+        (one.phase + " (peak)" * (one is report.peak), format_bytes(one.total), one.op, one.path or "-")
+        for one in report.moments
+    ]
+    title = "Collectives of one step, payload"
+    parts = (
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
-        f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}"
+        f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}",
+        comparison("Memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
+        titled("Fullest moments", ("phase", "bytes", "operation", "module"), moments),
+        comparison(title, CALLS, "traced", [*traffic.lines, payload], format_volume),
+        f"not seen: {'; '.join(report.unseen)}",
     )
-    made = table("Memory", "phase/term", "predicted", "traced", "error")
-    for line in report.memory.lines:
-        row(made, line, format_bytes)
-    made.add_section()
-    row(made, report.memory.peak, format_bytes, peak_name(report.memory))
-    console.print(made)
-    made = table("Fullest moments", "phase", "bytes", "operation", "module")
-    for moment in report.moments:
-        mark = " (peak)" if moment is report.peak else ""
-        made.add_row(*map(Text, (moment.phase + mark, format_bytes(moment.total), moment.op, moment.path or "-")))
-    console.print(made)
-    made = table("Collectives of one step, payload", "operation/group/unit/phase", "predicted", "traced", "error")
-    for line in report.traffic.lines:
-        row(made, line, format_volume)
-    made.add_section()
-    row(made, report.traffic.payload, format_volume, "all payload")
-    console.print(made)
-    say(f"not seen: {'; '.join(report.unseen)}")
+    return "\n".join(parts)
 
 
 def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:

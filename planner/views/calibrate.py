@@ -5,10 +5,10 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
+from planner.basics.tabletext import table
 from planner.calibrate.report import Calibrated, Line
 from planner.calibrate.statistics import Errors
 from planner.spec.calibration import Calibration
-from planner.views.render import table
 
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
 

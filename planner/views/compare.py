@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration, format_seconds, format_volume
 from planner.studies.compare import Comparison, Side, Volume, ratio
-from planner.views.render import NOT_KNOWN, count_text, layout_text, table
+from planner.views.render import NOT_KNOWN, count_text, layout_text
 
 LONGEST_VALUE = 40
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
 from planner.decide.estimation import Answer
 from planner.studies.cost import Cost, board_power_w
@@ -18,7 +19,6 @@ from planner.views.render import (
     layout_text,
     percent_text,
     seconds_text,
-    table,
     trust_text,
 )
 

@@ -5,6 +5,7 @@ Not here: any figure (planner.studies.fit).
 
 from __future__ import annotations
 
+from planner.basics.tabletext import table
 from planner.basics.units import format_bytes
 from planner.decide.estimation import Answer
 from planner.studies.fit import Fits, Fitted
@@ -17,7 +18,6 @@ from planner.views.render import (
     host_text,
     layout_text,
     seconds_text,
-    table,
     trust_text,
     verdicts_text,
 )

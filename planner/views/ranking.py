@@ -5,6 +5,7 @@ Not here: any figure (planner.decide.recommendation, planner.studies.objectives,
 
 from __future__ import annotations
 
+from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
 from planner.decide.candidates import Candidate
 from planner.decide.estimation import Estimate
@@ -24,7 +25,6 @@ from planner.views.render import (
     name_text,
     only_offloaded,
     seconds_text,
-    table,
     trust_text,
     verdicts_text,
     way_out,

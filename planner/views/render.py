@@ -1,6 +1,6 @@
 """Answers as text for people: aligned tables of plain characters, binary units for memory, decimal for links.
 
-rich is not used: importing it costs as much as a whole estimate. Not here: any figure (estimation.py, explanation.py).
+Not here: any figure (estimation.py, explanation.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from planner.ask.offloading import ways_out
 from planner.ask.question import case_of, warnings
 from planner.basics.arith import Number
+from planner.basics.tabletext import table
 from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 from planner.decide.estimate_json import breakdown
 from planner.decide.estimation import Answer, Estimate
@@ -28,19 +29,6 @@ from planner.spec.plan import Plan
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns as wide as their widest cell, the first `left` of them flush left, the others flush right."""
-    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def layout_text(layout: Layout) -> str:

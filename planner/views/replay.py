@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from planner.basics.tabletext import table
 from planner.calibrate.predict import Replayed
 from planner.calibrate.score import Summary
 from planner.calibrate.tables import tables
-from planner.views.render import table
 
 SCHEMA = "replay/1"
 

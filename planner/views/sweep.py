@@ -6,10 +6,11 @@ Not here: any figure (planner.studies.sweep), or how a plot is drawn (plot.py).
 from __future__ import annotations
 
 from planner.ask.question import warnings
+from planner.basics.tabletext import table
 from planner.studies.sweep import Point, Sweep
 from planner.views import strategy_text
 from planner.views.plot import log_plot
-from planner.views.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, table, trust_text
+from planner.views.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, trust_text
 
 ABOVE = 1.0005
 """An efficiency from which it is printed as more than 100 %."""

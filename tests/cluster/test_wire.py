@@ -5,7 +5,6 @@ Not here: the payload that ranks give their collectives (test_prediction.py).
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from agents import Finished, make_plan, run_warm
 from cases import CASES
 from msgspec.structs import replace
-from rich.console import Console
 
 from executor.folder import rundir
 from executor.launchers import local, namespaces
@@ -76,7 +74,5 @@ def test_what_the_interfaces_count_is_what_was_predicted_and_the_packets_headers
     counted = [one.wire for one in rundir.read_measured(finished.folder) if one.wire]
     assert [len(one.step_bytes) for one in counted] == [STEPS - 2] * 2
 
-    out = io.StringIO()
-    render(built, Console(file=out, width=140, force_terminal=False))
-    assert "on the wire, per rank" in (text := out.getvalue()) and "with the packets' headers, about" in text
+    assert "on the wire, per rank" in (text := render(built)) and "with the packets' headers, about" in text
     assert "validation loss" in text and "after steps 4 to 10" in text

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 from test_rundir import make_plan
 
 from executor.folder import rundir
@@ -137,11 +135,10 @@ def test_bytes_on_the_wire_are_the_mean_over_ranks_and_steps_and_headers_are_tol
 @pytest.mark.parametrize(("probed", "said"), [(False, True), (True, False), (None, False)])
 def test_a_step_time_that_no_probe_stands_behind_says_so(folder, probed, said):
     built = msgspec.structs.replace(report.build(folder), probed=probed)
-    out = io.StringIO()
-    render(built, Console(file=out, width=120, force_terminal=False))
+    text = render(built)
 
-    assert ("median step time, unprobed machine" in out.getvalue()) is said
-    assert "median step time" in out.getvalue()
+    assert ("median step time, unprobed machine" in text) is said
+    assert "median step time" in text
 
 
 def test_validation_losses_are_read_from_between_the_steps_also_of_a_run_that_died(folder):
@@ -164,14 +161,13 @@ def test_checkpoints_are_no_steps_and_the_pause_that_each_cost_is_said(folder):
         '{"step": 3, "checkpoint_bytes": 0, "pause_s": 0.0, "write_s": 0.0, "time": 3.0, "error": "rank 1: no room"}\n'
     )
     built = report.build(folder)
-    out = io.StringIO()
-    render(built, Console(file=out, width=200, force_terminal=False))
+    text = render(built)
 
     assert (built.first_loss, built.last_loss, built.steps) == (6.0, 5.0, 2)
     assert (
         "2 checkpoints of 2.00 MiB: training paused 40.0 ms for one (median; 50.0 ms at most), "
         "complete after 250.0 ms; none after step 3: rank 1: no room"
-    ) in out.getvalue()
+    ) in text
 
 
 def test_the_step_time_is_the_median_over_all_ranks_and_losses_run_from_first_to_last(folder):
@@ -211,11 +207,10 @@ def test_a_run_of_ones_own_script_has_no_rows_of_missing_figures(tmp_path):
     rundir.create(tmp_path / "run", predicted(), {})
     (tmp_path / "run" / "mesh" / "rank-0.json").write_text('{"rank": 0, "script": "/home/me/train.py"}')
     built = report.build(tmp_path / "run")
-    out = io.StringIO()
-    render(built, Console(file=out, width=120, force_terminal=False))
+    text = render(built)
 
     assert built.script == "/home/me/train.py"
-    assert "nothing of it was measured" in out.getvalue() and "missing" not in out.getvalue()
+    assert "nothing of it was measured" in text and "missing" not in text
     with pytest.raises(PlannerError, match=r"of your own script, /home/me/train\.py"):
         rundir.write_json(tmp_path / "run" / rundir.RECORD, ended())
         check_weights(tmp_path / "run", predicted())
@@ -223,7 +218,7 @@ def test_a_run_of_ones_own_script_has_no_rows_of_missing_figures(tmp_path):
 
 def test_json_carries_the_schema_and_an_error_on_every_line(folder):
     built = report.build(folder)
-    whole = json.loads(report.as_json(built, ("x",), lines.Tolerances()))
+    whole = json.loads(lines.as_json(report.SCHEMA, built, ("x",), lines.Tolerances()))
 
     assert whole["schema"] == "report/1"
     assert whole["memory"]["peak"]["error_percent"] == pytest.approx(15.0)
@@ -233,9 +228,7 @@ def test_json_carries_the_schema_and_an_error_on_every_line(folder):
 
 def test_people_see_both_sides_units_and_missing_and_names_are_never_markup(folder):
     built = msgspec.structs.replace(report.build(folder), model="[red]evil[/red]")
-    out = io.StringIO()
-    render(built, Console(file=out, width=120, force_terminal=False))
-    text = out.getvalue()
+    text = render(built)
 
     assert "[red]evil[/red]" in text and "\x1b[" not in text
     assert "PEAK in backward" in text and "230.00 MiB" in text and "+15.00 %" in text
