@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any, NoReturn
 
 from executor.launchers import local
-from executor.run.launch import versions
 from executor.system import address, frames, processes
+from executor.system.facts import versions
 from executor.system.frames import Message
 from planner.basics.errors import PlannerError, one_line
 

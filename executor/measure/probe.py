@@ -24,6 +24,7 @@ from executor.folder import rundir
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import launch
+from executor.system import facts
 from executor.watch.failures import failures, last_error_line
 from executor.watch.supervise import Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, Ending
@@ -163,7 +164,7 @@ def probe_of(
         "ranks_per_node": ready.ranks,
         "transport": "gloo" if ready.kind == "cpu" else "nccl",
         "launcher": f"local/{ready.hosts.emulation}" if ready.hosts.emulated else ready.hosts.emulation,
-        "versions": versions or launch.versions(),
+        "versions": versions or facts.versions(),
     }
     return msgspec.convert(raw, Probe)
 

@@ -24,10 +24,11 @@ from executor.folder.joining import End, Joined, Joining
 from executor.launchers import local, slurm
 from executor.preflight import findings, preflight
 from executor.run import rejoin
-from executor.run.launch import configuration_environment, evidence_of, launch_spec, record_of, versions, watch_of
+from executor.run.launch import configuration_environment, evidence_of, launch_spec, record_of, watch_of
 from executor.run.prepare import Options, Prepared, check_room, decided, host_checks
 from executor.run.reap import reap, this_launcher
 from executor.system import address, cgroups, environment, processes
+from executor.system.facts import versions
 from executor.watch.rollcall import RollCall
 from executor.watch.supervise import Agent, Echo, Followed, hang_up, received_signals, supervise, tear_down
 from executor.watch.verdict import LAUNCH_FAILED, UNKNOWN, Ending, Evidence, Verdict, judge

@@ -6,7 +6,6 @@ end is called (verdict.py).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import statistics
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 from executor.backends.common import read_by
@@ -31,12 +29,12 @@ from executor.run.prepare import Prepared as Prepared
 from executor.run.prepare import prepare as prepare
 from executor.run.reap import reap, this_launcher
 from executor.system import cgroups, environment
+from executor.system.facts import versions
 from executor.watch import hangs, verdict
 from executor.watch.failures import failures, last_error_line
 from executor.watch.rollcall import RollCall
 from executor.watch.supervise import Echo, received_signals, supervise, tear_down
 from executor.watch.verdict import UNKNOWN, Ending, Evidence, Verdict, judge, mesh_differences
-from planner import __version__
 from planner.basics.errors import PlannerError
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec.inputs import shrunk
@@ -48,7 +46,6 @@ SHUTDOWN_S, LAST_CHECKPOINT_S = 5.0, 20.0
 the second where they write a checkpoint before: less than the 30 s that Slurm gives them all (KillWait), so that how
 the run ended is still written down."""
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
-RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 def launch_spec(ready: Prepared, port: int, configured: Mapping[str, str]) -> LaunchSpec:
@@ -266,15 +263,6 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
         attempts=attempts.read(folder),
         bad_steps=badloss.read(folder),
     )
-
-
-def versions() -> dict[str, str]:
-    """Versions of what ran, as installed."""
-    found = {"python": sys.version.split()[0], "meshwright": __version__}
-    for name in RECORDED_PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:

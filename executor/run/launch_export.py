@@ -20,8 +20,8 @@ from executor.folder import joining, rundir
 from executor.launchers import kubernetes, skypilot, slurm
 from executor.launchers.kubernetes import RUNS, Claim
 from executor.run import dryrun, slurm_run
-from executor.run.launch import versions
 from executor.run.prepare import Options
+from executor.system.facts import versions
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError

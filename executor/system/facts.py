@@ -10,9 +10,24 @@ import contextlib
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from planner import __version__
+
+RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
+
+
+def versions() -> dict[str, str]:
+    """Python's and each package's that a run imports, as installed; one that is absent is left out."""
+    found = {"python": sys.version.split()[0], "meshwright": __version__}
+    for name in RECORDED_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def processor() -> str:

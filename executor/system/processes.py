@@ -7,6 +7,7 @@ here: starting them (launchers/), or watching them (supervise.py).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from planner.basics.errors import PlannerError
 RUN_ID_VARIABLE = "MESHWRIGHT_RUN_ID"
 LAUNCHER_VARIABLE = "MESHWRIGHT_SUPERVISOR"
 PROC = Path("/proc")
+PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 START_TIME = 19
 """Field of /proc/PID/stat, counted from the process's state on: clock ticks from boot to its start."""
@@ -38,6 +40,12 @@ def answer_of(module: str, *words: str, env: Mapping[str, str] | None = None) ->
     if "refused" in said:
         raise PlannerError(*said["refused"])
     return said, ""
+
+
+def die_with_parent(number: int) -> None:
+    """Ask Linux for this signal when the process that started this one dies: nothing is left of it then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def identity(pid: int | None = None) -> str:

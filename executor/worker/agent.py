@@ -18,9 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor.system import cgroups
+from executor.system import cgroups, processes
 
-PR_SET_PDEATHSIG = 1
 CLONE_NEWUTS = 0x04000000
 
 
@@ -78,10 +77,8 @@ def _configured() -> bool:
 
 
 def _die_with_supervisor() -> None:
-    """Ask Linux for SIGTERM when the supervisor dies, so that kill -9 on it leaves nothing behind."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    """So that kill -9 on it leaves nothing behind."""
+    processes.die_with_parent(signal.SIGTERM)
     supervisor = os.environ.get("MESHWRIGHT_SUPERVISOR", "").partition(":")[0]
     if supervisor and os.getppid() != int(supervisor):  # it died before the request was made
         sys.exit(128 + signal.SIGTERM)

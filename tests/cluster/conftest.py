@@ -19,7 +19,7 @@ from stages import largest_difference
 from executor.backends import common
 from executor.folder.rundir import read_measured, read_run_plan
 from executor.measure.report import MemoryReport
-from executor.worker.checkpoints.progress import versions
+from executor.system.facts import versions
 from planner.spec import Layout
 from planner.views.render import layout_text
 from scripts.pages.combinations import CombinationRow, encode_combinations, read_combinations
@@ -151,7 +151,7 @@ def _made() -> dict[str, Any]:
     """The day, and what the figures were made with."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": {library: version for library, version in versions().items() if library != "python"},
+        "versions": {library: version for library, version in versions().items() if library not in ("python", "meshwright")},
     }
 
 

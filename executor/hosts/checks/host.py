@@ -29,7 +29,6 @@ from executor.launchers import local
 from executor.preflight.causes import cause
 from executor.preflight.findings import Finding, asked
 from executor.preflight.preflight import Check, visible_cards
-from executor.run import launch
 from executor.run.prepare import Options, check_room, host_checks
 from executor.system import address, environment, facts
 from executor.system.processes import RUN_ID_VARIABLE
@@ -227,7 +226,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of what would run, by package; of torch that of the code which is imported, with the NCCL beside it."""
-    found = launch.versions()
+    found = facts.versions()
     spec = importlib.util.find_spec("torch")
     for place in (spec and spec.submodule_search_locations) or ():
         text = Path(place, "version.py")

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,13 @@ import torch
 
 from executor.folder import badloss
 from executor.folder.steplines import ROLLED_BACK
+from executor.system.facts import versions
 from executor.worker.checkpoints.saver import Saved
 from executor.worker.data.rows import Rows
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.plan import Plan
 from planner.spec.record import BadStep
-
-LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
-
 
 LOGGED_RANKS = 64
 """A line of metrics.jsonl has as many busy times on average, whatever the ranks."""
@@ -223,14 +220,3 @@ def memory_in_use() -> float:
 def memory_text(in_use: float) -> str:
     """`memory_in_use` for people."""
     return f"{format_bytes(in_use)} {'peak' if torch.cuda.is_available() else 'resident'}"
-
-
-def versions() -> dict[str, str]:
-    """Python's and each training library's version; one that is absent is left out."""
-    found = {"python": sys.version.split()[0]}
-    for name in LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

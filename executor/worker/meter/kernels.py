@@ -8,7 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from executor.worker.model import quantized
+
+
+class KernelMode(TorchDispatchMode):
+    """A dispatch mode that sees inside of such kernels."""
+
+    def run(self, func: Any, args: Any, kwargs: Any, device_type: str = "") -> Any:
+        """The operation's result."""
+        inside = python_kernel(func, device_type)
+        if inside is None:
+            return func(*args, **kwargs)
+        super().__enter__()
+        try:
+            return inside(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
 
 
 def python_kernel(func: Any, device_type: str) -> Callable[..., Any] | None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from executor.worker.meter import transport
-from executor.worker.meter.kernels import python_kernel
+from executor.worker.meter.kernels import KernelMode
 from executor.worker.meter.modules import Modules
 from executor.worker.meter.storages import LAYER, STATES, Change, Storage, by_term, fullest_moment
 from executor.worker.meter.traffic import FsdpUnits
@@ -33,7 +33,7 @@ POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 StateTensors = Callable[[], dict[str, list[Tensor]]]
 
 
-class LiveTensors(TorchDispatchMode):
+class LiveTensors(KernelMode):
     """While entered, follows every storage on `device_type`; while recording, remembers each change by phase.
 
     Enter it before the model is built: what was made earlier is noticed only when first used. Temporaries that a
@@ -109,23 +109,13 @@ class LiveTensors(TorchDispatchMode):
         self._settle_transports(inputs)
         for tensor in inputs:
             self._storage_of(tensor, adopted=True)
-        result = self._run(func, args, kwargs)
+        result = self.run(func, args, kwargs, self.device_type)
         if self._recording and self.transports_hold and self.device_type == "cpu" and func.namespace in COLLECTIVES:
             if func._opname not in POINT_TO_POINT:
                 transport.finish(result)
             self._handed_over += [weakref.ref(tensor) for tensor in inputs]
         self._note(func, inputs, result)
         return result
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        inside = python_kernel(func, self.device_type)
-        if inside is None:
-            return func(*args, **kwargs)
-        super().__enter__()  # what a kernel written in Python allocates is seen like everything else
-        try:
-            return inside(*args, **kwargs)
-        finally:
-            super().__exit__(None, None, None)
 
     def _note(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         # What goes to one peer, or comes from one, is no copy made for sending; nor is a token on its way to an expert.

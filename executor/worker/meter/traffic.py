@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup  # private: wrapped while measuring
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from executor.backends.launched import launched
-from executor.worker.meter.kernels import python_kernel
+from executor.worker.meter.kernels import KernelMode
 from executor.worker.meter.storages import LAYER
 from planner.parallelism.groups import MESH_AXES, axis_groups, axis_size
 from planner.spec import Layout
@@ -64,7 +64,7 @@ class Call(msgspec.Struct, frozen=True):
     payload_bytes: int
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(KernelMode):
     """While entered, notes every collective; `phase`, and `path` for the module at work, are asked at each call."""
 
     def __init__(self, layout: Layout, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
@@ -88,14 +88,7 @@ class Traffic(TorchDispatchMode):
             self._path()  # asked at every operation, it knows a forward's modules again in backward
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args)
-        inside = python_kernel(func, "")
-        if inside is None:
-            return func(*args, **(kwargs or {}))
-        super().__enter__()
-        try:
-            return inside(*args, **(kwargs or {}))
-        finally:
-            super().__exit__(None, None, None)
+        return self.run(func, args, kwargs or {})
 
     def _note(self, func: Any, args: Any) -> None:
         name = func._schema.name.partition("::")[2]

@@ -19,7 +19,7 @@ from typing_extensions import override
 from executor.worker.model import loading, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, ordinary_name
 from executor.worker.model.quantized import pack_layers
-from executor.worker.model.seeds import seed_weights
+from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, Values, drawn, stored
 from planner.engines.common import implementation
 from planner.parallelism.case import Case
@@ -48,7 +48,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
     from transformers import AutoModelForCausalLM
 
     job, dtype = plan.job, weight_dtype(plan.job)
-    seed_weights(job.recipe.seed)
+    seed_all(job.recipe.seed)
     recorder = Recorder()
     with _WithoutData():
         if job.recipe.checkpoint:

@@ -90,20 +90,16 @@ def _params(linear: Any, weight: torch.Tensor) -> Any:
     )
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def _linears(model: Any) -> Iterator[tuple[nn.Module, str]]:
     """(parent, name in it) of every linear module of every layer."""
     from transformers.pytorch_utils import Conv1D
 
-    for layer in _layers(model):
+    kind = FORMATS[model.config.model_type].layer
+    for layer in (module for module in model.modules() if type(module).__name__ == kind):
         for module in layer.modules():
             for name, child in module.named_children():
                 if isinstance(child, (nn.Linear, Conv1D)):
                     yield module, name
-
-
-def _layers(model: Any) -> Iterator[nn.Module]:
-    kind = FORMATS[model.config.model_type].layer
-    return (module for module in model.modules() if type(module).__name__ == kind)
 
 
 def unpacked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,18 +12,14 @@ import random
 import torch
 
 
-def seed_weights(seed: int) -> None:
-    """Before the model is built: the same on every rank and in every layout."""
-    _seed(seed)
+def seed_all(seed: int) -> None:
+    """Seed what draws weights and dropout; before a model is built, the same on every rank and in every layout."""
+    random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def seed_step(seed: int, step: int, data_parallel_rank: int) -> None:
     """Before each step: what it draws (dropout) follows from these three, so that a run that goes on from a checkpoint
     draws the same and no generator has to be saved. Ranks that see other sequences draw other numbers."""
     found = hashlib.sha256(f"{seed} {step} {data_parallel_rank}".encode()).digest()
-    _seed(int.from_bytes(found[:8], "little") >> 1)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
+    seed_all(int.from_bytes(found[:8], "little") >> 1)

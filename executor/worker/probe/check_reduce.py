@@ -6,7 +6,6 @@ with a line of JSON on stdout. Not here: who asks for it (executor.hosts.checks)
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -20,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch has them in no __all__
 
+from executor.system.processes import die_with_parent
 from executor.worker.probe.check_mesh import blocked
 
-PR_SET_PDEATHSIG = 1
 MEET_S = 15.0
 """How long rank 0 waits for the others, from when it listens. Imports come before: 2 to 15 s, as busy as a host is."""
 IMPORT_S = 20.0
@@ -39,22 +38,16 @@ SPENT_S = 1.5
 def main() -> int:
     """Fork the ranks of the task on stdin; 0 when all of them are done."""
     task = json.load(sys.stdin)
-    _die_with_parent()
+    die_with_parent(signal.SIGKILL)
     children = []
     for local in range(task["ranks"]):
         child = os.fork()
         if child == 0:
-            _die_with_parent()
+            die_with_parent(signal.SIGKILL)
             _say(_tried(task, local))
             os._exit(0)
         children.append(child)
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the process that started this one dies: nothing is left of a check."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _tried(task: dict[str, Any], local: int) -> dict[str, Any]:

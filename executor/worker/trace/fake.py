@@ -33,15 +33,18 @@ class FakeLiveTensors(LiveTensors):
     transports_hold = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _Propagation.depth:  # DTensor asks for a result's global shape: a question, not work
+        if _Inside.propagation:  # DTensor asks for a result's global shape: a question, not work
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class _Propagation:
-    """Whether DTensor is working out a global shape, by running the operation on fake tensors of that shape."""
+class _Inside:
+    """Which code of torch's is at work whose operations are no work of the step."""
 
-    depth = 0
+    propagation = 0
+    """DTensor works out a global shape, by running the operation on fake tensors of that shape."""
+    sorting = False
+    """DDP sorts its buckets anew, as it does once, in the second step."""
 
 
 class _Answers(TorchDispatchMode):
@@ -62,18 +65,12 @@ class _Answers(TorchDispatchMode):
 
 def _of_reducer(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether this is DDP's reducer telling the ranks its buckets' order: C++ that reads the numbers it wrote."""
-    if not _Reducer.sorting:
+    if not _Inside.sorting:
         return False
     if func is torch.ops.aten.empty.memory_format:
         return kwargs.get("dtype") is torch.int32
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
-
-
-class _Reducer:
-    """Whether DDP is sorting its buckets anew, as it does once, in the second step."""
-
-    sorting = False
 
 
 @contextmanager
@@ -174,18 +171,18 @@ def _patches() -> list[tuple[Any, str, Any]]:
     make_mesh = DeviceMesh.__init__
 
     def propagated(self: Any, *args: Any) -> Any:
-        _Propagation.depth += 1
+        _Inside.propagation += 1
         try:
             return propagate(self, *args)
         finally:
-            _Propagation.depth -= 1
+            _Inside.propagation -= 1
 
     def sorted_buckets(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _Reducer.sorting = True
+        _Inside.sorting = True
         try:
             return rebuild(self, *args, **kwargs)
         finally:
-            _Reducer.sorting = False
+            _Inside.sorting = False
 
     def real_mesh(self: Any, *args: Any, **kwargs: Any) -> None:
         with _disable_current_modes():

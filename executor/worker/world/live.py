@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import math
 import sys
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from executor.preflight.contract import Live
@@ -32,12 +34,14 @@ def live(optimizer: Any = None) -> Live:
                 name = kind.__name__
                 if name == DEEPSPEED or not held or any(id(weight) in held for weight in module.parameters()):
                     wrappers.setdefault(name, module)
-    for name, read in ((DEEPSPEED, _of_deepspeed), (FSDP2, _of_fsdp2), (FSDP1, _of_fsdp1), (DDP, _of_ddp)):
+    of_fsdp1, of_ddp = partial(_of_group, "fsdp1", FSDP1), partial(_of_group, "ddp", DDP)
+    for name, read in ((DEEPSPEED, _of_deepspeed), (FSDP2, _of_fsdp2), (FSDP1, of_fsdp1), (DDP, of_ddp)):
         if name in wrappers:
             return Live(world_size=world, rank=rank, **read(wrappers[name]))
-    mesh = _mesh_of(held.values())
-    wrapper = {} if mesh is None else {"engine": "dtensor", "wrapper": "DTensor", "ranks": math.prod(mesh.shape)}
-    return Live(world_size=world, rank=rank, **wrapper)
+    if (sharded := _sharded(held.values())) is None:
+        return Live(world_size=world, rank=rank)
+    ranks = math.prod(sharded.device_mesh.shape)
+    return Live(world_size=world, rank=rank, engine="dtensor", wrapper="DTensor", ranks=ranks)
 
 
 def _world() -> tuple[int, int]:
@@ -69,7 +73,7 @@ def _of_deepspeed(engine: Any) -> dict[str, Any]:
 
 
 def _of_fsdp2(module: Any) -> dict[str, Any]:
-    sharded = next((weight for weight in module.parameters() if hasattr(weight, "device_mesh")), None)
+    sharded = _sharded(module.parameters())
     found: dict[str, Any] = {"engine": "fsdp2", "wrapper": FSDP2}
     if sharded is not None:
         mesh, places = sharded.device_mesh, sharded.placements
@@ -80,13 +84,10 @@ def _of_fsdp2(module: Any) -> dict[str, Any]:
     return found
 
 
-def _of_fsdp1(module: Any) -> dict[str, Any]:
-    return {"engine": "fsdp1", "wrapper": FSDP1, "ranks": int(module.process_group.size())}
+def _of_group(engine: str, wrapper: str, module: Any) -> dict[str, Any]:
+    return {"engine": engine, "wrapper": wrapper, "ranks": int(module.process_group.size())}
 
 
-def _of_ddp(module: Any) -> dict[str, Any]:
-    return {"engine": "ddp", "wrapper": DDP, "ranks": int(module.process_group.size())}
-
-
-def _mesh_of(weights: Any) -> Any:
-    return next((weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")), None)
+def _sharded(weights: Iterable[Any]) -> Any:
+    """The first weight that has a mesh."""
+    return next((weight for weight in weights if hasattr(weight, "device_mesh")), None)
