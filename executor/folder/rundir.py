@@ -131,8 +131,10 @@ def keep_room(folder: Path) -> None:
         raise PlannerError("--run-dir", folder, rule, fix, exit_code=3) from None
 
 
-def write_json(path: Path, value: msgspec.Struct, *, private: bool = False) -> None:
-    """Write one file of a run folder, whole; a `private` one is readable by its owner alone."""
+def write_json(path: Path, value: object, *, private: bool = False) -> None:
+    """Write one file of a run folder, whole, in a folder of it that is made where it is missing; a `private` one is
+    readable by its owner alone."""
+    path.parent.mkdir(exist_ok=True)
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     if private:
         path.chmod(0o600)

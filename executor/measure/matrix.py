@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +83,8 @@ def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[
             continue
         if wanted is not None and table.get("matrix") not in wanted:
             continue
-        for options in _product(table):
-            cell = _cell(options, machine, fake_world)
+        for values in itertools.product(*map(_listed, table.values())):
+            cell = _cell(dict(zip(table, values, strict=True)), machine, fake_world)
             if cell is not None:
                 found.setdefault(cell.id, cell)  # full repeats what small has
     return list(found.values())
@@ -134,12 +133,6 @@ def _check_table(table: dict[str, Any], where: str) -> None:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _product(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every combination of a table's lists."""
-    for values in itertools.product(*(_listed(value) for value in table.values())):
-        yield dict(zip(table, values, strict=True))
 
 
 def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> Cell | None:

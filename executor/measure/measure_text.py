@@ -11,15 +11,17 @@ from typing import Any
 
 import msgspec
 
+from executor.measure.lines import Line
 from executor.measure.machine import Machine
 from executor.measure.matrix import Cell
 from executor.measure.measure import Result
 from planner.basics.tabletext import table
 from planner.basics.units import GIB, format_bytes, format_seconds
-from planner.calibrate.rows import Row
 
 SCHEMA = "measure/1"
 HEAD = ("cell", "memory", "measured", "error", "step", "measured", "error", "outcome")
+FIGURES = ("peak_memory_gib", "reserved_gib", "device_gib", "step_time_s")
+"""What is compared, by its name in a row."""
 UNKNOWN = "n/a"
 
 
@@ -43,19 +45,15 @@ def predicted(cell: Cell) -> dict[str, Any] | None:
 
 def as_dict(result: Result) -> dict[str, Any]:
     """One cell with its prediction, its row and the errors in percent (above zero: the prediction was too high)."""
-    guess, row = predicted(result.cell), result.row
-    measured = None if row is None else msgspec.to_builtins(row.measured)
-    errors = {}
-    for name in ("peak_memory_gib", "reserved_gib", "device_gib", "step_time_s"):
-        errors[name] = _error(None if guess is None else guess[name], None if measured is None else measured[name])
+    row = result.row
     return {
         "id": result.cell.id,
         "options": result.cell.options,
         "fake_world": result.cell.fake_world,
         "memory_limit_gib": None if result.cell.memory_limit is None else result.cell.memory_limit / GIB,
-        "predicted": guess,
-        "measured": measured,
-        "error_percent": errors,
+        "predicted": predicted(result.cell),
+        "measured": None if row is None else msgspec.to_builtins(row.measured),
+        "error_percent": {name: line.error_percent for name, line in _figures(result).items()},
         "status": None if row is None else row.status,
         "refusal": result.refusal,
         "measured_before": result.known,
@@ -84,7 +82,13 @@ def listing(cells: Sequence[Cell]) -> str:
             continue
         fits = cell.refusal or ("fits" if guess["fits"] else "out of memory expected")
         rows.append(
-            (cell.id, _memory(guess["peak_memory_gib"]), guess["peak_phase"], _time(guess["step_time_s"]), fits)
+            (
+                cell.id,
+                _memory(guess["peak_memory_gib"]),
+                guess["peak_phase"],
+                format_seconds(guess["step_time_s"]),
+                fits,
+            )
         )
     return table(("cell", "memory", "fullest in", "step", "predicted"), rows, left=1)
 
@@ -100,36 +104,34 @@ def progress(result: Result) -> str:
     return f"    memory {memory} predicted, {measured} measured ({error}); step {step}, {step_measured}; {outcome}"
 
 
+def _figures(result: Result) -> dict[str, Line]:
+    """A cell's figures on both sides, by name."""
+    guess = predicted(result.cell) or {}
+    measured = {} if result.row is None else msgspec.structs.asdict(result.row.measured)
+    return {name: Line(name=name, predicted=guess.get(name), measured=measured.get(name)) for name in FIGURES}
+
+
 def _line(result: Result) -> tuple[str, ...]:
-    guess, row = predicted(result.cell), result.row
-    peak, step_s = (guess["peak_memory_gib"], guess["step_time_s"]) if guess else (None, None)
-    measured, took = (row.measured.peak_memory_gib, row.measured.step_time_s) if row else (None, None)
-    errors = [_error(*pair) for pair in ((peak, measured), (step_s, took))]
-    shown = [_percent(error) for error in errors]
+    figures = _figures(result)
+    memory, step = figures["peak_memory_gib"], figures["step_time_s"]
     return (
         result.cell.id,
-        _memory(peak),
-        _memory(measured),
-        shown[0],
-        _time(step_s),
-        _time(took),
-        shown[1],
+        _memory(memory.predicted),
+        _memory(memory.measured),
+        _percent(memory.error_percent),
+        format_seconds(step.predicted),
+        format_seconds(step.measured),
+        _percent(step.error_percent),
         _outcome(result),
     )
 
 
 def _outcome(result: Result) -> str:
+    """How a cell's run ended, in its row's own words."""
     before = " (measured before)" if result.known else ""
-    return (f"not run: {result.refusal}" if result.row is None else outcome(result.row)) + before
-
-
-def outcome(row: Row) -> str:
-    """How a row's run ended, in its own words."""
-    return row.status or ("out of memory" if row.measured.oom else "completed")
-
-
-def _error(guess: float | None, measured: float | None) -> float | None:
-    return None if guess is None or not measured else (guess / measured - 1) * 100
+    if (row := result.row) is None:
+        return f"not run: {result.refusal}" + before
+    return (row.status or ("out of memory" if row.measured.oom else "completed")) + before
 
 
 def _percent(error: float | None) -> str:
@@ -137,8 +139,4 @@ def _percent(error: float | None) -> str:
 
 
 def _memory(gib: float | None) -> str:
-    return UNKNOWN if gib is None else format_bytes(gib * GIB)
-
-
-def _time(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else format_seconds(seconds)
+    return format_bytes(None if gib is None else gib * GIB)

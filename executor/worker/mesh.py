@@ -10,13 +10,12 @@ import os
 import socket
 from pathlib import Path
 
-import msgspec
-
+from executor.folder.rundir import MESH, write_json
 from executor.worker.engines.base import LiveMesh
 from executor.worker.world import timeouts
 from planner.basics.errors import PlannerError
 from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
-from planner.spec.plan import Plan, write_whole
+from planner.spec.plan import Plan
 
 
 def check_world(plan: Plan, rank: int, world_size: int) -> None:
@@ -78,10 +77,4 @@ def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str, model: obje
         "expected_groups": expected_groups(plan, live.rank),
         "timeouts_s": timeouts.of_groups(),
     }
-    write_json(Path(folder) / "mesh" / f"rank-{live.rank}.json", record)
-
-
-def write_json(path: Path, value: object) -> None:
-    """One JSON document, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    write_json(Path(folder) / MESH / f"rank-{live.rank}.json", record)

@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
+from executor.folder.rundir import write_json
 from executor.worker.engines.base import tensors_of
 from executor.worker.engines.deepspeed import tensors_of_engine
-from executor.worker.mesh import write_json
 from executor.worker.meter.meter import Meter
 from executor.worker.meter.unmetered import Unmetered
 from planner.spec.plan import read_plan

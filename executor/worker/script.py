@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 
 from executor.backends.launched import launched
-from executor.folder.rundir import MESH
+from executor.folder.rundir import MESH, write_json
 from executor.preflight import contract
 from executor.worker.world import cpu, lastwords, states
 from executor.worker.world.live import live
-from planner.spec.plan import Plan, read_plan, write_whole
+from planner.spec.plan import Plan, read_plan
 
 STEPS = "torch.optim.optimizer"
 """The module whose optimizers tell when they step."""
@@ -107,7 +107,7 @@ class Watch:
             "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
             "host": socket.gethostname(),
         }
-        write_whole(self.folder / MESH / f"rank-{rank}.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+        write_json(self.folder / MESH / f"rank-{rank}.json", record)
 
 
 def after_import(name: str, do: Callable[[ModuleType], object]) -> None:

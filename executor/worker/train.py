@@ -23,6 +23,7 @@ import torch.distributed as dist
 from executor.folder import alive, badloss, checkpoint_policy
 from executor.folder.checkpoint_policy import Policy
 from executor.folder.checkpoints import Complete
+from executor.folder.rundir import write_json
 from executor.preflight.datacheck import check_inputs
 from executor.worker import fake_world
 from executor.worker.checkpoints import fetching, shards
@@ -33,7 +34,7 @@ from executor.worker.data.rows import Rows
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.guard import Guard
-from executor.worker.mesh import check_mesh, check_world, write_json, write_mesh
+from executor.worker.mesh import check_mesh, check_world, write_mesh
 from executor.worker.meter.unmetered import Unmetered
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.model.seeds import seed_step

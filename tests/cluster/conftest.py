@@ -151,7 +151,9 @@ def _made() -> dict[str, Any]:
     """The day, and what the figures were made with."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": {library: version for library, version in versions().items() if library not in ("python", "meshwright")},
+        "versions": {
+            library: version for library, version in versions().items() if library not in ("python", "meshwright")
+        },
     }
 
 

@@ -22,9 +22,9 @@ from agents import Finished, make_plan, run_warm
 from cases import CASES, SEQ_LEN, SEQUENCES, Case, Reference, SplitRun
 from msgspec.structs import replace
 
-from executor.worker.model.model import build_model
 from executor.worker.weights.export import export
 from planner.spec import Layout, ModelSpec, Optimizer, Recipe, TrainingJob
+from tests.built import build_model
 
 EXPORTED = (
     "fsdp2-accum1",

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from executor.worker.model.adapters import is_adapter, merged, ordinary_name, save_adapters
-from executor.worker.model.model import build_model, transformers_config
+from executor.worker.model.model import transformers_config
 from executor.worker.model.quantized import scales, unpacked
 from planner.engines.common import stored_weight_bytes
 from planner.parallelism.case import Case
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Quantization, Recipe, Runtime, TrainingJob
 from planner.spec.plan import Plan
+from tests.built import build_model
 
 LLAMA = ModelSpec(name="m", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=300, max_seq_len=64)
 GPT2 = replace(

@@ -366,7 +366,7 @@ def test_attention_is_not_recomputed_where_the_trainer_cannot_reach_it(family: s
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_trainable_elements_are_those_of_the_real_model(method: str, tied: bool) -> None:
-    from executor.worker.model.model import build_model
+    from tests.built import build_model
 
     job = TrainingJob(
         method=method, seq_len=16, lora=Lora(rank=4, targets=("k_proj", "o_proj", "down_proj")), optimizer=Optimizer()

@@ -21,13 +21,13 @@ from test_model import SPEC, plan
 from executor.folder import rundir
 from executor.run import export as exports
 from executor.run.export import Options
-from executor.worker.model.model import build_model
 from executor.worker.weights import weights
 from executor.worker.weights.export import export
 from planner.basics.errors import PlannerError
 from planner.spec import Lora, ModelSpec, Moe, Recipe, TrainingJob
 from planner.spec.plan import encode_plan
 from planner.spec.record import RunRecord
+from tests.built import build_model
 
 GPT2 = replace(
     SPEC, family="gpt2", kv_heads=4, ffn=128, tied=True, positions="learned", norm="layernorm", gated=False,

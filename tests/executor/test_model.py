@@ -11,10 +11,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from executor.worker.model.model import build_model
 from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Recipe, Runtime, TrainingJob
 from planner.spec.plan import Plan
+from tests.built import build_model
 
 SPEC = ModelSpec(name="m", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=300)
 

@@ -16,8 +16,9 @@ from test_model import SPEC, plan
 from torch import nn
 
 from executor.worker.model import values
-from executor.worker.model.model import build_model, transformers_config, unfilled_model, weight_dtype
+from executor.worker.model.model import transformers_config, unfilled_model, weight_dtype
 from planner.spec import ModelSpec, Moe, Recipe, TrainingJob
+from tests.built import build_model
 
 EXPERTS = Moe(experts=4, top_k=2, expert_ffn=24)
 FAMILIES = {

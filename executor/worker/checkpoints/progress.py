@@ -103,8 +103,6 @@ class Reporter:
     def step(self, metrics: StepMetrics) -> None:
         """Log one optimizer step."""
         self.steps.append(metrics)
-        if not self.speaks:
-            return
         self._write(metrics)
         self.say(
             f"step {metrics.step + 1}/{self.plan.job.recipe.steps}"
@@ -137,14 +135,11 @@ class Reporter:
     def validated(self, step: int, loss: float, tokens: int) -> None:
         """Log one pass over the validation data."""
         self.validation.append({"step": step, "loss": loss, "tokens": tokens})
-        if self.speaks:
-            self._write(Validation(step=step, validation_loss=loss, validation_tokens=tokens, time=time.time()))
+        self._write(Validation(step=step, validation_loss=loss, validation_tokens=tokens, time=time.time()))
         self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")
 
     def saved(self, one: Saved) -> None:
         """Log what became of a checkpoint. A line that finds no room ends nothing: it is said all the same."""
-        if not self.speaks:
-            return
         line = Checkpoint(
             step=one.step,
             checkpoint_bytes=one.bytes,
@@ -164,6 +159,8 @@ class Reporter:
 
     def _write(self, line: StepMetrics | Validation | Checkpoint | BadStep) -> None:
         """One more line of metrics.jsonl, where it is found should the run die. PlannerError where there is no room."""
+        if not self.speaks:
+            return
         path = self.folder / "metrics.jsonl"
         try:
             with path.open("ab") as lines:

@@ -6,6 +6,7 @@ Not here: windows of a stream (data.py), documents (documents.py), or their orde
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +15,15 @@ IGNORED = -100
 """The label cross-entropy skips."""
 
 
-class Batch:
+class Batch(NamedTuple):
     """Inputs and the token that follows each of them, (micro_batch_size, width) both.
 
     `positions` are there where a row holds several documents: they begin at 0 in each.
     """
 
-    __slots__ = ("inputs", "positions", "targets")
-
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        self.inputs, self.targets, self.positions = inputs, targets, positions
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    positions: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""

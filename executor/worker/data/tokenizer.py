@@ -82,14 +82,9 @@ class OwnTokenizer(Tokenizer):
     """A tokenizer.json, or a Transformers tokenizer folder with its chat template."""
 
     def __init__(self, path: str) -> None:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # only when asked for: slow to import
-
         self.path = path
         try:
-            if Path(path).is_dir():
-                self.own: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-            else:
-                self.own = PreTrainedTokenizerFast(tokenizer_file=path)
+            self.own = own_tokenizer(path)
         except Exception as error:  # the libraries raise many kinds for a broken file
             raise PlannerError(
                 "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
@@ -162,6 +157,15 @@ class OwnTokenizer(Tokenizer):
                 f"its chat template refuses {place} ({reason})",
                 "Change the messages or the template",
             ) from None
+
+
+def own_tokenizer(path: str) -> Any:
+    """Transformers' tokenizer of a tokenizer.json or of a folder."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # only when asked for: slow to import
+
+    if Path(path).is_dir():
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return PreTrainedTokenizerFast(tokenizer_file=path)
 
 
 def load_tokenizer(path: str | None, vocab: int) -> Tokenizer:

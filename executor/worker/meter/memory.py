@@ -230,11 +230,6 @@ class LiveTensors(KernelMode):
         """The module under way, "" between modules."""
         return self._scope.path()
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes of all storages alive now."""
-        return sum(storage.bytes for storage in self._followed())
-
     def attach(self, state_tensors: StateTensors) -> None:
         """Take the engine's word for which tensors are which states."""
         self._state_tensors = state_tensors

@@ -15,8 +15,8 @@ from torch import nn
 from planner.spec import TrainingJob
 from planner.spec.job import Lora
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""What `peft.PeftModel.from_pretrained` looks for in a folder."""
+WEIGHTS = "adapter_model.safetensors"
+"""What `peft.PeftModel.from_pretrained` looks for in a folder, beside its configuration."""
 
 
 def add_adapters(model: nn.Module, job: TrainingJob, dtype: torch.dtype) -> None:

@@ -74,13 +74,6 @@ def unfilled_model(plan: Plan) -> Unfilled:
     return Unfilled(model.train(), values)
 
 
-def build_model(plan: Plan) -> nn.Module:
-    """The model with all its weights on one device: on CPU, but where 4-bit weights are made on a GPU."""
-    on_gpu = plan.job.base_quantization is not None and plan.cluster.gpu.kind != "cpu"
-    model: nn.Module = unfilled_model(plan).filled(torch.device("cuda" if on_gpu else "cpu"))
-    return model
-
-
 class _WithoutData(TorchFunctionMode):
     """While entered, what modules make for their weights is on "meta".
 

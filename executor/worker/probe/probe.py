@@ -19,7 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor.worker.mesh import write_json
+from executor.folder.rundir import write_json
 from executor.worker.probe.compute import compute_tables
 from executor.worker.probe.facts import device_facts, host_facts
 from executor.worker.probe.links import link_tables

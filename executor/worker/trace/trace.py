@@ -18,10 +18,10 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from executor.folder.rundir import write_json
 from executor.measure.trace import Kept, Traced
 from executor.worker.data.rows import Batch
 from executor.worker.engines import start_engine
-from executor.worker.mesh import write_json
 from executor.worker.meter.meter import Meter, logits_widths
 from executor.worker.meter.traffic import Call, collectives
 from executor.worker.model.model import build_optimizer, unfilled_model

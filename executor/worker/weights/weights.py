@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from executor.folder.rundir import ADAPTER, WEIGHTS, base_is_checkpoint
+from executor.worker.data.tokenizer import own_tokenizer
 from executor.worker.engines.base import Engine
 from executor.worker.model.adapters import is_adapter, ordinary_name, save_adapters
 from executor.worker.model.model import model_config
@@ -157,14 +158,8 @@ def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> 
 
 def save_tokenizer(plan: Plan, folder: Path) -> Any:
     """The files of the tokenizer.json or tokenizer folder that a run was given, if it was; the tokenizer."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    path = plan.job.recipe.tokenizer
-    if path is None:
+    if plan.job.recipe.tokenizer is None:
         return None
-    if Path(path).is_dir():
-        own: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    else:
-        own = PreTrainedTokenizerFast(tokenizer_file=path)
+    own = own_tokenizer(plan.job.recipe.tokenizer)
     own.save_pretrained(folder)
     return own

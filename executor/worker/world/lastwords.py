@@ -16,9 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from executor.folder.rundir import FAILED, RankError
+from executor.folder.rundir import FAILED, RankError, write_json
 from planner.basics.errors import PlannerError
-from planner.spec.plan import write_whole
 
 CRASHED, TRAINING_FAILED = 1, 5
 LONGEST = 400
@@ -43,8 +42,7 @@ def write(folder: Path, error: BaseException, *, out_of_memory: bool = False) ->
     record = {"schema": "failed/1", "rank": int(rank)} | msgspec.structs.asdict(said(error))
     record |= {"out_of_memory": out_of_memory}
     with suppress(PlannerError, OSError):
-        (folder / FAILED).mkdir(exist_ok=True)
-        write_whole(folder / FAILED / f"rank-{rank}.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+        write_json(folder / FAILED / f"rank-{rank}.json", record)
 
 
 def said(error: BaseException) -> RankError:

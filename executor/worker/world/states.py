@@ -15,12 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
-from executor.folder.rundir import STATES
+from executor.folder.rundir import STATES, write_json
 from executor.watch.rollcall import JOINED, JOINING
 from planner.basics.errors import PlannerError
-from planner.spec.plan import write_whole
 
 JOIN = "init_process_group"
 MODULE = "torch.distributed.distributed_c10d"
@@ -47,6 +44,4 @@ def say(folder: Path, state: str) -> None:
     rank = os.environ.get("RANK", "0")
     record = {"schema": "state/1", "rank": int(rank), "state": state, "time_ns": time.time_ns()}
     with suppress(PlannerError, OSError):
-        (folder / STATES).mkdir(exist_ok=True)
-        text = msgspec.json.encode(record | {"host": socket.gethostname()})
-        write_whole(folder / STATES / f"rank-{rank}.json", text + b"\n")
+        write_json(folder / STATES / f"rank-{rank}.json", record | {"host": socket.gethostname()})
