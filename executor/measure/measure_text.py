@@ -81,15 +81,8 @@ def listing(cells: Sequence[Cell]) -> str:
             rows.append((cell.id, UNKNOWN, "", UNKNOWN, cell.refusal or ""))
             continue
         fits = cell.refusal or ("fits" if guess["fits"] else "out of memory expected")
-        rows.append(
-            (
-                cell.id,
-                _memory(guess["peak_memory_gib"]),
-                guess["peak_phase"],
-                format_seconds(guess["step_time_s"]),
-                fits,
-            )
-        )
+        memory, step = _memory(guess["peak_memory_gib"]), format_seconds(guess["step_time_s"])
+        rows.append((cell.id, memory, guess["peak_phase"], step, fits))
     return table(("cell", "memory", "fullest in", "step", "predicted"), rows, left=1)
 
 

@@ -31,8 +31,7 @@ import torch
 from executor.folder.rundir import write_json
 from executor.worker.engines.base import tensors_of
 from executor.worker.engines.deepspeed import tensors_of_engine
-from executor.worker.meter.meter import Meter
-from executor.worker.meter.unmetered import Unmetered
+from executor.worker.meter.meter import Meter, Unmetered
 from planner.spec.plan import read_plan
 
 FOLDER = "MESHWRIGHT_RUN_DIR"
@@ -46,9 +45,9 @@ def enter() -> Meter | Unmetered:
         return Unmetered()
     if not _entered:
         plan = read_plan(Path(folder) / "plan.json")
-        rank, node, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", "LOCAL_RANK"))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device("cpu") if plan.cluster.gpu.kind == "cpu" else torch.device("cuda", local_rank)
-        _entered.append(Meter(plan, rank, node, local_rank, device))
+        _entered.append(Meter.here(plan, device))
     return _entered[0]
 
 

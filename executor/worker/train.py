@@ -35,7 +35,7 @@ from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.guard import Guard
 from executor.worker.mesh import check_mesh, check_world, write_mesh
-from executor.worker.meter.unmetered import Unmetered
+from executor.worker.meter.meter import Meter, Unmetered
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.model.seeds import seed_step
 from executor.worker.weights import weights
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     recipe = plan.job.recipe
     rows = open_rows(plan, recipe.data)
     validation = open_rows(plan, recipe.validation_data, "recipe.validation_data") if recipe.validation_data else None
-    meter = _meter(plan, rank, engine.device, measure=not options.no_meter)
+    meter: Any = Unmetered() if options.no_meter else Meter.here(plan, engine.device)
     if options.memory_limit is not None:
         limits.limit_memory(engine.device, options.memory_limit)
     with meter.load():
@@ -281,15 +281,6 @@ def _choose_device(plan: Plan) -> None:
         )
     else:
         torch.cuda.set_device(local_rank)
-
-
-def _meter(plan: Plan, rank: int, device: torch.device, *, measure: bool) -> Any:
-    if not measure:
-        return Unmetered()
-    from executor.worker.meter.meter import Meter
-
-    node, local_rank = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    return Meter(plan, rank, node, local_rank, device)
 
 
 def _finish_device_work(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from stages import largest_difference
 from executor.backends import common
 from executor.folder.rundir import read_measured, read_run_plan
 from executor.measure.report import MemoryReport
-from executor.system.facts import versions
+from executor.system.facts import RECORDED_PACKAGES, versions
 from planner.spec import Layout
 from planner.views.render import layout_text
 from scripts.pages.combinations import CombinationRow, encode_combinations, read_combinations
@@ -151,9 +151,7 @@ def _made() -> dict[str, Any]:
     """The day, and what the figures were made with."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": {
-            library: version for library, version in versions().items() if library not in ("python", "meshwright")
-        },
+        "versions": {name: version for name, version in versions().items() if name in RECORDED_PACKAGES},
     }
 
 

@@ -16,7 +16,7 @@ from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite
 from executor.worker.mesh import write_json
-from executor.worker.meter.unmetered import Unmetered
+from executor.worker.meter.meter import Unmetered
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.world import cpu
 from planner.spec.plan import read_plan

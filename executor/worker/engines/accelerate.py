@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.data.rows import Batch
-from executor.worker.engines.base import LiveMesh, TorchEngine, whole_of
+from executor.worker.engines.base import TorchEngine, whole_of
 from executor.worker.model import loading
 from executor.worker.model.model import Unfilled
 from executor.worker.model.pieces import Replica
@@ -119,20 +119,17 @@ class SingleEngine(WholeEngine):
     """One process that trains the module as it is, wrapped in nothing."""
 
     @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
-        return LiveMesh(world_size=world, rank=rank, groups={})
+    def groups(self) -> dict[str, list[int]]:
+        return {}
 
 
 class DdpEngine(WholeEngine):
     """Whole replicas, gradients all-reduced in buckets."""
 
     @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
+    def groups(self) -> dict[str, list[int]]:
         assert isinstance(self.model, nn.parallel.DistributedDataParallel)
-        ranks = dist.get_process_group_ranks(self.model.process_group)
-        return LiveMesh(world_size=world, rank=rank, groups={"dp_replicate": ranks})
+        return {"dp_replicate": dist.get_process_group_ranks(self.model.process_group)}
 
     @override
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -175,12 +172,10 @@ class Fsdp2Engine(AccelerateEngine):
         return torch.device("cpu") if self.plan.layout.offload_params else self.device
 
     @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
+    def groups(self) -> dict[str, list[int]]:
         mesh = self.accelerator.torch_device_mesh
         names = [] if mesh is None else list(mesh.mesh_dim_names or ())
-        groups = {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
-        return LiveMesh(world_size=world, rank=rank, groups=groups)
+        return {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

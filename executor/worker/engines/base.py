@@ -70,13 +70,18 @@ class Engine(ABC):
         """Start the framework and its process group; `folder` holds its configuration."""
         self.plan = plan
 
-    @abstractmethod
     def world(self) -> tuple[int, int]:
         """(rank, world size) as the framework sees them, before a model exists."""
+        return dist.get_rank(), dist.get_world_size()
+
+    def mesh(self) -> LiveMesh:
+        """This rank's place in the framework's groups; after `prepare`."""
+        rank, world_size = self.world()
+        return LiveMesh(world_size=world_size, rank=rank, groups=self.groups())
 
     @abstractmethod
-    def mesh(self) -> LiveMesh:
-        """The groups the framework communicates in; after `prepare`."""
+    def groups(self) -> dict[str, list[int]]:
+        """The ranks of each group that the framework communicates in, by the plan's axis."""
 
     @abstractmethod
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from executor.worker.data.rows import Batch
 from executor.worker.engines import deepspeed_views
-from executor.worker.engines.base import Engine, LiveMesh, check_norm
+from executor.worker.engines.base import Engine, check_norm
 from executor.worker.engines.deepspeed_views import Part
 from executor.worker.model import loading, pieces
 from executor.worker.model.model import Unfilled
@@ -56,14 +56,8 @@ class DeepSpeedEngine(Engine):
         self.loss_divisor = plan.layout.data_parallel * plan.layout.grad_accum
 
     @override
-    def world(self) -> tuple[int, int]:
-        return dist.get_rank(), dist.get_world_size()
-
-    @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
-        ranks = dist.get_process_group_ranks(self.engine.optimizer.dp_process_group)
-        return LiveMesh(world_size=world, rank=rank, groups={"dp_shard": ranks})
+    def groups(self) -> dict[str, list[int]]:
+        return {"dp_shard": dist.get_process_group_ranks(self.engine.optimizer.dp_process_group)}
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:

@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.engines.deepspeed_views import Part, whole
 from executor.worker.model.model import Unfilled
@@ -37,12 +36,8 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
     """ZeRO's engine, over a model that DeepSpeed splits first."""
 
     @override
-    def mesh(self) -> LiveMesh:
-        from deepspeed.utils import groups
-
-        zero = super().mesh()
-        tensor = dist.get_process_group_ranks(groups.get_tensor_model_parallel_group())
-        return LiveMesh(world_size=zero.world_size, rank=zero.rank, groups=zero.groups | {"tp": tensor})
+    def groups(self) -> dict[str, list[int]]:
+        return super().groups() | {"tp": dist.get_process_group_ranks(_tensor_ranks())}
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
@@ -54,18 +49,20 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
 
     @override
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        from deepspeed.utils import groups
-
-        tensor_ranks = groups.get_tensor_model_parallel_group()
         held = self.engine.module.state_dict(keep_vars=True)
         for name, part in super().weights():
-            yield name, joined(part.to(self.device), split_dimension(held[name]), tensor_ranks)
+            yield name, joined(part.to(self.device), split_dimension(held[name]), _tensor_ranks())
 
     @override
     def _part(self, weight: nn.Parameter) -> Part:
-        from deepspeed.utils import groups
+        return split_part(weight, _tensor_ranks())
 
-        return split_part(weight, groups.get_tensor_model_parallel_group())
+
+def _tensor_ranks() -> dist.ProcessGroup:
+    from deepspeed.utils import groups
+
+    found: dist.ProcessGroup = groups.get_tensor_model_parallel_group()
+    return found
 
 
 def split(model: Any, tensor_ranks: dist.ProcessGroup) -> None:

@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from executor.worker.data.rows import Batch
 from executor.worker.engines import deepspeed_views
-from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension, split_part
 from executor.worker.engines.deepspeed_views import Part
@@ -50,11 +49,9 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         self._suffix = ""
 
     @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
+    def groups(self) -> dict[str, list[int]]:
         grid = self.engine.grid
-        groups = {"pp": grid.pp_group, "dp_shard": grid.dp_group, "tp": grid.slice_group}
-        return LiveMesh(world_size=world, rank=rank, groups=groups)
+        return {"pp": grid.pp_group, "dp_shard": grid.dp_group, "tp": grid.slice_group}
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:

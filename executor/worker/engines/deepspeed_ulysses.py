@@ -16,7 +16,6 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.data.rows import Batch
-from executor.worker.engines.base import LiveMesh
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.model.model import Unfilled
 from planner.spec.plan import Plan
@@ -33,11 +32,10 @@ class DeepSpeedUlyssesEngine(DeepSpeedEngine):
             self.loss_divisor *= plan.layout.cp
 
     @override
-    def mesh(self) -> LiveMesh:
-        zero = super().mesh()
+    def groups(self) -> dict[str, list[int]]:
         sequence = dist.get_process_group_ranks(self._groups.get_sequence_parallel_group())
-        alike = zero.groups["dp_shard"][sequence.index(zero.rank) :: len(sequence)]
-        return LiveMesh(world_size=zero.world_size, rank=zero.rank, groups={"dp_shard": alike, "cp": sequence})
+        alike = super().groups()["dp_shard"][sequence.index(dist.get_rank()) :: len(sequence)]
+        return {"dp_shard": alike, "cp": sequence}
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:

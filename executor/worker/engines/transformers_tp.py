@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from executor.backends.transformers import CONFIG, configuration
 from executor.worker.data.rows import Batch
-from executor.worker.engines.base import LiveMesh, TorchEngine, whole_of
+from executor.worker.engines.base import TorchEngine, whole_of
 from executor.worker.model import loading
 from executor.worker.model.model import Unfilled
 from executor.worker.model.pieces import ALONE, Replica
@@ -59,19 +59,13 @@ class TransformersTpEngine(TorchEngine):
         self.autocasts = plan.job.precision == "bf16" and not self.sharded
 
     @override
-    def world(self) -> tuple[int, int]:
-        return dist.get_rank(), dist.get_world_size()
-
-    @override
-    def mesh(self) -> LiveMesh:
-        rank, world = self.world()
+    def groups(self) -> dict[str, list[int]]:
         axes = {"dp_replicate": "dp_replicate", "dp_shard": "fsdp", "tp": "tp"}
         if self.plan.layout.ep > 1:
             axes |= {"edp": "efsdp", "ep": "ep"}
-        groups = {
+        return {
             ours: dist.get_process_group_ranks(self.meshes.get_mesh(name).get_group()) for ours, name in axes.items()
         }
-        return LiveMesh(world_size=world, rank=rank, groups=groups)
 
     @override
     def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:

@@ -6,9 +6,10 @@ unmeasured one does. Not here: how storages are followed (memory.py) or calls re
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -53,6 +54,12 @@ class Meter:
         self._allocator: dict[str, float] = {}
         self._calls: list[Call] = []
         self._step_s: list[float] = []
+
+    @classmethod
+    def here(cls, plan: Plan, device: torch.device) -> Meter:
+        """The meter of this process, by the place in the world that its launcher gave it."""
+        rank, node, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", "LOCAL_RANK"))
+        return cls(plan, rank, node, local_rank, device)
 
     @contextmanager
     def load(self) -> Iterator[None]:
@@ -178,3 +185,26 @@ class Meter:
         for key, peak in peaks.items():
             self._allocator[key] = max(self._allocator.get(key, 0.0), float(peak))
         torch.cuda.reset_peak_memory_stats(self._device)
+
+
+class Unmetered:
+    """Stands in for `Meter` under --no-meter."""
+
+    def load(self) -> AbstractContextManager[None]:
+        """Around building the model and the optimizer."""
+        return nullcontext()
+
+    def attach(self, state_tensors: StateTensors) -> None:
+        """Nothing to classify."""
+
+    def step(self, index: int) -> AbstractContextManager[None]:
+        """Around one optimizer step."""
+        return nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Around one phase of a step."""
+        return nullcontext()
+
+    def result(self) -> None:
+        """Nothing was measured."""
+        return

@@ -28,24 +28,18 @@ from planner.spec.plan import Collective
 CONTROL_BYTES = 1024
 """Calls below this carry norms, flags and losses, not model data."""
 
-# c10d operation -> (name, argument that holds the payload, whether the payload is that argument times the group).
-# The argument is the whole tensor, the gathered result or the whole input, as planner.spec.plan.Collective counts.
+# How c10d operations begin, but for underscores -> (name, argument that holds the payload, whether the payload is that
+# argument times the group). The argument is the whole tensor, the gathered result or the whole input, as
+# planner.spec.plan.Collective counts; "reduce_" is no "reduce_scatter_".
 _C10D: dict[str, tuple[str, int, bool]] = {
     "allreduce_": ("all_reduce", 0, False),
-    "allreduce_coalesced_": ("all_reduce", 0, False),
     "broadcast_": ("broadcast", 0, False),
+    "reduce_scatter_": ("reduce_scatter", 1, False),
     "reduce_": ("reduce", 0, False),
     "allgather_": ("all_gather", 0, False),
-    "_allgather_base_": ("all_gather", 0, False),
-    "allgather_coalesced_": ("all_gather", 0, False),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0, False),
     "gather_": ("gather", 1, True),
     "scatter_": ("scatter", 0, True),
-    "reduce_scatter_": ("reduce_scatter", 1, False),
-    "_reduce_scatter_base_": ("reduce_scatter", 1, False),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, False),
     "alltoall_": ("all_to_all", 1, False),
-    "alltoall_base_": ("all_to_all", 1, False),
     "send": ("send", 0, False),  # what is received was sent by somebody, and counts there
     "barrier": ("barrier", 0, False),
 }
@@ -91,9 +85,9 @@ class Traffic(KernelMode):
         return self.run(func, args, kwargs or {})
 
     def _note(self, func: Any, args: Any) -> None:
-        name = func._schema.name.partition("::")[2]
-        if func.namespace == "c10d" and name in _C10D:
-            op, place, times_group = _C10D[name]
+        name = func._schema.name.partition("::")[2].lstrip("_")
+        if func.namespace == "c10d" and name.startswith(tuple(_C10D)):
+            op, place, times_group = next(found for begin, found in _C10D.items() if name.startswith(begin))
             ranks = _ranks_of(args)
             if op == "send":
                 ranks = (dist.get_rank(), ranks[args[2]])

@@ -11,22 +11,15 @@ import json
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has it in no __all__
 
 CALL_S = 3.0
 
 
-class Store(Protocol):
-    """What torch's store does that is used here."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a key."""
-
-    def get(self, key: str) -> bytes:
-        """Read a key, waiting until there is one."""
-
-
-def blocked(store: Store, task: Mapping[str, Any], *, first: bool) -> dict[int, list[int]]:
+def blocked(store: TCPStore, task: Mapping[str, Any], *, first: bool) -> dict[int, list[int]]:
     """By node, the nodes that it does not reach; the same on every rank. `first` is the one rank of a host that asks
     for it."""
     node, nodes = int(task["node"]), range(int(task["nodes"]))
