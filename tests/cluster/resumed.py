@@ -21,7 +21,7 @@ import torch.distributed as dist
 from executor.worker.checkpoints import shards
 from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
-from executor.worker.meter.unmetered import Unmetered
+from executor.worker.meter.meter import Unmetered
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.model.seeds import seed_step
 from executor.worker.world import cpu
