@@ -18,13 +18,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     predicted: float | None
     measured: float | None
+    error_percent: float | None = None
+    """Follows from both. Above zero, the prediction was too high; None unless both sides have a figure to compare."""
 
-    @property
-    def error_percent(self) -> float | None:
-        """Signed: above zero, the prediction was too high. None unless both sides have a figure to compare."""
-        if self.predicted is None or not self.measured:
-            return 0.0 if self.predicted == 0 and self.measured == 0 else None
-        return (self.predicted / self.measured - 1) * 100
+    def __post_init__(self) -> None:
+        error = 0.0 if self.predicted == 0 and self.measured == 0 else None
+        if self.predicted is not None and self.measured:
+            error = (self.predicted / self.measured - 1) * 100
+        msgspec.structs.force_setattr(self, "error_percent", error)
 
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,23 +76,7 @@ def as_json(
     schema: str, report: msgspec.Struct, outside: tuple[str, ...] | None = None, tolerances: Tolerances | None = None
 ) -> bytes:
     """A report as one JSON object; every line carries its error. With a verdict when one was asked for."""
-    whole = {"schema": schema} | with_errors(report)
+    whole = {"schema": schema} | msgspec.to_builtins(report)
     if outside is not None:
         whole["check"] = {"ok": not outside, "outside": outside, "tolerances_percent": msgspec.to_builtins(tolerances)}
     return msgspec.json.encode(whole)
-
-
-def with_errors(value: object) -> dict[str, object]:
-    """A struct as plain data, with `error_percent` added to every Line in it."""
-    plain: dict[str, object] = {}
-    for name in value.__struct_fields__:  # type: ignore[attr-defined]
-        one = getattr(value, name)
-        if isinstance(one, msgspec.Struct):
-            plain[name] = with_errors(one)
-        elif isinstance(one, tuple):
-            plain[name] = [with_errors(item) if isinstance(item, msgspec.Struct) else item for item in one]
-        else:
-            plain[name] = one
-    if isinstance(value, Line):
-        plain["error_percent"] = value.error_percent
-    return plain

@@ -52,28 +52,6 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     busy_s: tuple[float, ...] = ()
 
 
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of metrics.jsonl after a pass over the validation data: the mean loss over its `validation_tokens` targets
-    once `step` steps were done."""
-
-    step: int
-    validation_loss: float
-    validation_tokens: int
-    time: float
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of metrics.jsonl about a checkpoint after `step` steps: its bytes, how long the slowest rank's training
-    stood still for it, and how long it took beside the training until it was complete. `error` is why there is none."""
-
-    step: int
-    checkpoint_bytes: int
-    pause_s: float
-    write_s: float
-    time: float
-    error: str = ""
-
-
 class Reporter:
     """Rank 0 reports; on other ranks every call does nothing."""
 
@@ -133,23 +111,16 @@ class Reporter:
         return sum(one.step_s for one in self.steps if one.step >= step)
 
     def validated(self, step: int, loss: float, tokens: int) -> None:
-        """Log one pass over the validation data."""
+        """Log one pass over the validation data, once `step` steps were done: the mean loss over so many targets."""
         self.validation.append({"step": step, "loss": loss, "tokens": tokens})
-        self._write(Validation(step=step, validation_loss=loss, validation_tokens=tokens, time=time.time()))
+        self._write({"step": step, "validation_loss": loss, "validation_tokens": tokens, "time": time.time()})
         self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")
 
     def saved(self, one: Saved) -> None:
         """Log what became of a checkpoint. A line that finds no room ends nothing: it is said all the same."""
-        line = Checkpoint(
-            step=one.step,
-            checkpoint_bytes=one.bytes,
-            pause_s=one.pause_s,
-            write_s=one.write_s,
-            time=time.time(),
-            error=one.error,
-        )
+        line = {"step": one.step, "checkpoint_bytes": one.bytes, "pause_s": one.pause_s, "write_s": one.write_s}
         with suppress(PlannerError):
-            self._write(line)
+            self._write(line | {"time": time.time(), "error": one.error})
         if one.error:
             self.say(f"step {one.step}  no checkpoint: {one.error}")
             return
@@ -157,7 +128,7 @@ class Reporter:
         older = f", {', '.join(one.deleted)} deleted" if one.deleted else ""
         self.say(f"step {one.step}  checkpoint of {format_bytes(one.bytes)}: {times}{older}")
 
-    def _write(self, line: StepMetrics | Validation | Checkpoint | BadStep) -> None:
+    def _write(self, line: StepMetrics | BadStep | dict[str, Any]) -> None:
         """One more line of metrics.jsonl, where it is found should the run die. PlannerError where there is no room."""
         if not self.speaks:
             return

@@ -52,7 +52,8 @@ class Meter:
         self._modules = Modules()
         self._memory: tuple[PhaseMemory, ...] = ()
         self._allocator: dict[str, float] = {}
-        self._calls: list[Call] = []
+        self.calls: list[Call] = []
+        """The traffic step's collectives so far."""
         self._step_s: list[float] = []
 
     @classmethod
@@ -100,7 +101,7 @@ class Meter:
                     self._modules.install()
                     stack.callback(self._modules.remove)
                 traffic = stack.enter_context(Traffic(self._layout, lambda: self._phase, self._path))
-                self._calls = traffic.calls
+                self.calls = traffic.calls
             yield
             self._wait()
             if index > max(self.memory_step, self._traffic_step):
@@ -125,7 +126,7 @@ class Meter:
         if self._live is not None and self._entered:
             self._conclude()
         self._note_device("steps")
-        data, control = collectives(self._calls, self._layout)
+        data, control = collectives(self.calls, self._layout)
         return Measured(
             rank=self._rank,
             node=self._node,
@@ -137,11 +138,6 @@ class Meter:
             control=control,
             step_s=tuple(self._step_s),
         )
-
-    @property
-    def calls(self) -> list[Call]:
-        """The traffic step's collectives so far, call by call."""
-        return self._calls
 
     def _path(self) -> str:
         """The module under way, as whoever has hooks on the modules sees it."""
