@@ -106,16 +106,12 @@ def prepare(options: Options, echo: Echo) -> Prepared:
 def check_place(options: Options) -> str:
     """The id of the presets, whose files may be written (PlannerError)."""
     name = _name(options.name)
-    for path in files_of(options.folder, name):
+    made = [options.folder / kind / f"{name}.toml" for kind in ("gpus", "nodes", "clusters", "calibrations")]
+    for path in (options.folder / PROBE, *made):
         if path.exists() and not options.force:
             raise PlannerError("--output", path, "exists", "Name another folder or --name, or use --force")
     check_folder(options.folder, "--output")
     return name
-
-
-def files_of(folder: Path, name: str) -> list[Path]:
-    """Every file that a probe of that name may write."""
-    return [folder / PROBE, *(folder / kind / f"{name}.toml" for kind in ("gpus", "nodes", "clusters", "calibrations"))]
 
 
 def execute(ready: Prepared, echo: Echo) -> Written:

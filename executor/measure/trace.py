@@ -19,9 +19,7 @@ import msgspec
 
 from executor.backends.common import TRAINER
 from executor.backends.launched import LAUNCHED
-from executor.measure import lines
 from executor.measure import report as reports
-from executor.measure.lines import Tolerances
 from executor.measure.report import MemoryReport, TrafficReport
 from executor.measure.report_text import CALLS, comparison, named, peak_name, titled
 from executor.preflight import preflight
@@ -190,11 +188,6 @@ def compared(plan: Plan, traced: Traced) -> TraceReport:
         seconds=traced.seconds,
         kept=traced.kept,
     )
-
-
-def judge(report: TraceReport, tolerances: Tolerances) -> tuple[str, ...]:
-    """Sentences naming each figure outside its tolerance; empty means inside."""
-    return lines.outside(reports.judged(report.memory, report.traffic, tolerances))
 
 
 def render(report: TraceReport) -> str:

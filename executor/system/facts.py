@@ -1,7 +1,7 @@
 """What a host and its cards say of themselves, without timing anything: the system's words, and NVML's.
 
 What is not said is None or left out, never guessed. Not here: which preset that is (machine.py, planner.spec.devices),
-or what torch sees of a device (worker/probe/facts.py).
+or what torch sees of a device (worker/probe/probe.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from executor.cli import executor
 from executor.measure import trace as traces
 from executor.measure import tracekernels
-from executor.measure.lines import Tolerances
+from executor.measure.lines import Tolerances, outside
+from executor.measure.report import judged
 from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
 from planner.spec.plan import PhaseMemory, Plan, encode_plan
@@ -153,8 +154,9 @@ def test_a_term_predicted_twice_as_large_is_seen() -> None:
     )
     misled = replace(plan, prediction=replace(plan.prediction, memory=wrong))
 
-    assert traces.judge(traces.compared(plan, one), Tolerances(memory=2)) == ()
-    assert "memory peak" in traces.judge(traces.compared(misled, one), Tolerances(memory=2))[0]
+    right, misled = (traces.compared(made, one) for made in (plan, misled))
+    assert outside(judged(right.memory, right.traffic, Tolerances(memory=2))) == ()
+    assert "memory peak" in outside(judged(misled.memory, misled.traffic, Tolerances(memory=2)))[0]
 
     preset = tomllib.loads(tracekernels.as_preset(plan, one.kept))
     parts, _ = tracekernels.parts_of(one.kept, plan.runtime.parts)

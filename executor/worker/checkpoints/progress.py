@@ -82,10 +82,11 @@ class Reporter:
         """Log one optimizer step."""
         self.steps.append(metrics)
         self._write(metrics)
+        memory = f"{format_bytes(metrics.memory_bytes)} {'peak' if torch.cuda.is_available() else 'resident'}"
         self.say(
             f"step {metrics.step + 1}/{self.plan.job.recipe.steps}"
             f"  loss {metrics.loss:.4f}  grad_norm {metrics.grad_norm:.3f}"
-            f"  lr {metrics.lr:.2e}  {metrics.tokens / metrics.step_s:,.0f} tok/s  {memory_text(metrics.memory_bytes)}"
+            f"  lr {metrics.lr:.2e}  {metrics.tokens / metrics.step_s:,.0f} tok/s  {memory}"
         )
         if self._bar is not None:
             self._bar.update()
@@ -183,8 +184,3 @@ def memory_in_use() -> float:
     import psutil
 
     return float(psutil.Process().memory_info().rss)
-
-
-def memory_text(in_use: float) -> str:
-    """`memory_in_use` for people."""
-    return f"{format_bytes(in_use)} {'peak' if torch.cuda.is_available() else 'resident'}"

@@ -6,8 +6,8 @@ Sizes are those of training: tokens by widths, as linear modules have them. Not 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,12 +37,7 @@ Rows = list[dict[str, Any]]
 
 def compute_tables(bench: Bench) -> dict[str, Rows]:
     """Every table of work on one device, by its name in planner.calibrate.probe."""
-    return {
-        "products": products(bench),
-        "attention": attention(bench),
-        "sweeps": sweeps(bench),
-        "overheads": overheads(bench),
-    }
+    return {table.__name__: table(bench) for table in (products, attention, sweeps, overheads)}
 
 
 def products(bench: Bench) -> Rows:
@@ -51,9 +46,11 @@ def products(bench: Bench) -> Rows:
     Small first, until one takes too long. Operands change from call to call, as in a step: caches hold few of them.
     """
     rows: Rows = []
+    sizes = itertools.product(*((64, 256), (64, 256)) if bench.task.quick else (TOKENS, WIDTHS))
+    ordered = sorted(sizes, key=lambda size: size[0] * size[1] ** 2)
     for name, dtype in _formats(bench).items():
         too_long = float("inf")
-        for tokens, width in _product_sizes(bench):
+        for tokens, width in ordered:
             flops = 2 * tokens * width * width
             if flops >= too_long:
                 continue
@@ -178,16 +175,11 @@ def _formats(bench: Bench) -> dict[str, torch.dtype]:
     return {name: dtype for name, dtype in DTYPES.items() if bench.device.type != "cpu" or name != "fp16"}
 
 
-def _product_sizes(bench: Bench) -> list[tuple[int, int]]:
-    tokens, widths = ((64, 256), (64, 256)) if bench.task.quick else (TOKENS, WIDTHS)
-    return sorted(((one, width) for one in tokens for width in widths), key=lambda size: size[0] * size[1] ** 2)
-
-
 def _several(bench: Bench, *shape: int, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
     """One tensor after the other, again and again."""
     first = _random(bench, *shape, dtype=dtype)
     count = min(max(CYCLED_BYTES // (first.numel() * first.element_size()), 1), MOST_CYCLED)
-    return cycle([first, *(first.clone() for _ in range(count - 1))])
+    return itertools.cycle([first, *(first.clone() for _ in range(count - 1))])
 
 
 def _random(bench: Bench, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 
 from executor.folder.rundir import write_json
+from executor.system import facts
 from executor.worker.probe.compute import compute_tables
-from executor.worker.probe.facts import device_facts, host_facts
 from executor.worker.probe.links import link_tables
 from executor.worker.world import lastwords
+from planner.calibrate.probe import Device
+from planner.spec.presets import host_memory_bytes
 
 QUEUED_S = 2e-3
 """A device that works beside its host is given so much before it is waited for: the wait is then no part of a call."""
@@ -64,24 +66,24 @@ class Bench:
         dist.all_gather_object(values, value)
         return choose(values)
 
-    def seconds(self, call: Callable[[], Any], share_s: float = 0.3, most: int = 200, least: int = 5) -> float:
-        """Median seconds of one call, repeated for about `share_s` seconds and from `least` to `most` times."""
-        queued, count = self._repeats(call, share_s, most, least)
+    def seconds(self, call: Callable[[], Any], share_s: float = 0.3) -> float:
+        """Median seconds of one call, repeated for about `share_s` seconds, and 5 to 200 times."""
+        queued, count = self._repeats(call, share_s, most=200)
         return self.agreed(statistics.median(self._once(call, queued) for _ in range(count)), statistics.median)
 
-    def slowest(self, call: Callable[[], Any], share_s: float = 0.3, most: int = 60, least: int = 5) -> float:
-        """The same for a call that ranks make together: each repetition takes as long as on its slowest rank."""
-        queued, count = self._repeats(call, share_s, most, least)
+    def slowest(self, call: Callable[[], Any], share_s: float = 0.3) -> float:
+        """The same, up to 60 times, for a call that ranks make together: each takes as long as on its slowest rank."""
+        queued, count = self._repeats(call, share_s, most=60)
         mine = torch.tensor([self._once(call, queued) for _ in range(count)], dtype=torch.float64, device=self.device)
         dist.all_reduce(mine, dist.ReduceOp.MAX)
         return float(mine.median())
 
-    def _repeats(self, call: Callable[[], Any], share_s: float, most: int, least: int) -> tuple[int, int]:
+    def _repeats(self, call: Callable[[], Any], share_s: float, most: int) -> tuple[int, int]:
         """(calls in a row before the device is waited for, repetitions), the same on every rank; all begin together."""
         self._once(call)  # first calls make plans and pages
         once_s = self.agreed(self._once(call), max)
         queued = 1 if self.device.type == "cpu" else max(1, round(QUEUED_S / once_s))
-        count = int(min(max(share_s / (once_s * queued), least), most))
+        count = int(min(max(share_s / (once_s * queued), 5), most))
         dist.barrier()
         return queued, count
 
@@ -120,8 +122,8 @@ def _time(folder: Path) -> None:
         rounds.append(compute_tables(bench) | link_tables(bench))
     tables = _medians(rounds)
     if rank == 0:
-        facts = {"device": device_facts(device), "host": host_facts(), "threads": torch.get_num_threads()}
-        write_json(folder / ROWS, facts | tables)
+        told = {"device": device_facts(device), "host": host_facts(), "threads": torch.get_num_threads()}
+        write_json(folder / ROWS, told | tables)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -145,6 +147,31 @@ def _medians(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, list[di
 
 def _timed(key: str) -> bool:
     return key == "seconds" or key.endswith("_s")
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """The keys of planner.calibrate.probe.Device, those that are known: torch's words before NVML's."""
+    if device.type == "cpu":
+        return {"name": facts.processor(), "kind": "cpu", "memory_bytes": host_memory_bytes()}
+    seen = torch.cuda.get_device_properties(device)
+    found = facts.card_facts(f"GPU-{seen.uuid}") | {
+        "name": seen.name,
+        "kind": "hip" if torch.version.hip else "cuda",
+        "memory_bytes": float(seen.total_memory),
+        "capability": f"{seen.major}.{seen.minor}",
+        "multiprocessors": seen.multi_processor_count,
+    }
+    return {key: found[key] for key in Device.__struct_fields__ if found.get(key) is not None}
+
+
+def host_facts() -> dict[str, Any]:
+    """The keys of planner.calibrate.probe.Host, of the node that this rank is on."""
+    return {
+        "processor": facts.processor(),
+        "cores": facts.cores(),
+        "memory_bytes": host_memory_bytes(),
+        "network_bits_per_s": facts.network_bits_per_s(),
+    }
 
 
 def _device(task: Task) -> torch.device:
