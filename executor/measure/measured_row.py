@@ -113,19 +113,15 @@ def _speed(cell: Cell, record: RunRecord, machine: Machine) -> dict[str, Any]:
     case: Case = cell.estimate.case
     found = throughput(case, msgspec.structs.replace(cell.estimate.time, step_s=record.step_s))
     rated = machine.kind != "cpu"
+    slowest = (max(times) for times in zip(*(one.step_s for one in record.measured), strict=False))
     return {
         "step_time_s": record.step_s,
-        "step_times_s": tuple(round(value, 6) for value in _slowest(record.measured)),
+        "step_times_s": tuple(round(value, 6) for value in slowest),
         "tokens_per_s_per_gpu": _number(found.tokens_per_s_per_gpu),
         "tflops_per_gpu": _number(found.tflops_per_gpu),
         "mfu": _number(found.mfu) if rated else None,
         "hfu": _number(found.hfu) if rated else None,
     }
-
-
-def _slowest(measured: tuple[Measured, ...]) -> list[float]:
-    """Seconds of each timed step on the rank that took longest."""
-    return [max(times) for times in zip(*(one.step_s for one in measured), strict=False)]
 
 
 def _gib(value: float | None) -> float | None:

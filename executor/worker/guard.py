@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -20,7 +19,7 @@ from executor.folder import alive, badloss, checkpoints
 from executor.folder.badloss import NOT_FINITE, Bad, History, Policy
 from executor.folder.checkpoints import Complete
 from executor.folder.steplines import ROLLED_BACK
-from executor.worker.checkpoints import fetching, shards
+from executor.worker.checkpoints import fetching, folders, shards
 from executor.worker.checkpoints.checkpointing import Checkpointing
 from executor.worker.checkpoints.progress import Reporter
 from executor.worker.engines.base import Engine, NotFinite
@@ -50,9 +49,9 @@ class Guard:
 
     def _told(self) -> History:
         """What rank 0 reads of the run so far."""
-        told = [badloss.history(self._run, self._policy.window) if self._reporter.speaks else History()]
-        dist.broadcast_object_list(told)
-        return told[0]
+        told = badloss.history(self._run, self._policy.window) if self._reporter.speaks else None
+        found: History = folders.of_rank_0(told)
+        return found
 
     def _remember(self, before: History) -> None:
         self._losses = deque(before.losses, maxlen=self._policy.window)
@@ -149,11 +148,10 @@ class Guard:
 
     def _newest(self) -> tuple[Path | None, Complete | None]:
         """The newest whole checkpoint, as rank 0 sees it."""
-        told: list[Any] = [None, None]
-        if self._reporter.speaks and (folder := checkpoints.newest(self._run)[0]) is not None:
-            told = [folder, checkpoints.complete(folder)]
-        dist.broadcast_object_list(told)
-        return told[0], told[1]
+        folder = checkpoints.newest(self._run)[0] if self._reporter.speaks else None
+        found = None if folder is None else checkpoints.complete(folder)
+        told: tuple[Path | None, Complete | None] = folders.of_rank_0((folder, found))
+        return told
 
 
 def _not_applied(step: int, bad: Bad) -> str:

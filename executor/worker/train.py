@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from executor.folder import alive, badloss, checkpoint_policy
-from executor.folder.checkpoint_policy import Policy
 from executor.folder.checkpoints import Complete
 from executor.folder.rundir import write_json
 from executor.preflight.datacheck import check_inputs
@@ -43,7 +42,6 @@ from executor.worker.world import cpu, lastwords, limits, states, timeouts, wait
 from executor.worker.world.schedule import learning_rate
 from executor.worker.world.wire import WireCounter
 from planner.basics.errors import PlannerError
-from planner.spec import Recipe
 from planner.spec.plan import Plan, read_plan
 
 
@@ -102,9 +100,11 @@ def run(options: argparse.Namespace) -> None:
 
     reporter = Reporter(plan, folder, rank, first)
     try:
-        saving = Checkpointing(plan, engine, options.folder, _policy(options), reporter)
+        kept = checkpoint_policy.policy(options.checkpoint_every, options.keep_last, options.keep_every)
+        saving = Checkpointing(plan, engine, options.folder, kept, reporter)
         updates = found.optimizer_step if found is not None else 0
-        guard = Guard(engine, options.folder, _bad_loss(options), reporter, first=first, updates=updates)
+        asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
+        guard = Guard(engine, options.folder, asked or badloss.STOP, reporter, first=first, updates=updates)
         guard.check(apart=saving.apart)
         training = _Training(plan, engine, (rows, validation), meter, reporter, saving, guard, live.data_parallel_rank)
         with saving.listening():
@@ -224,47 +224,28 @@ class _Training:
         return float(self._saving.summed(loss_sum, step + 1, self._turn.busy_s())) / (targets * layout.tp * layout.pp)
 
     def _validate(self, done: int) -> None:
-        """Look at the validation data where that is due after so many steps."""
-        if self._validation is None or not done or not _due(self._plan.job.recipe, done):
+        """Log the mean loss over all target tokens of the validation data, where that is due after so many steps."""
+        layout, recipe, engine = self._plan.layout, self._plan.job.recipe, self._engine
+        due = done == recipe.steps or (recipe.eval_every > 0 and done % recipe.eval_every == 0)
+        if self._validation is None or not done or not due:
             return
-        found = _validate(self._engine, self._validation, self._plan, self._data_rank, done)
-        self._reporter.validated(done, *found)
+        engine.model.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=engine.device)
+        for batch in validation_batches(self._validation, layout, self._data_rank):
+            alive.say(alive.VALIDATION, done)
+            placed = engine.share(batch).to(engine.device)
+            targets = torch.tensor(float(target_tokens(placed)), dtype=torch.float64, device=engine.device)
+            total += torch.stack([engine.loss_sum(placed).double(), targets])
+        dist.all_reduce(total)
+        engine.model.train()
+        self._reporter.validated(done, float(total[0] / total[1]), int(total[1]) // (layout.tp * layout.pp))
         self.wire.begin()
-
-
-def _due(recipe: Recipe, done: int) -> bool:
-    """Whether the validation data are looked at after so many steps."""
-    return done == recipe.steps or (recipe.eval_every > 0 and done % recipe.eval_every == 0)
 
 
 def _widths(plan: Plan, rows: Rows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
     """Tokens of a row, padding included, in each of a step's micro-batches on this rank."""
     batches = micro_batches(rows, order_of(plan, rows), plan.layout, data_parallel_rank, step)
     return tuple(batch.inputs.shape[1] for batch in batches)
-
-
-def _validate(engine: Engine, rows: Rows, plan: Plan, data_parallel_rank: int, done: int) -> tuple[float, int]:
-    """Mean loss over all target tokens of the validation data, and how many there are."""
-    engine.model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=engine.device)
-    for batch in validation_batches(rows, plan.layout, data_parallel_rank):
-        alive.say(alive.VALIDATION, done)
-        placed = engine.share(batch).to(engine.device)
-        total += torch.stack(
-            [engine.loss_sum(placed).double(), torch.tensor(float(target_tokens(placed))).double().to(engine.device)]
-        )
-    dist.all_reduce(total)
-    engine.model.train()
-    return float(total[0] / total[1]), int(total[1]) // (plan.layout.tp * plan.layout.pp)
-
-
-def _policy(options: argparse.Namespace) -> Policy | None:
-    return checkpoint_policy.policy(options.checkpoint_every, options.keep_last, options.keep_every)
-
-
-def _bad_loss(options: argparse.Namespace) -> badloss.Policy:
-    asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
-    return asked or badloss.STOP
 
 
 def _choose_device(plan: Plan) -> None:

@@ -138,9 +138,8 @@ class Checkpointing:
 
     def _ended(self, done: int) -> Ended:
         """What all ranks say, in rank 0's words: it alone knows whether the checkpoint was completed."""
-        word = [self._failed or ""]
-        dist.broadcast_object_list(word)
-        held = f"no checkpoint of it, {word[0]}" if word[0] else f"the checkpoint step-{done}"
+        failed = folders.of_rank_0(self._failed)
+        held = f"no checkpoint of it, {failed}" if failed else f"the checkpoint step-{done}"
         rule = f"ended as it was asked to after step {done} of {self._plan.job.recipe.steps}, with {held}"
         return Ended("run", None, rule, exit_code=ENDED)
 

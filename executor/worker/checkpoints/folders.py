@@ -134,9 +134,7 @@ def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[Folders, l
 
 def seen(run: Path, every: str, rank: int, world_size: int) -> tuple[str, tuple[int, ...]]:
     """(a word of this call on all ranks, for each rank the lowest one that sees the same run folder)."""
-    said: list[Any] = [secrets.token_hex(4)]
-    dist.broadcast_object_list(said)
-    word = str(said[0])
+    word = str(of_rank_0(secrets.token_hex(4)))
     _raised(every, _trouble(lambda: _mark(run, word, rank)), world_size)
     leaders = gathered(min(_marked(run, word), default=rank), world_size)
     (run / CHECKPOINTS / MARK.format(word, rank)).unlink(missing_ok=True)
@@ -177,6 +175,13 @@ def _raised(every: str, trouble: str, world_size: int) -> None:
     if found is not None:
         rule, fix = f"the folder of checkpoints cannot be made ({found})", "Make room, or name another run folder"
         raise PlannerError("--checkpoint-every", every, rule, fix, exit_code=3)
+
+
+def of_rank_0(value: Any) -> Any:
+    """What rank 0 says; what the others say is not heard."""
+    told = [value]
+    dist.broadcast_object_list(told)
+    return told[0]
 
 
 def gathered(value: Any, world_size: int) -> list[Any]:
