@@ -19,7 +19,7 @@ from executor.preflight.examples import Text, kind_of, read_examples
 from executor.worker.data.documents import Documents
 from executor.worker.data.order import Order, dealt
 from executor.worker.data.rows import IGNORED, Batch, Rows
-from executor.worker.data.tokenizer import Marked, Tokenizer, load_tokenizer
+from executor.worker.data.tokenizer import Tokenizer, load_tokenizer
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
 from planner.spec.plan import Plan
@@ -91,13 +91,8 @@ def validation_batches(rows: Rows, layout: Layout, data_parallel_rank: int) -> I
 
 def _documents(plan: Plan, path: Path, tokenizer: Tokenizer, field: str) -> Documents:
     job, layout = plan.job, plan.layout
-
-    def marked() -> Iterator[Marked]:
-        for place, example in read_examples(path, field):
-            yield tokenizer.marked(example, place)
-
     rows = Documents(
-        marked(),
+        (tokenizer.marked(example, place) for place, example in read_examples(path, field)),
         job.seq_len,
         packed=job.packing == "packed",
         fixed_width=layout.pp > 1,  # a stage receives tensors whose size it has agreed on once

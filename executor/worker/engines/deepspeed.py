@@ -34,6 +34,16 @@ OFFLOAD_BUFFERS = (
 )
 """Stages 1 and 2 keep these for good when the optimizer is offloaded (runtime/zero/stage_1_and_2.py of 0.19.8)."""
 
+GRADIENTS = (
+    "averaged_gradients",
+    "all_grad_tensors",
+    "grads_in_partition",
+    "grad_partitions_flat_buffer",
+    "accumulated_grads_in_cpu",
+    "fp32_groups_gradients_flat",  # BF16_Optimizer's sums, which stay; a micro-batch's own gradients are beside them
+)
+"""Where the optimizers hold gradients beside the weights' own."""
+
 
 class DeepSpeedEngine(Engine):
     """deepspeed.initialize over the plain model; DeepSpeed averages, clips, casts and partitions."""
@@ -160,20 +170,17 @@ class DeepSpeedEngine(Engine):
 
 
 def tensors_of_engine(engine: Any) -> dict[str, list[torch.Tensor]]:
-    """`state_tensors` of a DeepSpeedEngine with ZeRO."""
+    """`state_tensors` of a DeepSpeedEngine, by whichever of its optimizers."""
     zero = engine.optimizer
     weights = list(engine.module.parameters())
     sharded = [weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor")]
-    masters = getattr(zero, "single_partition_of_fp32_groups", None) or getattr(
-        zero, "fp32_partitioned_groups_flat", []
-    )
+    masters = deepspeed_views.masters(zero)
     states = [value for state in zero.optimizer.state.values() for value in state.values()]
     grads = [weight.grad for weight in weights] + [getattr(weight, "grad_accum", None) for weight in weights]
     grads += [master.grad for master in masters]
-    for holder in ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer"):
+    for holder in GRADIENTS:
         grads += _flat(getattr(zero, holder, None))
-    grads += _flat(getattr(zero, "accumulated_grads_in_cpu", None))
-    buckets = [tensor for bucket in zero.ipg_buckets.values() for tensor in _flat(bucket.buffer)]
+    buckets = [tensor for bucket in getattr(zero, "ipg_buckets", {}).values() for tensor in _flat(bucket.buffer)]
     for buffer in OFFLOAD_BUFFERS:
         buckets += _flat(getattr(zero, buffer, None))
     return {

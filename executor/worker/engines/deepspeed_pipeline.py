@@ -145,25 +145,6 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         self.engine._exec_optimizer_step()
 
     @override
-    def state_tensors(self) -> dict[str, list[torch.Tensor]]:
-        optimizer = self.engine.optimizer
-        sums = getattr(optimizer, "fp32_groups_gradients_flat", None)
-        if sums is None:
-            return super().state_tensors()
-        # BF16_Optimizer: sums in fp32 stay, a micro-batch's own gradients are beside them.
-        weights = list(self.engine.module.parameters())
-        states = [value for state in optimizer.optimizer.state.values() for value in state.values()]
-        return {
-            "params": [weight.detach() for weight in weights],
-            "grads": [*sums, *(weight.grad for weight in weights if weight.grad is not None)],
-            "optimizer": [
-                *(master.detach() for master in optimizer.fp32_groups_flat_partition),
-                *(value for value in states if isinstance(value, torch.Tensor)),
-            ],
-            "buckets": [],
-        }
-
-    @override
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         # The mean over the replicas, on every rank: summed over all ranks it is what they hold, once a stage.
         self._feed = self._fed([batch], 1.0)

@@ -50,7 +50,7 @@ def views(
 ) -> Iterator[View]:
     """`Engine.views` of a ZeRO optimizer, of trained weights by name."""
     optimizer = zero.optimizer
-    for master in _masters(zero):
+    for master in masters(zero):
         pieces.make_state(optimizer, optimizer.param_groups[0], master)  # groups differ in their weights alone
     for name, weight in trained:
         found = _held(zero, weight)
@@ -98,7 +98,7 @@ def _stage3(zero: Any) -> bool:
     return hasattr(zero, "fp32_partitioned_groups_flat")
 
 
-def _masters(zero: Any) -> list[torch.Tensor]:
+def masters(zero: Any) -> list[torch.Tensor]:
     """The flat partitions that the optimizer steps on, a group each: of stage 3, of stages 1 and 2, of pipelines."""
     if _stage3(zero):
         return list(zero.fp32_partitioned_groups_flat)
@@ -113,9 +113,9 @@ def _held(zero: Any, weight: Any) -> Held | None:
         group, offset, _ = zero.grad_position[zero.get_param_id(weight)]
         start = dist.get_rank(zero.dp_process_group) * weight.ds_tensor.ds_numel
         numel = min(weight.ds_tensor.ds_numel, math.prod(weight.ds_shape) - start)  # the rest is padding
-        return Held(start, _masters(zero)[group], offset, numel) if numel > 0 else None
+        return Held(start, masters(zero)[group], offset, numel) if numel > 0 else None
     if weight._hp_mapping is None:
         return None
     mapping = weight._hp_mapping
     within, at = mapping.lp_fragment_address, mapping.hp_fragment_address
-    return Held(within.start, _masters(zero)[mapping.param_group_index], at.start, at.numel)
+    return Held(within.start, masters(zero)[mapping.param_group_index], at.start, at.numel)

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from executor.folder.rundir import ADAPTER, WEIGHTS, base_is_checkpoint
+from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.data.tokenizer import own_tokenizer
 from executor.worker.engines.base import Engine
 from executor.worker.model.adapters import is_adapter, ordinary_name, save_adapters
@@ -28,7 +29,6 @@ from planner.spec.plan import Plan
 
 SHARD_BYTES = 5_000_000_000
 """Transformers' and the hub's own limit of one file, in decimal bytes as they count it."""
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
 """What every family here calls its head (transformers 5.23); tied, it is the embedding and is kept once."""
 
