@@ -163,13 +163,9 @@ class Fsdp2Engine(AccelerateEngine):
         # Accelerate takes no model alone. It finds an optimizer's weights again by their addresses, and without data
         # they have none: what it is given here is forgotten, and the one that trains is made of the filled shards.
         self.model, _ = self.accelerator.prepare(model, torch.optim.SGD(model.parameters()))
-        loading.fill(self.model, unfilled.values, self._held_on, made_on=self.device)
+        held_on = torch.device("cpu") if self.plan.layout.offload_params else self.device
+        loading.fill(self.model, unfilled.values, held_on, made_on=self.device)
         self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(self.model))
-
-    @property
-    def _held_on(self) -> torch.device:
-        """Where the shards stay."""
-        return torch.device("cpu") if self.plan.layout.offload_params else self.device
 
     @override
     def groups(self) -> dict[str, list[int]]:

@@ -112,7 +112,7 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
 
     @override
     def run(self, batches: Iterable[Batch], step_tokens: int, meter: Any) -> torch.Tensor:
-        items = step_tokens / self.loss_divisor
+        items = step_tokens / self.loss_divisor  # whole steps run: forward and backward are never called apart
         self._phase, self._suffix, self._feed = meter.phase, "", self._fed(batches, items)
         self.engine.train_batch(self._feed)
         self._phase = None
@@ -131,14 +131,6 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
             if self.head is not None:
                 self.head.targets, self.head.items = placed.targets, items
             yield placed.inputs, no_targets
-
-    @override
-    def forward(self, batch: Batch, step_tokens: int, *, last: bool) -> torch.Tensor:
-        raise NotImplementedError("a pipeline runs whole steps")
-
-    @override
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        raise NotImplementedError("a pipeline runs whole steps")
 
     @override
     def _end_step(self) -> None:
