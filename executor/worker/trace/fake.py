@@ -8,7 +8,8 @@ would. Not here: following storages (memory.py), or which step is run (trace.py)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -33,18 +34,28 @@ class FakeLiveTensors(LiveTensors):
     transports_hold = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _Inside.propagation:  # DTensor asks for a result's global shape: a question, not work
+        if _INSIDE["shapes"]:  # DTensor asks for a result's global shape: a question, not work
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class _Inside:
-    """Which code of torch's is at work whose operations are no work of the step."""
+_INSIDE: Counter[str] = Counter()
+"""Calls under way of torch's code whose operations are no work of the step: "shapes" where DTensor works out a global
+shape, by running the operation on fake tensors of that shape, "buckets" where DDP sorts them anew, as it does once, in
+the second step."""
 
-    propagation = 0
-    """DTensor works out a global shape, by running the operation on fake tensors of that shape."""
-    sorting = False
-    """DDP sorts its buckets anew, as it does once, in the second step."""
+
+def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, counted in _INSIDE while it runs."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _INSIDE[name] += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _INSIDE[name] -= 1
+
+    return call
 
 
 class _Answers(TorchDispatchMode):
@@ -65,7 +76,7 @@ class _Answers(TorchDispatchMode):
 
 def _of_reducer(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether this is DDP's reducer telling the ranks its buckets' order: C++ that reads the numbers it wrote."""
-    if not _Inside.sorting:
+    if not _INSIDE["buckets"]:
         return False
     if func is torch.ops.aten.empty.memory_format:
         return kwargs.get("dtype") is torch.int32
@@ -170,20 +181,6 @@ def _patches() -> list[tuple[Any, str, Any]]:
     rebuild = ddp.DistributedDataParallel._pre_forward
     make_mesh = DeviceMesh.__init__
 
-    def propagated(self: Any, *args: Any) -> Any:
-        _Inside.propagation += 1
-        try:
-            return propagate(self, *args)
-        finally:
-            _Inside.propagation -= 1
-
-    def sorted_buckets(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _Inside.sorting = True
-        try:
-            return rebuild(self, *args, **kwargs)
-        finally:
-            _Inside.sorting = False
-
     def real_mesh(self: Any, *args: Any, **kwargs: Any) -> None:
         with _disable_current_modes():
             make_mesh(self, *args, **kwargs)
@@ -197,8 +194,8 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (torch.utils, "swap_tensors", set_data),
         # Transformers builds a whole mask when it cannot look whether one is needed; a real step looks, and needs none.
         (masking, "is_tracing", lambda tensor=None: False),
-        (ShardingPropagator, "_propagate_tensor_meta_non_cached", propagated),
-        (ddp.DistributedDataParallel, "_pre_forward", sorted_buckets),
+        (ShardingPropagator, "_propagate_tensor_meta_non_cached", _noted("shapes", propagate)),
+        (ddp.DistributedDataParallel, "_pre_forward", _noted("buckets", rebuild)),
         # Ranks compare their weights' shapes: nobody else is there.
         (dist, "_verify_params_across_processes", lambda *args: None),
         (ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),

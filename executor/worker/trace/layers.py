@@ -135,15 +135,9 @@ def calls_of_many(
     ratio = (layers - at[1]) / (at[1] - at[0])
     small = {call.key: call for call in few}
 
-    def grown(value: float, call: Collective, field: str) -> float:
-        before = getattr(small[call.key], field) if call.key in small else 0.0
-        return value + (value - before) * ratio
+    def grown(call: Collective, field: str) -> float:
+        value, before = getattr(call, field), getattr(small.get(call.key), field, 0.0)
+        return float(value + (value - before) * ratio)
 
-    return tuple(
-        msgspec.structs.replace(
-            call,
-            count=grown(call.count, call, "count"),
-            payload_bytes=grown(call.payload_bytes, call, "payload_bytes"),
-        )
-        for call in more
-    )
+    fields = ("count", "payload_bytes")
+    return tuple(msgspec.structs.replace(call, **{name: grown(call, name) for name in fields}) for call in more)

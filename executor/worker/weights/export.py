@@ -47,7 +47,8 @@ def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merg
         # In fp32, however the base was held: what adapters add is small beside it.
         loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
         model: Any = merged(loaded, adapters)
-        weights = ((name, weight) for name, weight in model.state_dict().items() if name not in tied(model))
+        tied = model.all_tied_weights_keys  # others under a second name, which are not written
+        weights = ((name, weight) for name, weight in model.state_dict().items() if name not in tied)
         cast = DTYPES[dtype] if dtype else config.dtype
     else:
         with torch.device("meta"):
@@ -84,15 +85,10 @@ def _copy_others(source: Path, target: Path) -> None:
                 shutil.copyfile(file, target / file.name)
 
 
-def tied(model: Any) -> set[str]:
-    """Weights that are others under a second name, and are not written."""
-    return set(model.all_tied_weights_keys)
-
-
 def checked(model: Any, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights, which must in the end have been all of the model's, each with its shape."""
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    for name in tied(model):
+    for name in model.all_tied_weights_keys:
         shapes.pop(name, None)
     for name, weight in weights:
         expected = shapes.pop(name, None)
