@@ -222,10 +222,9 @@ def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
             "executor.worker.trace.trace",
             str(plan_file),
             str(output),
-            "--rank",
             str(rank),
+            *flags,
         ]
-        command += flags
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # nothing is computed, and on no device
         done = _watched(command, os.environ | environment)
         if done.returncode or not output.is_file():

@@ -6,7 +6,6 @@ here: what is timed (compute.py, links.py), or what follows from it (planner.cal
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -100,11 +99,9 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run one rank of the probe."""
-    parser = argparse.ArgumentParser(prog="executor.worker.probe.probe", description="Time one rank of a probe.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    folder: Path = parser.parse_args(arguments).folder
+    folder = Path(arguments[0])
     with lastwords.recorded(folder):
         _time(folder)
     return 0
@@ -183,6 +180,6 @@ def _device(task: Task) -> torch.device:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(code)  # as in train.py: gloo's threads abort a process that ends the ordinary way

@@ -3,11 +3,12 @@
 Writes one JSON object: memory by phase and term, the fullest moments, every collective. Layers beyond a few are
 extrapolated (layers.py). Not here: the fake world itself (fake.py), or any comparison
 (executor/measure/trace.py).
+
+    python -m executor.worker.trace.trace PLAN OUTPUT RANK [--full] [--kernels]
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
@@ -137,18 +138,12 @@ def _all_calls(run: Run, grad_accum: int) -> list[Call]:
     return calls + between * (grad_accum - MICRO_BATCHES)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Trace and write; a refusal is one line and its exit code."""
-    parser = argparse.ArgumentParser(prog="executor.worker.trace.trace", description="Trace one rank of a plan.")
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--kernels", action="store_true")
-    options = parser.parse_args(arguments)
+    plan, output, rank, *flags = arguments
     try:
-        plan = read_plan(options.plan)
-        write_json(options.output, trace(plan, options.rank, full=options.full, kernels=options.kernels))
+        found = trace(read_plan(Path(plan)), int(rank), full="--full" in flags, kernels="--kernels" in flags)
+        write_json(Path(output), found)
     except PlannerError as error:
         print(error.sentence, file=sys.stderr, flush=True)
         return error.exit_code
@@ -156,4 +151,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
