@@ -132,12 +132,16 @@ def keep_room(folder: Path) -> None:
 
 
 def write_json(path: Path, value: object, *, private: bool = False) -> None:
-    """Write one file of a run folder, whole, in a folder of it that is made where it is missing; a `private` one is
-    readable by its owner alone."""
-    path.parent.mkdir(exist_ok=True)
+    """Write one file of a run folder, whole; a `private` one is readable by its owner alone."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     if private:
         path.chmod(0o600)
+
+
+def write_of_rank(folder: Path, kind: str, rank: int | str, value: object) -> None:
+    """KIND/rank-N.json of a run folder."""
+    (folder / kind).mkdir(exist_ok=True)
+    write_json(folder / kind / f"rank-{rank}.json", value)
 
 
 def write_launch(folder: Path, spec: LaunchSpec) -> None:

@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from executor.folder.rundir import MESH, write_json
+from executor.folder.rundir import MESH, write_of_rank
 from executor.worker.engines.base import LiveMesh
 from executor.worker.world import timeouts
 from planner.basics.errors import PlannerError
@@ -77,4 +77,4 @@ def write_mesh(plan: Plan, live: LiveMesh, folder: str, device: str, model: obje
         "expected_groups": expected_groups(plan, live.rank),
         "timeouts_s": timeouts.of_groups(),
     }
-    write_json(Path(folder) / MESH / f"rank-{live.rank}.json", record)
+    write_of_rank(Path(folder), MESH, live.rank, record)

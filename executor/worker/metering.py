@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from executor.folder.rundir import write_json
+from executor.folder.rundir import MEASURED, write_of_rank
 from executor.worker.engines.base import tensors_of
 from executor.worker.engines.deepspeed import tensors_of_engine
 from executor.worker.meter.meter import Meter, Unmetered
@@ -63,4 +63,4 @@ def conclude(folder: Path) -> None:
     """Write what was measured, where the script entered the meter."""
     if _entered:
         measured = _entered.pop().result()
-        write_json(folder / "measured" / f"rank-{os.environ.get('RANK', '0')}.json", measured)
+        write_of_rank(folder, MEASURED, os.environ.get("RANK", "0"), measured)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from executor.backends.launched import launched
-from executor.folder.rundir import MESH, write_json
+from executor.folder.rundir import MESH, write_of_rank
 from executor.preflight import contract
 from executor.worker.world import cpu, lastwords, states
 from executor.worker.world.live import live
@@ -107,7 +107,7 @@ class Watch:
             "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
             "host": socket.gethostname(),
         }
-        write_json(self.folder / MESH / f"rank-{rank}.json", record)
+        write_of_rank(self.folder, MESH, rank, record)
 
 
 def after_import(name: str, do: Callable[[ModuleType], object]) -> None:

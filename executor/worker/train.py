@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from executor.folder import alive, badloss, checkpoint_policy
 from executor.folder.checkpoints import Complete
-from executor.folder.rundir import write_json
+from executor.folder.rundir import MEASURED, write_json, write_of_rank
 from executor.preflight.datacheck import check_inputs
 from executor.worker import fake_world
 from executor.worker.checkpoints import fetching, shards
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
         step = guard.batch_of(first + meter.memory_step)
         widths = _widths(plan, rows, live.data_parallel_rank, step) if measured.memory else ()
         measured = msgspec.structs.replace(measured, wire=training.wire.result(), rows=widths)
-        write_json(Path(folder) / "measured" / f"rank-{rank}.json", measured)
+        write_of_rank(options.folder, MEASURED, rank, measured)
     if options.save_weights:
         weights.save(plan, engine, options.folder, rank)
     if rank == 0:

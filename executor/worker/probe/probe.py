@@ -18,7 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from executor.folder.rundir import write_json
+from executor.folder.rundir import MESH, write_json, write_of_rank
 from executor.system import facts
 from executor.worker.probe.compute import compute_tables
 from executor.worker.probe.links import link_tables
@@ -112,7 +112,7 @@ def _time(folder: Path) -> None:
     device = _device(task)
     dist.init_process_group("gloo" if task.kind == "cpu" else "nccl")
     rank = dist.get_rank()
-    write_json(folder / "mesh" / f"rank-{rank}.json", {"rank": rank, "world_size": dist.get_world_size()})
+    write_of_rank(folder, MESH, rank, {"rank": rank, "world_size": dist.get_world_size()})
     bench = Bench(task, device)
     rounds = [compute_tables(bench) | link_tables(bench)]
     while len(rounds) < (1 if task.quick else ROUNDS) and bench.spent() * (len(rounds) + 1) / len(rounds) <= 1:

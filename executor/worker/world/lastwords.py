@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor.folder.rundir import FAILED, RankError, write_json
+from executor.folder.rundir import FAILED, RankError, write_of_rank
 from planner.basics.errors import PlannerError
 
 CRASHED, TRAINING_FAILED = 1, 5
@@ -42,7 +42,7 @@ def write(folder: Path, error: BaseException, *, out_of_memory: bool = False) ->
     record = {"schema": "failed/1", "rank": int(rank)} | msgspec.structs.asdict(said(error))
     record |= {"out_of_memory": out_of_memory}
     with suppress(PlannerError, OSError):
-        write_json(folder / FAILED / f"rank-{rank}.json", record)
+        write_of_rank(folder, FAILED, rank, record)
 
 
 def said(error: BaseException) -> RankError:

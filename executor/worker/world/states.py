@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from executor.folder.rundir import STATES, write_json
+from executor.folder.rundir import STATES, write_of_rank
 from executor.watch.rollcall import JOINED, JOINING
 from planner.basics.errors import PlannerError
 
@@ -44,4 +44,4 @@ def say(folder: Path, state: str) -> None:
     rank = os.environ.get("RANK", "0")
     record = {"schema": "state/1", "rank": int(rank), "state": state, "time_ns": time.time_ns()}
     with suppress(PlannerError, OSError):
-        write_json(folder / STATES / f"rank-{rank}.json", record | {"host": socket.gethostname()})
+        write_of_rank(folder, STATES, rank, record | {"host": socket.gethostname()})
