@@ -16,16 +16,12 @@ from planner.ask.question import Pins, Question, case_of, check_batch
 from planner.basics.errors import PlannerError
 from planner.decide.blocks import Block, blocks_of
 from planner.engines import engine_of
-from planner.parallelism.rules import broken, check, nearest, one_of
+from planner.parallelism.rules import AXES, broken, check, nearest, one_of
 from planner.spec.engines import ENGINES
 from planner.spec.options import TABLE
 
 ORDER = tuple(option.name for option in sorted(TABLE, key=lambda option: option.trust) if option.trust)
 """What a person may fix, in the order in which they are taken on trust: the first that leaves nothing is blamed."""
-
-
-AXES = ("tp", "pp", "cp", "ep")
-"""Whose size is judged by the rules of the engines that split them."""
 
 
 def refuse_empty(question: Question, engines: tuple[str, ...]) -> None:
@@ -51,7 +47,7 @@ def _blame(trusted: Question, narrower: Question, name: str, kept: list[str], en
     if name == "global_batch_size":
         _refuse_batch(narrower, trusted, engines)
     value: Any = _value(narrower, name)
-    if name in AXES:
+    if name in AXES:  # whose size the rules of the engines that split them judge
         _refuse_axis(trusted, name, value)
     value = value.name if name == "runtime" else value
     groups = [f"method={narrower.job.method}"] if narrower.job.adapters is not None else []

@@ -57,6 +57,7 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
             "slowest_stage", "optimizer_s",
         )
     }  # fmt: skip
+    comm = msgspec.structs.asdict(one.comm)
     return {
         "strategy": one.strategy,
         "sharding": one.sharding,
@@ -71,14 +72,7 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
         "backend": one.backend,
         "launch_refusal": one.refusal,
         "memory": memory_dict(one, coefficients(one.case, known)),
-        "comm": {
-            "collectives": [msgspec.structs.asdict(call) for call in one.comm.engine],
-            "ideal_collectives": [msgspec.structs.asdict(call) for call in one.comm.ideal],
-            "all_reduce_bytes": one.comm.all_reduce_bytes,
-            "wire_bytes_per_rank": one.comm.wire_bytes_per_rank,
-            "inter_node_bytes_per_rank": one.comm.inter_node_bytes_per_rank,
-            "ideal_wire_bytes_per_rank": one.comm.ideal_wire_bytes_per_rank,
-        },
+        "comm": {"collectives": comm.pop("engine"), "ideal_collectives": comm.pop("ideal"), **comm},
         "time": time,
         "throughput": msgspec.structs.asdict(one.throughput),
         "layouts_considered": one.considered,

@@ -226,7 +226,7 @@ def _broken_rule(question: Question, strategies: list[Strategy]) -> str | None:
     """Why no layout of the strategies runs, as the first of them tells it."""
     for strategy in strategies:
         for group in islice(groups_of(question, [strategy]), 1):
-            case = case_of(question, group.smallest)
+            case = case_of(question, group[0])
             if (rule := broken(case, engine_of(strategy.engine).rules)) is not None:
                 return rule.sentence(case)
     return None

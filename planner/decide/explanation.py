@@ -16,7 +16,7 @@ from planner.basics.units import format_bytes, format_seconds
 from planner.decide.answers import Answer, Estimate
 from planner.engines.base import Held
 from planner.figures.comm import comm_volume
-from planner.figures.memory import BATCH_BYTES_PER_TOKEN, PHASES, TERMS, memory_breakdown, moments_of
+from planner.figures.memory import BATCH_BYTES_PER_TOKEN, PHASES, TERMS, memory_breakdown, moments_of, stage_phases
 from planner.figures.steptime import step_time, throughput
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size
@@ -91,15 +91,8 @@ def _chosen(answer: Answer, place: int | None) -> Estimate:
 
 def origins(case: Case) -> list[Origin]:
     """Where every byte of every phase comes from, on the fullest pipeline stage."""
-    stages = [_stage_origins(case.at(stage)) for stage in case.stages()]
-    return max(stages, key=lambda found: max(_phase_totals(found).values()))
-
-
-def _phase_totals(found: list[Origin]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for one in found:
-        totals[one.phase] = totals.get(one.phase, 0.0) + one.total_bytes
-    return totals
+    stages = list(map(case.at, case.stages()))
+    return _stage_origins(max(stages, key=lambda stage: max(phase.total for phase in stage_phases(stage))))
 
 
 def _stage_origins(case: Case) -> list[Origin]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from planner.decide.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.decide.answers import Estimate as Estimate
+from planner.decide.whatif import WhatIf, predicted
 from planner.figures import saving
-from planner.figures.comm import CommVolume, comm_volume
-from planner.figures.memory import MemoryBreakdown, memory_breakdown, stage_phases
-from planner.figures.steptime import StepTime, Throughput, scalar, step_time, throughput
+from planner.figures.comm import comm_volume
+from planner.figures.memory import stage_phases
+from planner.figures.steptime import scalar
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration
 from planner.spec.plan import Plan, Prediction, StagePrediction
@@ -18,14 +19,12 @@ from planner.spec.plan import Plan, Prediction, StagePrediction
 
 def make_plan(case: Case, known: Calibration) -> Plan:
     """The plan of one layout with its whole prediction, for the executor to run and the report to join."""
-    time = step_time(case, known)
-    speed, probed = throughput(case, time), probed_here(case, known)
-    return _plan(case, memory_breakdown(case), comm_volume(case), time, speed, probed=probed).sealed()
+    return _plan(predicted(case, known), probed=probed_here(case, known))
 
 
 def plan_of(one: Estimate) -> Plan:
     """The plan of an estimate, nothing computed again."""
-    return _plan(one.case, one.memory, one.comm, one.time, one.throughput, probed=one.probed).sealed()
+    return _plan(one, probed=one.probed)
 
 
 def probed_here(case: Case, known: Calibration) -> bool:
@@ -33,9 +32,8 @@ def probed_here(case: Case, known: Calibration) -> bool:
     return known.probed(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
 
 
-def _plan(
-    case: Case, memory: MemoryBreakdown, comm: CommVolume, time: StepTime, speed: Throughput, *, probed: bool
-) -> Plan:
+def _plan(one: Estimate | WhatIf, *, probed: bool) -> Plan:
+    case = one.case
     return Plan(
         model=case.model,
         cluster=case.cluster,
@@ -43,16 +41,16 @@ def _plan(
         layout=case.layout,
         runtime=case.runtime,
         prediction=Prediction(
-            memory=memory.phases,
-            collectives=comm.engine,
-            ideal_collectives=comm.ideal,
+            memory=one.memory.phases,
+            collectives=one.comm.engine,
+            ideal_collectives=one.comm.ideal,
             stages=stage_predictions(case),
-            step_s=scalar(time.step_s),
-            tokens_per_s=scalar(speed.tokens_per_s),
+            step_s=scalar(one.time.step_s),
+            tokens_per_s=scalar(one.throughput.tokens_per_s),
             probed=probed,
             checkpoint=saving.advice(case.model, case.job, case.cluster),
         ),
-    )
+    ).sealed()
 
 
 def stage_predictions(case: Case) -> tuple[StagePrediction, ...]:

@@ -45,27 +45,14 @@ class Row(NamedTuple):
     grad_accum: Any
 
 
-class Split(NamedTuple):
-    """Group sizes with the expert groups and the batches, (micro_batch_size, grad_accum), that go with them."""
-
-    groups: Groups
-    experts: list[int]
-    batches: list[tuple[int, int]]
-
+Split = tuple[Groups, list[int], list[tuple[int, int]]]
+"""Group sizes with the expert groups and the batches, (micro_batch_size, grad_accum), that go with them."""
 
 Allows = Callable[[str, int], bool]
 """Whether an axis may have a size."""
 
 
 # -- what a question leaves ----------------------------------------------------------------------------------------
-
-
-def layouts_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Layout]:
-    """Every layout that the engines may have on this cluster, within what the person fixed, one by one."""
-    for facts in spaces(question, engines):
-        for layout, batches in by_batch(question, facts):
-            for micro, accum in batches:
-                yield msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum)
 
 
 def spaces(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[EngineFacts]:
@@ -175,7 +162,7 @@ def splits(question: Question, facts: EngineFacts) -> Iterator[Split]:
         if strategy is None or _is_of(strategy, groups):
             experts = [size for size in expert_groups(facts, question.model, groups) if allows("ep", size)]
             accumulations = ACCUMULATIONS if groups.pp > 1 else (1,)
-            yield Split(groups, experts, batches_of(question, groups.dp_replicate * groups.dp_shard, accumulations))
+            yield groups, experts, batches_of(question, groups.dp_replicate * groups.dp_shard, accumulations)
 
 
 def _is_of(strategy: Strategy, groups: Groups) -> bool:

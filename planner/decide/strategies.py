@@ -7,7 +7,6 @@ has (space.py), or the search of a whole space (search.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -32,20 +31,9 @@ LORA_SHARDINGS = ("single", "ddp", "fsdp", "zero3")
 """What suits LoRA: a frozen base whole, on one device or on each, or one that is sharded too."""
 
 
-class Group(NamedTuple):
-    """Layouts that differ in the batch alone, smallest micro-batch first; all accumulate, or none does."""
-
-    layouts: tuple[Layout, ...]
-
-    @property
-    def smallest(self) -> Layout:
-        """The one of the smallest micro-batch."""
-        return self.layouts[0]
-
-    @property
-    def largest(self) -> Layout:
-        """The one of the largest micro-batch: no other takes fewer seconds a sequence."""
-        return self.layouts[-1]
+Group = tuple[Layout, ...]
+"""Layouts that differ in the batch alone, smallest micro-batch first; all accumulate, or none does. No other takes
+fewer seconds a sequence than the last."""
 
 
 def groups_of(question: Question, strategies: Sequence[Strategy]) -> Iterator[Group]:
@@ -57,10 +45,10 @@ def groups_of(question: Question, strategies: Sequence[Strategy]) -> Iterator[Gr
                 for accumulates in (False, True):
                     some = [(micro, accum) for micro, accum in sorted(batches) if (accum > 1) is accumulates]
                     if some:
-                        yield Group(tuple(
+                        yield tuple(
                             msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum)
                             for micro, accum in some
-                        ))  # fmt: skip
+                        )
 
 
 def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout, int] | None:
@@ -78,7 +66,7 @@ def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout,
         bounded = []
         for group in alike:
             progress.at(0)
-            bounded.append((_seconds(question, group.largest, seen), group))
+            bounded.append((_seconds(question, group[-1], seen), group))
         for bound, group in sorted(bounded, key=lambda pair: pair[0]):
             if best is not None and (bound >= best.seconds_per_sequence or _loses(question, group, best, seen)):
                 continue
@@ -87,26 +75,26 @@ def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout,
             if found is not None and (best is None or order_of(found) < order_of(best)):
                 best = found
     layout = best.layout if best else _smallest(question, groups)
-    return None if layout is None else (layout, sum(len(group.layouts) for group in groups))
+    return None if layout is None else (layout, sum(len(group) for group in groups))
 
 
 def _by_floor(question: Question, groups: Sequence[Group]) -> list[tuple[float, list[Group]]]:
     """Groups with equal work to do, least first, each with the seconds a sequence takes when nothing else is done."""
     alike: dict[tuple[str, str], list[Group]] = {}
     for group in groups:  # their ranks all run the whole model
-        alike.setdefault((group.smallest.engine, group.smallest.recompute), []).append(group)
+        alike.setdefault((group[0].engine, group[0].recompute), []).append(group)
     floors: dict[float, list[Group]] = {}
     for some in alike.values():
-        floors.setdefault(floor_seconds(question, some[0].smallest), []).extend(some)
+        floors.setdefault(floor_seconds(question, some[0][0]), []).extend(some)
     return sorted(floors.items())
 
 
 def _loses(question: Question, group: Group, best: Candidate, seen: Seen) -> bool:
     """Whether the largest micro-batch that may fit is slower than the best so far: told without walking the model."""
-    first = case_of(question, group.smallest)
+    first = case_of(question, group[0])
     lines = [(float(start), float(slope)) for start, slope in bound_lines(first)]
     limit = limit_bytes(question)
-    able = [one for one in group.layouts if device_bytes(first, peak_at(lines, one.micro_batch_size)) <= limit]
+    able = [one for one in group if device_bytes(first, peak_at(lines, one.micro_batch_size)) <= limit]
     return not able or _seconds(question, able[-1], seen) > best.seconds_per_sequence
 
 
@@ -120,12 +108,12 @@ def _seconds(question: Question, layout: Layout, seen: Seen) -> float:
 
 def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate | None:
     """The largest micro-batch that fits, which is the fastest."""
-    first = case_of(question, group.smallest)
+    first = case_of(question, group[0])
     limit = limit_bytes(question)
     if broken(first, engine_of(first.layout.engine).rules) or device_bytes(first, floor_bytes(first)) > limit:
         return None
     lines = memory_lines(first)
-    for layout in reversed(group.layouts):
+    for layout in reversed(group):
         size = float(device_bytes(first, peak_at(lines, layout.micro_batch_size)))
         if size <= limit and hosts_hold(case_of(question, layout)) is not False:
             return Candidate(layout, _seconds(question, layout, seen), size)
@@ -134,7 +122,7 @@ def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate 
 
 def _smallest(question: Question, groups: Sequence[Group]) -> Layout | None:
     """The legal layout that needs least memory: the smallest micro-batch, recomputed where that is allowed."""
-    recomputed = [group for group in groups if group.smallest.recompute == "full"]
-    cases = [case_of(question, group.smallest) for group in recomputed or groups]
+    recomputed = [group for group in groups if group[0].recompute == "full"]
+    cases = [case_of(question, group[0]) for group in recomputed or groups]
     legal = [case for case in cases if broken(case, engine_of(case.layout.engine).rules) is None]
     return min(legal, key=lambda case: float(peak_bytes(case))).layout if legal else None

@@ -19,6 +19,7 @@ from planner.figures.steptime import StepTime, Throughput, scalar, step_time, th
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
 from planner.spec import Cluster, Layout
+from planner.spec.calibration import Calibration
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -57,7 +58,12 @@ def what_if(seen: Seen, cluster: Cluster | None = None, /, **changes: object) ->
     case = Case(old.model, old.job, layout, cluster or old.cluster, runtime)
     if broken(case, engine_of(layout.engine).rules) is not None:
         return None
-    time = step_time(case, seen.question.calibration)
+    return predicted(case, seen.question.calibration)
+
+
+def predicted(case: Case, known: Calibration) -> WhatIf:
+    """All figures of one layout."""
+    time = step_time(case, known)
     return WhatIf(case, memory_breakdown(case), comm_volume(case), time, throughput(case, time))
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from planner.basics.arith import Number
 from planner.inventory import Compute, Moment
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import Call as Call  # others ask for both here
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule
 
@@ -23,21 +21,6 @@ Held = dict[str, Number]
 
 Holder = Callable[[Moment, bool], Held]
 """(moment, whether the micro-batch is not the first) -> live bytes by term."""
-
-
-class Call(msgspec.Struct, frozen=True):
-    """Collectives of one kind in one optimizer step, as this software makes them.
-
-    `payload_bytes` is of all `count` calls together. Calls under 1 KB are control messages and not listed.
-    """
-
-    op: str
-    axis: str
-    unit: str
-    phase: str
-    count: Number
-    payload_bytes: Number
-    overlappable: bool = False
 
 
 class Engine(Protocol):
@@ -80,7 +63,7 @@ class Engine(Protocol):
         """Every collective of one steady optimizer step."""
         ...
 
-    def ideal(self, case: Case) -> list[IdealCollective]:
+    def ideal(self, case: Case) -> list[Call]:
         """What the technique's paper would send."""
         ...
 

@@ -17,7 +17,7 @@ from planner.inventory import Compute, Weight, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
-from planner.parallelism.base import IdealCollective, merged
+from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
 from planner.spec import Implementation, Quantization
@@ -99,19 +99,15 @@ def stored_weight_bytes(case: Case, weight: Weight) -> Number:
 def whole_weight_bytes(case: Case) -> Number:
     """Bytes of the weight that takes most as it comes while a model is filled weight by weight: whole, in the format
     the model is built in (executor/worker/model/loading.py)."""
-    largest: Number = 0.0
-    for weight in (weight for unit in UNITS for weight in unit_weights(case.model, case.lora)[unit]):
-        element = adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
-        largest = maximum(largest, weight.elements * element)
-    return largest
+    weights = (weight for weights in unit_weights(case.model, case.lora).values() for weight in weights)
+    plain, adapter = base_weight_bytes(case), adapter_bytes(case)
+    return maximum(0.0, *(weight.elements * (adapter if weight.adapter else plain) for weight in weights))
 
 
 def packed_weight_bytes(case: Case) -> Number:
     """Bytes of the largest weight that is packed into 4 bits, before it is, on the device that packs it; else 0."""
-    largest: Number = 0.0
-    for weight in (weight for unit in UNITS for weight in case.units()[unit] if packed(case, weight)):
-        largest = maximum(largest, weight.elements * base_weight_bytes(case))
-    return largest
+    each = base_weight_bytes(case)
+    return maximum(0.0, *(weight.elements * each for _, weight in case.counted() if packed(case, weight)))
 
 
 def part_bytes(case: Case, shards: Callable[[Weight], Number]) -> Number:
@@ -123,7 +119,7 @@ def part_bytes(case: Case, shards: Callable[[Weight], Number]) -> Number:
     if case.job.recipe.checkpoint is None:
         return whole_weight_bytes(case)
     largest = packed_weight_bytes(case)
-    for weight in (weight for unit in UNITS for weight in case.units()[unit] if not packed(case, weight)):
+    for weight in (weight for _, weight in case.counted() if not packed(case, weight)):
         element = adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
         read = float(BYTES["bf16"]) if element > BYTES["bf16"] else 0.0
         largest = maximum(largest, padded(weight, shards(weight)) / shards(weight) * (element + read))
@@ -143,11 +139,7 @@ def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantizatio
 
 def sent_elements(case: Case) -> Number:
     """Elements of the whole model as collectives see them: 4-bit weights are packed into 16-bit ones."""
-    return sum(
-        case.repeats(unit) * weight.elements * (PACKED if packed(case, weight) else 1)
-        for unit in UNITS
-        for weight in case.units()[unit]
-    )
+    return sum(times * weight.elements * (PACKED if packed(case, weight) else 1) for times, weight in case.counted())
 
 
 def updated(case: Case, *, sharded: bool) -> optimizers.Units:
@@ -240,11 +232,9 @@ def parallel_calls(
     return calls
 
 
-def parallel_ideal(case: Case) -> list[IdealCollective]:
+def parallel_ideal(case: Case) -> list[Call]:
     """The papers' own count of the same."""
-    return merged(
-        [IdealCollective(one.op, one.axis, one.phase, one.payload_bytes, one.count) for one in parallel_calls(case)]
-    )
+    return merged(parallel_calls(case))
 
 
 def result_bytes(case: Case) -> float:
@@ -281,7 +271,7 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
         calls += _calls(case, "embed", tensor.embedding_collectives(wide, sequence_parallel=sequence))
     elif case.here.first and sequence:
         # Every rank looks all tokens up and keeps its part: the parts' gradients are gathered.
-        calls += _calls(case, "embed", [IdealCollective("all_gather", "tp", "backward", payload)])
+        calls += _calls(case, "embed", [ideal_call("all_gather", "tp", "backward", payload)])
     if case.here.last and (parts.vocab_parallel or (parts.head_parallel and not case.walked_model.tied)):
         made = tensor.head_collectives(
             wide,
@@ -292,7 +282,7 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
         )
         calls += _calls(case, "tail", made)
     elif case.here.last and sequence:
-        calls += _calls(case, "tail", [IdealCollective("all_gather", "tp", "forward", payload)])
+        calls += _calls(case, "tail", [ideal_call("all_gather", "tp", "forward", payload)])
     return calls
 
 
@@ -355,7 +345,7 @@ def _pipeline_calls(case: Case) -> list[Call]:
     shape = layout.pp_schedule, layout.pp, place, layout.virtual_stages
     forward, backward = pipeline.forward_sends(*shape), pipeline.backward_sends(*shape)
     made = [
-        IdealCollective("send", "pp", phase, count * boundary, count)
+        ideal_call("send", "pp", phase, count * boundary, count)
         for phase, count in (("forward", forward), ("backward", backward))
         if is_column(count) or count
     ]
@@ -370,7 +360,7 @@ def _layers(case: Case) -> Iterator[tuple[str, Number]]:
             yield unit, count
 
 
-def _calls(case: Case, unit: str, ideal: list[IdealCollective]) -> list[Call]:
+def _calls(case: Case, unit: str, ideal: list[Call]) -> list[Call]:
     """A micro-batch's collectives as an optimizer step's."""
     times = case.layout.grad_accum
-    return [Call(one.op, one.axis, unit, one.phase, one.calls * times, one.payload_bytes * times) for one in ideal]
+    return [Call(one.op, one.axis, unit, one.phase, one.count * times, one.payload_bytes * times) for one in ideal]

@@ -18,8 +18,7 @@ from planner.engines.common import (
 )
 from planner.inventory import Compute, Moment
 from planner.parallelism import data
-from planner.parallelism.base import IdealCollective
-from planner.parallelism.case import UNITS, Case, once
+from planner.parallelism.case import Case, once
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.zero import grad_state_bytes
 
@@ -62,11 +61,7 @@ def compute(case: Case) -> Compute:
 @once
 def weight_bytes(case: Case) -> Number:
     """All weights, as stored."""
-    return sum(
-        case.repeats(unit) * weight.elements * stored_weight_bytes(case, weight)
-        for unit in UNITS
-        for weight in case.units()[unit]
-    ) + 0.0  # fmt: skip
+    return sum(times * weight.elements * stored_weight_bytes(case, weight) for times, weight in case.counted()) + 0.0
 
 
 @once
@@ -87,18 +82,14 @@ def resident(case: Case) -> Held:
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """Building and the optimizer's step."""
-    return [("load", held) for held in load(case)] + [("optimizer", step(case))]
-
-
-def load(case: Case) -> list[Held]:
     """Weights while the last is packed into 4 bits, beside the broadcast of them, then beside the reducer's buckets;
-    moments come with the first step."""
+    moments come with the first step, which is last."""
     whole = weight_bytes(case)
     return [
-        {"params": whole, "temporaries": packed_weight_bytes(case)},
-        {"params": whole, "buckets": minimum(whole, BROADCAST_BYTES)},
-        {"params": whole, "buckets": grad_bytes(case)},
+        ("load", {"params": whole, "temporaries": packed_weight_bytes(case)}),
+        ("load", {"params": whole, "buckets": minimum(whole, BROADCAST_BYTES)}),
+        ("load", {"params": whole, "buckets": grad_bytes(case)}),
+        ("optimizer", step(case)),
     ]
 
 
@@ -190,6 +181,6 @@ def bucket_count(case: Case) -> Number:
     return buckets + (1 if filled else 0)
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """One all-reduce of all gradients."""
     return data.ideal_collectives(case.total(trainable=True), trained_states(case).grad)

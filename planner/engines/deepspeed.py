@@ -16,7 +16,6 @@ from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute, optimizers
 from planner.inventory.forms import storage_bytes
 from planner.parallelism import zero
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
@@ -210,7 +209,7 @@ def collectives(case: Case) -> list[Call]:
     return deepspeed_stage3.collectives(case) if _at_stage3(case) else deepspeed_stage12.collectives(case)
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """The paper's own."""
     each = states(case)
     return zero.ideal_collectives(

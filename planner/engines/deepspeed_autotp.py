@@ -8,13 +8,15 @@ Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO
 
 from __future__ import annotations
 
-from planner.basics.arith import Number
 from planner.engines import deepspeed
-from planner.engines.base import Call, Held, Holder
+from planner.engines.base import Call, Held
 from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
+from planner.engines.deepspeed import compute as compute  # ZeRO's, of this rank's part of the weights
+from planner.engines.deepspeed import holder as holder
+from planner.engines.deepspeed import load_host as load_host
+from planner.engines.deepspeed import resident as resident
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
-from planner.inventory import Compute, parameters
-from planner.parallelism.base import IdealCollective
+from planner.inventory import parameters
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.technique_rules import tensor_rules
@@ -39,16 +41,6 @@ rules: tuple[Rule, ...] = (
 )
 
 
-def compute(case: Case) -> Compute:
-    """As under ZeRO."""
-    return deepspeed.compute(case)
-
-
-def resident(case: Case) -> Held:
-    """ZeRO's, of this rank's part of the weights."""
-    return deepspeed.resident(case)
-
-
 def outside(case: Case) -> list[tuple[str, Held]]:
     """ZeRO's, of this rank's part of the weights, all of which is there before ZeRO takes any of it."""
     return [("load", load(case)), *deepspeed.outside(case)]
@@ -57,11 +49,6 @@ def outside(case: Case) -> list[tuple[str, Held]]:
 def loads_whole(case: Case) -> bool:
     """AutoTP cuts the loaded modules."""
     return True
-
-
-def load_host(case: Case) -> Number:
-    """ZeRO's, of this rank's part of the weights."""
-    return deepspeed.load_host(case)
 
 
 def load(case: Case) -> Held:
@@ -73,16 +60,11 @@ def load(case: Case) -> Held:
     return {"params": element * (parameters(case.model) if case.cluster.gpu.kind == "cpu" else case.total())}
 
 
-def holder(case: Case) -> Holder:
-    """ZeRO's, of this rank's part of the weights."""
-    return deepspeed.holder(case)
-
-
 def collectives(case: Case) -> list[Call]:
     """ZeRO's among data-parallel ranks, and the split linears'."""
     return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True, stops_early=True)
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """ZeRO's paper, and two all-reduces a layer each way."""
     return deepspeed.ideal(case) + parallel_ideal(case)

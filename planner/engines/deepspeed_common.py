@@ -51,10 +51,7 @@ def configured_elements(case: Case) -> Number:
     """Trained elements that buckets are sized to: a rank's, of the fullest pipeline stage (one file configures all)."""
     if not case.pipelined:
         return case.total(trainable=True)
-    most: Number = 0
-    for stage in case.stages():
-        most = maximum(most, case.at(stage).total(trainable=True))
-    return most
+    return maximum(0, *(case.at(stage).total(trainable=True) for stage in case.stages()))
 
 
 def optimizer_bytes(case: Case, elements: Number) -> Number:
@@ -75,10 +72,9 @@ def optimizer_bytes(case: Case, elements: Number) -> Number:
 def left_to_adamw(case: Case) -> Number:
     """Share of the trained elements that Muon does not take: all but the layers' matrices."""
     hidden = sum(
-        case.repeats(unit) * weight.elements
-        for unit in LAYERS
-        for weight in case.units()[unit]
-        if weight.trainable and len(weight.shape) >= 2
+        times * weight.elements
+        for times, weight in case.counted()
+        if weight.unit in LAYERS and weight.trainable and len(weight.shape) >= 2
     )
     return 1 - hidden / case.total(trainable=True)
 
@@ -86,11 +82,10 @@ def left_to_adamw(case: Case) -> Number:
 @once
 def frozen_bytes(case: Case) -> Number:
     """Weights that are not trained, whole; a 4-bit one in its own format."""
+    narrow = states(case).weight
     return sum(
-        case.repeats(unit) * weight.elements * (stored_weight_bytes(case, weight) if packed(case, weight) else narrow)
-        for narrow in (states(case).weight,)
-        for unit in UNITS
-        for weight in case.units()[unit]
+        times * weight.elements * (stored_weight_bytes(case, weight) if packed(case, weight) else narrow)
+        for times, weight in case.counted()
         if not weight.trainable
     )
 

@@ -22,12 +22,12 @@ from planner.engines.base import Call, Held, Holder
 from planner.engines.common import implementation, parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_common import drawn_bytes
-from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, stages_up_to
+from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage12 import START_ALIGNMENT
 from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.ends import residual
 from planner.parallelism import zero
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import ideal_call
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
@@ -53,7 +53,13 @@ rules: tuple[Rule, ...] = (
     *pipeline_rules(("1f1b",), any_micro_batches),
     *tensor_rules(),
     NO_GPT2,
-    stages_up_to(1, "the pipeline engine refuses ZeRO stages that split gradients"),
+    Rule(
+        name="ZeRO stage above 1",
+        field="zero_stage",
+        holds=lambda case: case.layout.zero_stage <= 1,
+        sentence=lambda case: "the pipeline engine refuses ZeRO stages that split gradients",
+        fix=lambda case: "Use zero_stage=1",
+    ),
     NO_REPLICAS,
     Rule(
         name="tied embeddings clip wrongly at stage 0",
@@ -132,15 +138,11 @@ def load_host(case: Case) -> Number:
     return 0.0 if _narrow(case) else deepspeed.load_host(case)
 
 
-def _received_bytes(case: Case) -> Number:
-    """The one buffer that a stage receives its input and its output's gradient into: made once, and kept."""
-    return residual(case.model, compute(case)).at(case.layout.micro_batch_size, case.rank_seq_len)
-
-
 def outside(case: Case) -> list[tuple[str, Held]]:
     """Flattening the weights; the reduction after the schedule; the step on the partition, beside the buffers."""
     found = _outside_of_bf16(case) if _narrow(case) else [("load", load(case)), *deepspeed.outside(case)]
-    received = _received_bytes(case)
+    # The one buffer that a stage receives its input and its output's gradient into: made once, and kept.
+    received = residual(case.model, compute(case)).at(case.layout.micro_batch_size, case.rank_seq_len)
     return [
         (phase, held if phase == "load" else held | {"temporaries": held.get("temporaries", 0.0) + received})
         for phase, held in found
@@ -208,12 +210,12 @@ def _tied(case: Case) -> list[Call]:
     return [Call("all_reduce", axis, "bucket", "backward", 1, table * each)]
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """ZeRO-1's paper (at stage 0 one all-reduce), and the sends."""
     each = states(case)
     trained = case.total(trainable=True)
     if case.layout.zero_stage == 0:
-        reduced = [IdealCollective("all_reduce", "dp_shard", "backward", trained * each.grad)]
+        reduced = [ideal_call("all_reduce", "dp_shard", "backward", trained * each.grad)]
         return reduced + parallel_ideal(case)
     sharded = zero.ideal_collectives(
         1, case.total(), trained, each.weight, each.grad, case.layout.grad_accum, reshard=True, reduce_each=False

@@ -30,17 +30,6 @@ SPLIT_MODELS: tuple[Rule, ...] = (
 """Jobs that DeepSpeed trains with tensor or pipeline parallelism."""
 
 
-def stages_up_to(highest: int, why: str) -> Rule:
-    """A rule against ZeRO stages that DeepSpeed does not combine with something."""
-    return Rule(
-        name=f"ZeRO stage above {highest}",
-        field="zero_stage",
-        holds=lambda case: case.layout.zero_stage <= highest,
-        sentence=lambda case: why,
-        fix=lambda case: f"Use zero_stage={highest}",
-    )
-
-
 NO_GPT2 = Rule(
     name="AutoTP has no GPT-2",
     field="tp",

@@ -29,7 +29,7 @@ from planner.engines.deepspeed_common import (
     with_terms,
 )
 from planner.inventory import Moment
-from planner.parallelism.case import UNITS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.zero import whole_bytes
 
 START_ALIGNMENT = 2
@@ -65,10 +65,7 @@ def resident(case: Case) -> Held:
 
 def largest_trained(case: Case) -> Number:
     """Elements of the largest trained weight."""
-    largest: Number = 0
-    for weight in (weight for unit in UNITS for weight in case.units()[unit] if weight.trainable):
-        largest = maximum(largest, weight.elements)
-    return largest
+    return maximum(0, *(weight.elements for _, weight in case.counted() if weight.trainable))
 
 
 def host(case: Case, built: bool) -> Held:
@@ -196,11 +193,7 @@ def _kept(sizes: tuple[int, ...], ranks: int, reduced: int, accumulated: bool) -
 def touching_elements(case: Case) -> Number:
     """Elements of every weight that touches the fullest rank's partition, whole."""
     sizes = trained_sizes(case)
-    return by_value(lambda ranks: _touching_elements(sizes, int(ranks)), case.layout.dp_shard)
-
-
-def _touching_elements(sizes: tuple[int, ...], ranks: int) -> float:
-    return float(max(_touching(sizes, ranks)))
+    return by_value(lambda ranks: float(max(_touching(sizes, int(ranks)))), case.layout.dp_shard)
 
 
 def _share(sizes: tuple[int, ...], ranks: int) -> int:

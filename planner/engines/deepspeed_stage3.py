@@ -29,7 +29,7 @@ from planner.inventory import Moment
 from planner.inventory.ends import first_weights
 from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.parallelism import zero
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.zero import StateBytes, padded_elements, whole_bytes
 
 CONTROL_BYTES = 1024
@@ -42,17 +42,16 @@ def shard_elements(case: Case, *, trainable: bool | None = None) -> Number:
     ranks, element = case.layout.dp_shard, states(case).weight
     quantization = case.job.base_quantization
     found: Number = 0.0
-    for unit in UNITS:
-        for weight in case.units()[unit]:
-            if trainable not in (None, weight.trainable):
-                continue
-            if quantization is not None and packed(case, weight):
-                held = storage_bytes(quantization)
-                codes = weight.elements * CODE_BYTES / held
-                share = padded_elements(codes, codes, ranks) * (held / element)
-            else:
-                share = padded_elements(weight.elements, weight.elements, ranks)
-            found = found + case.repeats(unit) * share / ranks
+    for times, weight in case.counted():
+        if trainable not in (None, weight.trainable):
+            continue
+        if quantization is not None and packed(case, weight):
+            held = storage_bytes(quantization)
+            codes = weight.elements * CODE_BYTES / held
+            share = padded_elements(codes, codes, ranks) * (held / element)
+        else:
+            share = padded_elements(weight.elements, weight.elements, ranks)
+        found = found + times * share / ranks
     return found
 
 
@@ -61,12 +60,8 @@ def scale_bytes(case: Case) -> Number:
     quantization = case.job.base_quantization
     if quantization is None:
         return 0.0
-    return sum(
-        case.repeats(unit) * nf4_state_bytes(weight.elements, quantization.double)
-        for unit in UNITS
-        for weight in case.units()[unit]
-        if packed(case, weight)
-    ) + 0.0  # fmt: skip
+    double, weights = quantization.double, case.counted()
+    return sum(times * nf4_state_bytes(one.elements, double) for times, one in weights if packed(case, one)) + 0.0
 
 
 def resident(case: Case) -> Held:
@@ -100,14 +95,14 @@ def load(case: Case, on_host: Held) -> list[Held]:
     built = with_terms(resident(case), on_host)
     if not case.layout.offload_optimizer:
         built["optimizer"] = whole_bytes(shard_elements(case, trainable=True), each.master)
-    plain = [weight for unit in UNITS for weight in case.units()[unit] if not packed(case, weight)]
+    plain = [weight for _, weight in case.counted() if not packed(case, weight)]
     whole = max(weight.elements for weight in plain) * each.weight
     shards = built["params"]
     drawn = narrowed_bytes(case) if case.cluster.gpu.kind == "cpu" else 0.0
     codes = packed_weight_bytes(case) * (1 + CODE_BYTES / base_weight_bytes(case))
     filled: Held = {"params": shards, "temporaries": maximum(whole + drawn, codes) + 0.0 * shards}
     # Every trained weight is gathered once, to hang its reduction on (stage3.py, create_reduce_and_remove_grad_hooks).
-    hooked = max(weight.elements for unit in UNITS for weight in case.units()[unit] if weight.trainable) * each.weight
+    hooked = max(weight.elements for _, weight in case.counted() if weight.trainable) * each.weight
     return [built | {"params": shards + hooked}, filled]
 
 

@@ -17,7 +17,6 @@ from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.technique_rules import CONTEXT
@@ -125,6 +124,6 @@ def _positions(case: Case) -> list[Call]:
     return [Call("all_gather", "cp", "layer", phase, times, row * times) for phase in phases]
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """ZeRO's paper over all ranks, and Ulysses' four all-to-alls a layer each way."""
     return deepspeed.ideal(zero(case)) + parallel_ideal(case)

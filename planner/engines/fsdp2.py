@@ -35,7 +35,7 @@ from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
 from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import ideal_call
 from planner.parallelism.case import LAYERS, UNITS, Case, once
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
@@ -104,15 +104,6 @@ def reduced_element_bytes(case: Case, fp32_reduce: bool) -> float:
     return float(BYTES["fp32"]) if fp32_reduce else grad_element_bytes(case)
 
 
-def unit_elements(case: Case, unit: str, *, trainable: bool | None = None) -> Number:
-    """Elements of one unit, every weight padded on dim 0 to the shards."""
-    return sum(
-        padded(weight, case.shards(weight))
-        for weight in case.units()[unit]
-        if trainable in (None, weight.trainable)
-    ) + 0.0  # fmt: skip
-
-
 def gathered(case: Case, unit: str) -> Number:
     """Bytes of one unit's gathered weights, and of the all-gather's output they are copied from."""
     return sum(
@@ -123,7 +114,8 @@ def gathered(case: Case, unit: str) -> Number:
 
 def scattered(case: Case, unit: str, fp32_reduce: bool = False) -> Number:
     """Bytes of one unit's reduce-scatter input: its trained weights' gradients, whole."""
-    return zero.whole_bytes(unit_elements(case, unit, trainable=True), reduced_element_bytes(case, fp32_reduce))
+    trained = sum(padded(one, case.shards(one)) for one in case.units()[unit] if one.trainable) + 0.0
+    return zero.whole_bytes(trained, reduced_element_bytes(case, fp32_reduce))
 
 
 def unit_weight_shards(case: Case, unit: str) -> Number:
@@ -365,7 +357,7 @@ def _call(op: str, axis: str, unit: str, phase: str, count: Number, payload_byte
     return Call(op, axis, unit, phase, count, payload_bytes, overlappable=True)
 
 
-def ideal(case: Case, *, fp32_reduce: bool = False) -> list[IdealCollective]:
+def ideal(case: Case, *, fp32_reduce: bool = False) -> list[Call]:
     """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""
     calls = zero.ideal_collectives(
         3,
@@ -379,5 +371,5 @@ def ideal(case: Case, *, fp32_reduce: bool = False) -> list[IdealCollective]:
     )
     if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
         shards = case.total(trainable=True) * reduced_element_bytes(case, fp32_reduce) / case.layout.state_shards
-        calls.append(IdealCollective("all_reduce", "dp_replicate", "backward", shards))
+        calls.append(ideal_call("all_reduce", "dp_replicate", "backward", shards))
     return calls

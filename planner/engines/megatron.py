@@ -12,26 +12,15 @@ and the norm's few numbers. Not here: what its modules keep (presets/kernels/te.
 from __future__ import annotations
 
 from planner.basics.arith import Number, ceil_div, maximum, where
+from planner.engines import model_parallel
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import parallel_calls
-from planner.engines.model_parallel import (
-    OWN_STEP,
-    STAGES,
-    by_axis,
-    ideal_data_collectives,
-    ideal_parallel,
-    only,
-    own_compute,
-    replicated_calls,
-    states,
-    tied_calls,
-    whole_states,
-)
-from planner.inventory import Compute, Moment
+from planner.engines.model_parallel import OWN_STEP, STAGES, states, whole_states
+from planner.engines.model_parallel import compute as compute
+from planner.engines.model_parallel import ideal as ideal
+from planner.inventory import Moment
 from planner.parallelism import pipeline
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.case import LAYERS, Case
-from planner.parallelism.rules import COMMON, Rule, reads_only
+from planner.parallelism.rules import COMMON, Rule, accepts, reads_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 VOCABULARY_MULTIPLE = 128
@@ -49,10 +38,10 @@ rules: tuple[Rule, ...] = (
     *EXPERT,
     *pipeline_rules(("1f1b", "interleaved"), pipeline.micro_batches_match_megatron, equal_chunks=True),
     *COMMON,
-    only("precision", ("bf16", "fp16", "fp32"), "gradients and master weights are fp32"),
-    only("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
+    accepts("precision", ("bf16", "fp16", "fp32"), "gradients and master weights are fp32"),
+    accepts("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
     OWN_STEP,
-    only("recompute", ("none", "attention", "full"), "attention's core is recomputed, or whole layers"),
+    accepts("recompute", ("none", "attention", "full"), "attention's core is recomputed, or whole layers"),
     Rule(
         name="context parallelism needs a fused attention",
         field="cp",
@@ -63,11 +52,6 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use cp=1, or kernels te",
     ),
 )
-
-
-def compute(case: Case) -> Compute:
-    """Everything in the training format."""
-    return own_compute(case)
 
 
 def resident(case: Case) -> Held:
@@ -124,17 +108,8 @@ def own_modules(case: Case) -> bool:
 
 
 def collectives(case: Case) -> list[Call]:
-    """Gradients and weights over the data-parallel ranks once a step, what is tied or whole on several ranks, and what
-    split activations cost."""
-    own = [
-        call for axis, elements in by_axis(case, VOCABULARY_MULTIPLE).items() for call in _data(case, axis, elements)
-    ]
-    return [
-        *own,
-        *tied_calls(case, VOCABULARY_MULTIPLE),
-        *replicated_calls(case, VOCABULARY_MULTIPLE),
-        *parallel_calls(case),
-    ]
+    """One reduction and one gather a step, beside what both engines send."""
+    return model_parallel.collectives(case, VOCABULARY_MULTIPLE, _data)
 
 
 def _data(case: Case, axis: str, elements: Number) -> list[Call]:
@@ -158,8 +133,3 @@ def _data(case: Case, axis: str, elements: Number) -> list[Call]:
         call("all_reduce", "dp_replicate", "backward", elements * each.grad / shards),
         call("all_gather", axis, "optimizer", elements * each.weight),
     ]
-
-
-def ideal(case: Case) -> list[IdealCollective]:
-    """ZeRO's and the split activations' own."""
-    return [*ideal_data_collectives(case, 1), *ideal_parallel(parallel_calls(case))]

@@ -6,18 +6,17 @@ Not here: the collectives of split activations (common.py), or what only one of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterator
 
 from planner.basics.arith import Number, ceil_div
 from planner.basics.units import BYTES
 from planner.engines.base import Call, Held
-from planner.engines.common import parallel_compute
+from planner.engines.common import parallel_calls, parallel_compute
 from planner.inventory import Compute, Weight
 from planner.parallelism import zero
-from planner.parallelism.base import IdealCollective
-from planner.parallelism.case import UNITS, Case
-from planner.parallelism.rules import Rule, one_of
+from planner.parallelism.base import ideal_call, merged
+from planner.parallelism.case import Case
+from planner.parallelism.rules import Rule, accepts
 from planner.parallelism.zero import StateBytes, moment_bytes
 
 NARROW, WIDE = float(BYTES["bf16"]), float(BYTES["fp32"])
@@ -31,7 +30,7 @@ def states(case: Case) -> StateBytes:
     return StateBytes(NARROW, WIDE, WIDE, moments)
 
 
-def own_compute(case: Case) -> Compute:
+def compute(case: Case) -> Compute:
     """Weights and results in the training format, no autocast. A pipeline stage lets its output go once it is sent."""
     element = WIDE if case.job.precision == "fp32" else NARROW
     return Compute(weight_bytes=element, element_bytes=element, keeps_output=False, **parallel_compute(case))
@@ -52,9 +51,8 @@ def is_vocabulary(case: Case, weight: Weight) -> bool:
 
 def counted(case: Case, multiple: int) -> Iterator[tuple[Weight, Number]]:
     """Each weight of a unit with its elements on this rank, all layers together, the vocabulary padded."""
-    for unit in UNITS:
-        for weight in case.units()[unit]:
-            yield weight, case.repeats(unit) * padded_elements(case, weight, multiple)
+    for times, weight in case.counted():
+        yield weight, times * padded_elements(case, weight, multiple)
 
 
 def by_axis(case: Case, multiple: int) -> dict[str, Number]:
@@ -102,48 +100,31 @@ def replicated_calls(case: Case, multiple: int) -> list[Call]:
     return [Call("all_reduce", "tp", "norms", "backward", 1, whole * states(case).grad)]
 
 
-def ideal_data_collectives(case: Case, multiple: int) -> list[IdealCollective]:
-    """What ZeRO's paper would send, or an all-reduce of everything at stage 0."""
+def collectives(case: Case, multiple: int, data: Callable[[Case, str, Number], list[Call]]) -> list[Call]:
+    """Gradients and weights over the data-parallel ranks once a step (`data`, of an axis and its elements), what is
+    tied or whole on several ranks, and what split activations cost."""
+    return [
+        *(call for axis, elements in by_axis(case, multiple).items() for call in data(case, axis, elements)),
+        *tied_calls(case, multiple),
+        *replicated_calls(case, multiple),
+        *parallel_calls(case),
+    ]
+
+
+def ideal(case: Case) -> list[Call]:
+    """What ZeRO's paper would send, or an all-reduce of everything at stage 0; and the split activations' own."""
     each = states(case)
     calls = []
-    for axis, elements in by_axis(case, multiple).items():
+    for axis, elements in by_axis(case, 1).items():
         if case.layout.zero_stage:
-            calls.append(IdealCollective("reduce_scatter", axis, "backward", elements * each.grad))
-            calls.append(IdealCollective("all_gather", axis, "optimizer", elements * each.weight))
+            calls.append(ideal_call("reduce_scatter", axis, "backward", elements * each.grad))
+            calls.append(ideal_call("all_gather", axis, "optimizer", elements * each.weight))
         else:
-            calls.append(IdealCollective("all_reduce", axis, "backward", elements * each.grad))
+            calls.append(ideal_call("all_reduce", axis, "backward", elements * each.grad))
     share = case.layout.state_shards if case.layout.zero_stage else 1
     whole = case.total() * each.grad / share
-    return [*calls, IdealCollective("all_reduce", "dp_replicate", "backward", whole)]
-
-
-def ideal_parallel(calls: list[Call]) -> list[IdealCollective]:
-    """The collectives of split activations, which are the paper's own, by operation, axis and phase."""
-    ordered = sorted(calls, key=lambda call: (call.op, call.axis, call.phase))
-    found = []
-    for key, same in groupby(ordered, key=lambda call: (call.op, call.axis, call.phase)):
-        together = list(same)
-        payload: Number = sum(call.payload_bytes for call in together)
-        count: Number = sum(call.count for call in together)
-        found.append(IdealCollective(*key, payload, count))
-    return found
-
-
-def only(field: str, values: tuple[str, ...], why: str) -> Rule:
-    """A choice of the job or of the layout, never a column, of which this software takes few."""
-
-    def value(case: Case) -> object:
-        if field == "optimizer":
-            return case.job.optimizer.name
-        return getattr(case.layout if hasattr(case.layout, field) else case.job, field)
-
-    return Rule(
-        name=f"{field} not supported",
-        field=field,
-        holds=lambda case: value(case) in values,
-        sentence=lambda case: f"{why}, not {value(case)}",
-        fix=lambda case: f"Use {field} {one_of(values)}",
-    )
+    parallel = sorted(merged(parallel_calls(case), 0), key=lambda call: (call.op, call.axis, call.phase))
+    return [*calls, ideal_call("all_reduce", "dp_replicate", "backward", whole), *parallel]
 
 
 OWN_STEP = Rule(
@@ -162,6 +143,6 @@ STAGES: tuple[Rule, ...] = (
         sentence=lambda case: "weights and gradients stay whole on every rank",
         fix=lambda case: "Use zero_stage=0 or 1, or engine fsdp2",
     ),
-    only("method", ("full",), "all weights are trained"),
+    accepts("method", ("full",), "all weights are trained"),
 )
 """Rules of both engines that no technique asks."""

@@ -14,26 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 from planner.basics.arith import Number, ceil_div, where
+from planner.engines import model_parallel
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import parallel_calls
 from planner.engines.ddp import finished_elements
-from planner.engines.model_parallel import (
-    OWN_STEP,
-    STAGES,
-    by_axis,
-    ideal_data_collectives,
-    ideal_parallel,
-    only,
-    own_compute,
-    replicated_calls,
-    states,
-    tied_calls,
-    whole_states,
-)
-from planner.inventory import Compute, Moment
-from planner.parallelism.base import IdealCollective
+from planner.engines.model_parallel import OWN_STEP, STAGES, states, whole_states
+from planner.engines.model_parallel import compute as compute
+from planner.engines.model_parallel import ideal as ideal
+from planner.inventory import Moment
 from planner.parallelism.case import Case
-from planner.parallelism.rules import COMMON, Rule, reads_only, splits_only
+from planner.parallelism.rules import COMMON, Rule, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import EXPERT, pipeline_rules, tensor_rules
 from planner.spec import ModelSpec
 
@@ -59,10 +48,10 @@ rules: tuple[Rule, ...] = (
     *EXPERT,
     *pipeline_rules(("gpipe", "1f1b"), micro_batches_match, head_alone=True),
     *COMMON,
-    only("precision", ("bf16", "fp16"), "16-bit gradients are gathered in fp32"),
-    only("optimizer", ("adamw",), "nanotron's other optimizers are not modelled"),
+    accepts("precision", ("bf16", "fp16"), "16-bit gradients are gathered in fp32"),
+    accepts("optimizer", ("adamw",), "nanotron's other optimizers are not modelled"),
     OWN_STEP,
-    only("recompute", ("none", "full"), "whole layers are recomputed (recompute_layer)"),
+    accepts("recompute", ("none", "full"), "whole layers are recomputed (recompute_layer)"),
     Rule(
         name="one group of shards",
         field="dp_replicate",
@@ -71,11 +60,6 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use dp_shard for all of them",
     ),
 )
-
-
-def compute(case: Case) -> Compute:
-    """Everything in 16 bits."""
-    return own_compute(case)
 
 
 def resident(case: Case) -> Held:
@@ -123,16 +107,8 @@ def holder(case: Case) -> Holder:
 
 
 def collectives(case: Case) -> list[Call]:
-    """One reduction a step, what is tied, norms (tied over the tensor ranks), and what split activations cost."""
-    own = [
-        call for axis, elements in by_axis(case, VOCABULARY_MULTIPLE).items() for call in _data(case, axis, elements)
-    ]
-    return [
-        *own,
-        *tied_calls(case, VOCABULARY_MULTIPLE),
-        *replicated_calls(case, VOCABULARY_MULTIPLE),
-        *parallel_calls(case),
-    ]
+    """One reduction and one gather a step, beside what both engines send."""
+    return model_parallel.collectives(case, VOCABULARY_MULTIPLE, _data)
 
 
 def _data(case: Case, axis: str, elements: Number) -> list[Call]:
@@ -148,11 +124,6 @@ def _data(case: Case, axis: str, elements: Number) -> list[Call]:
         Call("all_reduce", axis, "buffer", "backward", 1, whole),
         Call("all_gather", axis, "buffer", "optimizer", 1, elements * each.weight),
     ]
-
-
-def ideal(case: Case) -> list[IdealCollective]:
-    """ZeRO's and the split activations' own."""
-    return [*ideal_data_collectives(case, 1), *ideal_parallel(parallel_calls(case))]
 
 
 def stage_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from planner.engines.common import moments, optimizer_temporaries, packed_weight
 from planner.engines.ddp import compute as compute  # the same module code under autocast
 from planner.engines.ddp import finished_elements, grad_bytes, waiting_elements, weight_bytes
 from planner.inventory import Moment
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
@@ -46,12 +45,13 @@ def resident(case: Case) -> Held:
 
 def outside(case: Case) -> list[tuple[str, Held]]:
     """Building and the optimizer's step."""
-    return [("load", held) for held in load(case)] + [("optimizer", step(case))]
-
-
-def load(case: Case) -> list[Held]:
-    """Weights while the last is packed into 4 bits; moments come with the first step."""
-    return [{"params": weight_bytes(case), "temporaries": packed_weight_bytes(case)}]
+    # While the last weight is packed into 4 bits; moments come with the first step.
+    loading = {"params": weight_bytes(case), "temporaries": packed_weight_bytes(case)}
+    step = resident(case) | {
+        "grads": grad_bytes(case),
+        "temporaries": optimizer_temporaries(case, trained_states(case).weight, sharded=False),
+    }
+    return [("load", loading), ("optimizer", step)]
 
 
 def holder(case: Case) -> Holder:
@@ -69,19 +69,11 @@ def holder(case: Case) -> Holder:
     return held
 
 
-def step(case: Case) -> Held:
-    """Weights, gradients, moments, and the optimizer's temporaries."""
-    return resident(case) | {
-        "grads": grad_bytes(case),
-        "temporaries": optimizer_temporaries(case, trained_states(case).weight, sharded=False),
-    }
-
-
 def collectives(case: Case) -> list[Call]:
     """None: there is nobody to send to."""
     return []
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """None."""
     return []

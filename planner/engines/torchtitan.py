@@ -13,10 +13,11 @@ import msgspec
 from planner.basics.arith import Number
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import accelerate_compute, parallel_calls, parallel_ideal
+from planner.engines.common import parallel_calls, parallel_ideal
+from planner.engines.fsdp2 import compute as compute  # bf16 weights as gathered; fp32 shards and moments
+from planner.engines.fsdp2 import resident as resident
 from planner.engines.fsdp2_units import Units
-from planner.inventory import Compute, Moment
-from planner.parallelism.base import IdealCollective
+from planner.inventory import Moment
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
@@ -75,16 +76,6 @@ def _habits(case: Case) -> Case:
     return msgspec.structs.replace(case, layout=layout, stage=case.here)
 
 
-def compute(case: Case) -> Compute:
-    """bf16 weights as gathered, bf16 results."""
-    return accelerate_compute(case, casts_weights=True)
-
-
-def resident(case: Case) -> Held:
-    """fp32 shards and moments."""
-    return fsdp2.resident(case)
-
-
 def filled(case: Case) -> Held:
     """In a pipeline all of a stage's weights gathered, and whole gradients in fp32."""
     return fsdp2.filled(_habits(case), fp32_reduce=True)
@@ -111,6 +102,6 @@ def collectives(case: Case) -> list[Call]:
     return fsdp2.collectives(_habits(case), fp32_reduce=True, gathers_once=case.pipelined) + parallel_calls(case)
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """ZeRO-3's, and the techniques' papers'."""
     return fsdp2.ideal(_habits(case), fp32_reduce=True) + parallel_ideal(case)

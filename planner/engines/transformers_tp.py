@@ -31,10 +31,10 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
+from planner.engines.fsdp2 import resident as resident  # of this rank's part; of one shard, all of it
 from planner.engines.fsdp2_units import Communication, Units, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import EXPERT, tensor_rules
@@ -132,11 +132,6 @@ def compute(case: Case) -> Compute:
     computed = accelerate_compute(case, casts_weights=_sharded(case))
     apart = not is_column(case.layout.ep) and case.layout.ep > 1
     return msgspec.structs.replace(computed, sorts_received=True) if apart else computed
-
-
-def resident(case: Case) -> Held:
-    """FSDP2's shards of this rank's part; of one shard, all of it."""
-    return fsdp2.resident(case)
 
 
 def filled(case: Case) -> Held:
@@ -250,6 +245,6 @@ def collectives(case: Case) -> list[Call]:
     return sharding + parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
 
 
-def ideal(case: Case) -> list[IdealCollective]:
+def ideal(case: Case) -> list[Call]:
     """ZeRO-3's, and two all-reduces a layer each way."""
     return fsdp2.ideal(case, fp32_reduce=_reduces_in_fp32(case)) + parallel_ideal(case)

@@ -16,7 +16,6 @@ from planner.basics.arith import Number, ceil_div, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import NEIGHBOURLY, PAIRWISE, WIRE, transport_of
 from planner.parallelism.groups import axis_size, axis_stride
@@ -24,8 +23,6 @@ from planner.spec import Cluster, Link
 from planner.spec.plan import Collective
 
 HIERARCHY = "an all-reduce over domains is a reduce-scatter inside each, one of 1/g across, an all-gather inside"
-WHOLE_MODEL = "model"
-"""Unit of the ideal's collectives: papers count bytes, not buckets."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -89,7 +86,7 @@ def leaving_bytes(op: str, transport: str, payload_bytes: Number, ranks: Number,
     return sent
 
 
-def traffic(case: Case, calls: Sequence[Call | IdealCollective]) -> list[Traffic]:
+def traffic(case: Case, calls: Sequence[Call]) -> list[Traffic]:
     """Calls with their groups, tiers and bytes."""
     layout, cluster = case.layout, case.cluster
     transport = transport_of(cluster.gpu.kind)
@@ -103,18 +100,17 @@ def traffic(case: Case, calls: Sequence[Call | IdealCollective]) -> list[Traffic
             stride = axis_stride(layout, call.axis)
             reach[call.axis] = tuple(ranks_inside(ranks, stride, domain) for domain in domains)
         inside = reach[call.axis]
-        engine_call = call if isinstance(call, Call) else None
         wire_bytes = WIRE[transport][call.op](call.payload_bytes, ranks)
         leaving = tuple(leaving_bytes(call.op, transport, call.payload_bytes, ranks, one) for one in inside)
         found.append(
             Traffic(
                 op=call.op,
                 axis=call.axis,
-                unit=engine_call.unit if engine_call else WHOLE_MODEL,
+                unit=call.unit,
                 phase=call.phase,
-                count=call.count if isinstance(call, Call) else call.calls,
+                count=call.count,
                 payload_bytes=call.payload_bytes,
-                overlappable=bool(engine_call and engine_call.overlappable),
+                overlappable=call.overlappable,
                 ranks=ranks,
                 inside=inside,
                 wire_bytes=wire_bytes,

@@ -29,11 +29,6 @@ def host_terms(case: Case, in_flight: float = 1.0) -> Held:
     return terms
 
 
-def host_rank_bytes(case: Case, in_flight: float = 1.0) -> Number:
-    """All of them; 0 without offload."""
-    return sum(host_terms(case, in_flight).values()) + 0.0
-
-
 def host_node_bytes(case: Case, rank_bytes: Number) -> Number:
     """Host memory that the ranks of one node need, each of them as much as the fullest."""
     return rank_bytes * case.cluster.gpus_per_node

@@ -14,7 +14,7 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
 from planner.engines.base import Held, bytes_apart, load_host_bytes
-from planner.figures.host import host_fits, host_node_bytes, host_rank_bytes, host_terms, on_device
+from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import schedules
@@ -183,19 +183,16 @@ def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
 
 def load_host(case: Case) -> Number:
     """Host memory of the rank that needs most while the loaded weights are taken, bytes: a number, or a column."""
-    most: Number = 0.0
-    for stage in case.stages():
-        most = maximum(most, load_host_bytes(engine_of(case.layout.engine), case.at(stage)))
-    return most
+    engine = engine_of(case.layout.engine)
+    return maximum(0.0, *(load_host_bytes(engine, case.at(stage)) for stage in case.stages()))
 
 
 def host_bytes(case: Case) -> Number:
     """Host memory of the rank that needs most, while it trains or loads: a number, or a column."""
-    most = load_host(case)
-    for stage in case.stages():
-        here = case.at(stage)
-        most = maximum(most, host_rank_bytes(here, in_flight(here) if case.layout.offload_activations else 1.0))
-    return most
+    stages = [
+        (here, in_flight(here) if case.layout.offload_activations else 1.0) for here in map(case.at, case.stages())
+    ]
+    return maximum(load_host(case), *(sum(host_terms(*stage).values()) + 0.0 for stage in stages))
 
 
 def hosts_hold(case: Case) -> bool | None:

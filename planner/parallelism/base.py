@@ -1,4 +1,4 @@
-"""What a technique returns: the ideal collectives of one optimizer step, before any software's habits.
+"""Collectives of one optimizer step: as software makes them, or the ideal of a technique before any software's habits.
 
 Not here: what software really does (engines/).
 """
@@ -9,21 +9,35 @@ import msgspec
 
 from planner.basics.arith import Number
 
+WHOLE_MODEL = "model"
+"""Unit of the ideal's collectives: papers count bytes, not buckets."""
 
-class IdealCollective(msgspec.Struct, frozen=True):
-    """Calls of one kind in one optimizer step: payload of all `calls` of them together, in bytes."""
+
+class Call(msgspec.Struct, frozen=True):
+    """Collectives of one kind in one optimizer step. `payload_bytes` is of all `count` calls together.
+
+    An engine's calls under 1 KB are control messages and not listed.
+    """
 
     op: str
     axis: str
+    unit: str
     phase: str
+    count: Number
     payload_bytes: Number
-    calls: Number = 1
+    overlappable: bool = False
 
 
-def merged(calls: list[IdealCollective]) -> list[IdealCollective]:
-    """The same calls, those of one operation, axis and phase together."""
+def ideal_call(op: str, axis: str, phase: str, payload_bytes: Number, count: Number = 1) -> Call:
+    """Calls that a technique's paper asks for."""
+    return Call(op, axis, WHOLE_MODEL, phase, count, payload_bytes)
+
+
+def merged(calls: list[Call], nothing: Number = 0.0) -> list[Call]:
+    """The papers' count of the same calls, those of one operation, axis and phase together. Sums begin with `nothing`:
+    as a whole number it leaves whole numbers whole."""
     sums: dict[tuple[str, str, str], tuple[Number, Number]] = {}
     for one in calls:
-        payload, count = sums.get((one.op, one.axis, one.phase), (0.0, 0))
-        sums[one.op, one.axis, one.phase] = payload + one.payload_bytes, count + one.calls
-    return [IdealCollective(*key, payload, count) for key, (payload, count) in sums.items()]
+        payload, count = sums.get((one.op, one.axis, one.phase), (nothing, 0))
+        sums[one.op, one.axis, one.phase] = payload + one.payload_bytes, count + one.count
+    return [ideal_call(*key, *sum_of) for key, sum_of in sums.items()]

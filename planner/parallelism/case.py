@@ -230,13 +230,17 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """How often a unit occurs on this stage."""
         return self.here.layers[LAYERS.index(unit)] if unit in LAYERS else 1
 
-    def elements(self, unit: str, *, trainable: bool | None = None, adapter: bool | None = None) -> Number:
-        """Elements of the weights of one unit, all or those that are (not) trained, (not) adapters."""
-        return _elements(self, unit, trainable, adapter)
+    def counted(self) -> Iterator[tuple[Number, Weight]]:
+        """(how often it occurs on this stage, weight) of each weight of each unit."""
+        return ((self.repeats(unit), weight) for unit in UNITS for weight in self._units[unit])
 
-    def total(self, *, trainable: bool | None = None, adapter: bool | None = None) -> Number:
+    def elements(self, unit: str, *, trainable: bool | None = None) -> Number:
+        """Elements of the weights of one unit, all or those that are (not) trained."""
+        return _elements(self, unit, trainable)
+
+    def total(self, *, trainable: bool | None = None) -> Number:
         """Elements on this stage, filtered as `elements`."""
-        return _total(self, trainable, adapter)
+        return _total(self, trainable)
 
     def weights(self) -> list[Weight]:
         """Every weight tensor of this stage, layers repeated, in forward order (numbers, not columns)."""
@@ -279,14 +283,10 @@ def _on_stage(case: Case, stage: StageClass) -> Case:
 
 
 @once
-def _elements(case: Case, unit: str, trainable: bool | None, adapter: bool | None) -> Number:
-    return sum(
-        weight.elements
-        for weight in case.units()[unit]
-        if trainable in (None, weight.trainable) and adapter in (None, weight.adapter)
-    )
+def _elements(case: Case, unit: str, trainable: bool | None) -> Number:
+    return sum(weight.elements for weight in case.units()[unit] if trainable in (None, weight.trainable))
 
 
 @once
-def _total(case: Case, trainable: bool | None, adapter: bool | None) -> Number:
-    return sum(case.repeats(unit) * _elements(case, unit, trainable, adapter) for unit in UNITS)
+def _total(case: Case, trainable: bool | None) -> Number:
+    return sum(case.repeats(unit) * _elements(case, unit, trainable) for unit in UNITS)

@@ -54,24 +54,15 @@ def send_bytes(payload_bytes: Number, ranks: Number) -> Number:
     return where(ranks > 1, payload_bytes, 0.0 * payload_bytes)
 
 
-WIRE = {
-    "nccl": {
-        "all_reduce": all_reduce_bytes,
-        "all_gather": all_gather_bytes,
-        "reduce_scatter": reduce_scatter_bytes,
-        "broadcast": broadcast_bytes,
-        "all_to_all": all_to_all_bytes,
-        "send": send_bytes,
-    },
-    "gloo": {
-        "all_reduce": all_reduce_bytes,
-        "all_gather": all_gather_bytes,
-        "reduce_scatter": gloo_reduce_scatter_bytes,
-        "broadcast": broadcast_bytes,
-        "all_to_all": all_to_all_bytes,
-        "send": send_bytes,
-    },
+_USUAL = {
+    "all_reduce": all_reduce_bytes,
+    "all_gather": all_gather_bytes,
+    "reduce_scatter": reduce_scatter_bytes,
+    "broadcast": broadcast_bytes,
+    "all_to_all": all_to_all_bytes,
+    "send": send_bytes,
 }
+WIRE = {"nccl": _USUAL, "gloo": _USUAL | {"reduce_scatter": gloo_reduce_scatter_bytes}}
 """Bytes sent a rank, by transport and operation."""
 
 

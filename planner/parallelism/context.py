@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from planner.basics.arith import Number
 from planner.basics.formula import formula
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import Call, ideal_call
 
 RING = "Ring Attention, Liu et al. 2023: ranks - 1 blocks of keys and values pass each rank"
 
@@ -29,7 +29,7 @@ def gathered_bytes(key_value_bytes: Number, ranks: Number) -> Number:
 
 def layer_collectives(
     method: str, query_bytes: Number, key_value_bytes: Number, ranks: Number, layers: Number, *, recomputes: bool
-) -> list[IdealCollective]:
+) -> list[Call]:
     """Collectives of `layers` layers for one micro-batch; bytes are of one rank's part of queries, keys and values.
 
     Backward of a ring passes keys, values and their gradients; of a gather, gathers again and scatters gradients.
@@ -56,5 +56,5 @@ def layer_collectives(
     ]
 
 
-def _call(op: str, phase: str, count: Number, payload_bytes: Number) -> IdealCollective:
-    return IdealCollective(op, "cp", phase, payload_bytes, count)
+def _call(op: str, phase: str, count: Number, payload_bytes: Number) -> Call:
+    return ideal_call(op, "cp", phase, payload_bytes, count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.basics.arith import Number
 from planner.basics.formula import formula
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import Call, ideal_call
 
 DISPATCH = "GShard, Lepikhin et al. 2020: every token is sent to top_k experts; balanced routing"
 
@@ -20,10 +20,10 @@ def dispatched_bytes(tokens: Number, hidden: Number, top_k: Number, element_byte
     return tokens * top_k * hidden * element_bytes
 
 
-def layer_collectives(dispatched: Number, layers: Number, *, recomputes: bool) -> list[IdealCollective]:
+def layer_collectives(dispatched: Number, layers: Number, *, recomputes: bool) -> list[Call]:
     """Dispatch and combine of `layers` mixture layers for one micro-batch, and the same in backward."""
     times = 2 if recomputes else 1
     return [
-        IdealCollective("all_to_all", "ep", "forward", 2 * layers * dispatched, 2 * layers),
-        IdealCollective("all_to_all", "ep", "backward", 2 * layers * dispatched * times, 2 * layers * times),
+        ideal_call("all_to_all", "ep", "forward", 2 * layers * dispatched, 2 * layers),
+        ideal_call("all_to_all", "ep", "backward", 2 * layers * dispatched * times, 2 * layers * times),
     ]

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.basics.arith import Number, maximum, minimum, where
+from planner.basics.arith import Number, maximum, where
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
-from planner.parallelism.base import IdealCollective
 from planner.parallelism.schedules import micro_batches_per_round
 from planner.spec.layout import even_split
 
@@ -112,13 +111,3 @@ def backward_sends(schedule: str, stages: Number, rank: Number, virtual_stages: 
     if schedule == "zb-v":
         sent = sent - where(rank == stages - 1, 1, 0)
     return where(stages == 1, 0, sent)
-
-
-def ideal_collectives(
-    schedule: str, stages: Number, micro_batches: Number, virtual_stages: Number, boundary: Number, rank: Number = 1
-) -> list[IdealCollective]:
-    """What a rank sends in a step: `boundary` bytes a send. No rank sends more than rank 1."""
-    rank = minimum(rank, stages - 1)
-    forward = forward_sends(schedule, stages, rank, virtual_stages) * micro_batches * boundary
-    backward = backward_sends(schedule, stages, rank, virtual_stages) * micro_batches * boundary
-    return [IdealCollective("send", "pp", "forward", forward), IdealCollective("send", "pp", "backward", backward)]

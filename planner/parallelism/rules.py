@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.spec import Layout, ModelSpec
+from planner.spec import Layout
 from planner.spec.engines import ENGINES, OFFLOADS, offloading
 from planner.spec.options import OF_AXIS
 
@@ -95,11 +95,6 @@ def _axis_unused(axis: str) -> Rule:
         sentence=lambda case: f"the {case.layout.engine} engine does not split {axis}",
         fix=lambda case: f"Use {axis}=1",
     )
-
-
-def offloads(layout: Layout) -> bool:
-    """Whether anything waits in host memory."""
-    return any(getattr(layout, name) for name in OFFLOADS)
 
 
 def _offered(field: str) -> Rule:
@@ -188,7 +183,7 @@ def _needs_axis(name: str) -> Rule:
 
 
 def accepts(field: str, values: tuple[str, ...], why: str) -> Rule:
-    """An engine's rule for a choice of the job, which is never a column."""
+    """An engine's rule for a choice of the job or of the layout that is never a column."""
     return Rule(
         name=f"{field} not supported",
         field=field,
@@ -203,15 +198,11 @@ def as_option(value: Any) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).lower()
 
 
-def longer_than_positions(model: ModelSpec, seq_len: int) -> bool:
-    """Whether a sequence goes beyond a table of learned positions; rotary positions and ALiBi go on."""
-    return model.positions == "learned" and seq_len > model.max_seq_len
-
-
 POSITIONS = Rule(
     name="sequence longer than the model's positions",
     field="seq_len",
-    holds=lambda case: not longer_than_positions(case.model, case.job.seq_len),
+    # Rotary positions and ALiBi go on.
+    holds=lambda case: case.model.positions != "learned" or case.job.seq_len <= case.model.max_seq_len,
     sentence=lambda case: (
         f"{case.model.name} has learned {case.model.max_seq_len} positions, and no others exist for "
         f"{case.job.seq_len} tokens"

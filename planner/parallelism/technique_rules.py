@@ -18,19 +18,14 @@ from planner.parallelism.rules import Rule, divisors, nearest, one_of
 from planner.spec import Kernels
 
 
-def _divides(name: str, axis: str, what: str, total: Callable[[Case], int]) -> Rule:
-    """`axis` must divide a size of the model; `what` names it in the sentence."""
-
-    def fix(case: Case) -> str:
-        legal = divisors(total(case))
-        return f"Use {axis}={nearest(int(getattr(case.layout, axis)), legal)}"
-
+def _divides(name: str, what: str, total: Callable[[Case], int]) -> Rule:
+    """tp must divide a size of the model; `what` names it in the sentence."""
     return Rule(
         name=name,
-        field=axis,
-        holds=lambda case: total(case) % getattr(case.layout, axis) == 0,
+        field="tp",
+        holds=lambda case: total(case) % case.layout.tp == 0,
         sentence=lambda case: f"it does not divide the {total(case)} {what} of {case.model.name}",
-        fix=fix,
+        fix=lambda case: f"Use tp={nearest(int(case.layout.tp), divisors(total(case)))}",
     )
 
 
@@ -63,7 +58,7 @@ def tensor_rules(*, replicates_kv_heads: bool = False, pads_vocabulary: bool = F
         return f"Use tp={nearest(int(case.layout.tp), legal)}"
 
     rules = [
-        _divides("tp does not divide the heads", "tp", "attention heads", lambda case: case.model.heads),
+        _divides("tp does not divide the heads", "attention heads", lambda case: case.model.heads),
         Rule(
             name="tp does not divide the key and value heads",
             field="tp",
@@ -74,7 +69,7 @@ def tensor_rules(*, replicates_kv_heads: bool = False, pads_vocabulary: bool = F
             ),
             fix=kv_fix,
         ),
-        _divides("tp does not divide the ffn", "tp", "rows of the MLP (ffn)", _ffn),
+        _divides("tp does not divide the ffn", "rows of the MLP (ffn)", _ffn),
         Rule(
             name="tp does not divide the experts' ffn",
             field="tp",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from planner.basics.arith import Number
 from planner.basics.formula import formula
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import Call, ideal_call
 
 KORTHIKANTI = "Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models), section 4.2"
 PAIRS = 2
@@ -33,7 +33,7 @@ def layer_collectives(
     input_grads: Number = PAIRS,
     input_grad_bytes: Number | None = None,
     stops_early: bool = False,
-) -> list[IdealCollective]:
+) -> list[Call]:
     """Collectives of `layers` layers for one micro-batch of `payload_bytes` residual.
 
     `regathers`: the kept input is this rank's part, so backward gathers it again. `recomputes`: backward runs the
@@ -48,7 +48,7 @@ def layer_collectives(
         again = each * (times - 1) - (layers if recomputes and stops_early else 0)
         wide = payload_bytes if input_grad_bytes is None else input_grad_bytes
         sums = input_grads * layers
-        calls.append(IdealCollective("all_reduce", "tp", "backward", again * payload_bytes + sums * wide, again + sums))
+        calls.append(ideal_call("all_reduce", "tp", "backward", again * payload_bytes + sums * wide, again + sums))
         return calls
     again = each if regathers else 0
     calls.append(_call("all_gather", "forward", each, payload_bytes))
@@ -58,7 +58,7 @@ def layer_collectives(
     return calls
 
 
-def embedding_collectives(payload_bytes: Number, *, sequence_parallel: bool) -> list[IdealCollective]:
+def embedding_collectives(payload_bytes: Number, *, sequence_parallel: bool) -> list[Call]:
     """A table split by vocabulary: the looked-up parts are summed; backward gathers only what was scattered."""
     if not sequence_parallel:
         return [_call("all_reduce", "forward", 1, payload_bytes)]
@@ -67,7 +67,7 @@ def embedding_collectives(payload_bytes: Number, *, sequence_parallel: bool) -> 
 
 def head_collectives(
     payload_bytes: Number, logits_bytes: Number, statistics_bytes: Number, *, sequence_parallel: bool, gathers: bool
-) -> list[IdealCollective]:
+) -> list[Call]:
     """A head split by vocabulary: its input's gradient is summed; logits are gathered, or the loss exchanges three
     statistics a token (maximum, sum of exponentials, the target's logit)."""
     calls = [_call("reduce_scatter" if sequence_parallel else "all_reduce", "backward", 1, payload_bytes)]
@@ -81,5 +81,5 @@ def head_collectives(
     return calls
 
 
-def _call(op: str, phase: str, count: Number, payload_bytes: Number) -> IdealCollective:
-    return IdealCollective(op, "tp", phase, count * payload_bytes, count)
+def _call(op: str, phase: str, count: Number, payload_bytes: Number) -> Call:
+    return ideal_call(op, "tp", phase, count * payload_bytes, count)

@@ -13,7 +13,7 @@ from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.inventory import optimizers
 from planner.inventory.optimizers import Tensor
-from planner.parallelism.base import IdealCollective
+from planner.parallelism.base import Call, ideal_call
 from planner.spec import Optimizer
 
 ZERO = "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, Rajbhandari et al. 2020, section 3 and 5"
@@ -104,16 +104,16 @@ def ideal_collectives(
     reshard: bool,
     reduce_each: bool,
     secondary: bool = False,
-) -> list[IdealCollective]:
+) -> list[Call]:
     """The collectives the paper asks for, a step: stages 1 and 2 reduce-scatter gradients and gather new weights;
     stage 3 gathers weights for forward and (when resharded) again for backward, every micro-batch. With a `secondary`
     copy (ZeRO++, Wang et al. 2023, section 3.2) backward's gathers stay in the smaller group that shares it."""
     reductions = grad_accum if reduce_each else 1
-    scatter = IdealCollective("reduce_scatter", "dp_shard", "backward", trained_elements * grad_bytes * reductions)
+    scatter = ideal_call("reduce_scatter", "dp_shard", "backward", trained_elements * grad_bytes * reductions)
     if stage < 3:
-        return [scatter, IdealCollective("all_gather", "dp_shard", "optimizer", trained_elements * weight_bytes)]
+        return [scatter, ideal_call("all_gather", "dp_shard", "optimizer", trained_elements * weight_bytes)]
     whole = all_elements * weight_bytes * grad_accum
-    gathers = [IdealCollective("all_gather", "dp_shard", "forward", whole)]
+    gathers = [ideal_call("all_gather", "dp_shard", "forward", whole)]
     if reshard:
-        gathers.append(IdealCollective("all_gather", "dp_secondary" if secondary else "dp_shard", "backward", whole))
+        gathers.append(ideal_call("all_gather", "dp_secondary" if secondary else "dp_shard", "backward", whole))
     return [*gathers, scatter]

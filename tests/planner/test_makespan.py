@@ -18,7 +18,6 @@ from planner.parallelism.pipeline import (
     backward_sends,
     boundary_bytes,
     forward_sends,
-    ideal_collectives,
     micro_batches_match_megatron,
     micro_batches_match_torch,
     stage_layers,
@@ -202,8 +201,6 @@ def test_sends_are_counted_as_they_cross_ranks_in_the_schedule(schedule, p):
     for rank in range(p):
         assert forward_sends(schedule, p, rank, v) == sum(a == rank for a, _ in crossings)
         assert backward_sends(schedule, p, rank, v) == sum(b == rank for _, b in crossings)
-    busiest = max(forward_sends(schedule, p, rank, v) + backward_sends(schedule, p, rank, v) for rank in range(p))
-    assert sum(one.payload_bytes for one in ideal_collectives(schedule, p, 6, v, 10.0)) == busiest * 6 * 10.0
 
 
 def test_a_boundary_carries_the_residual_stream_and_a_slice_of_it_with_sequence_parallelism():

@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from spaces import layouts_of
 
 from planner.ask.launchable import launches
 from planner.ask.offloading import ways_out
@@ -16,15 +17,19 @@ from planner.cli import planner
 from planner.decide.candidates import seconds_per_sequence
 from planner.decide.estimation import answer
 from planner.decide.recommendation import Constraints, recommend
-from planner.decide.space import layouts_of
 from planner.engines import engine_of
 from planner.figures.memory import device_bytes, hosts_hold, peak_bytes
 from planner.parallelism.case import Case
-from planner.parallelism.rules import offloads
+from planner.spec import Layout
+from planner.spec.engines import OFFLOADS
 from planner.views.render import answer_text
 
 BOX = {"model": "llama-3-8b", "cluster": "pcie-4x4090", "seq_len": "4096", "method": "full"}
 """W5: the most asked question of those with four cards of 24 GB."""
+
+
+def offloads(layout: Layout) -> bool:
+    return any(getattr(layout, name) for name in OFFLOADS)
 
 
 def run(name: str, **given: str) -> int:

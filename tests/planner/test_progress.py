@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from spaces import layouts_of
 
 from planner.ask.question import Pins, Question
 from planner.basics.errors import PlannerError
@@ -12,7 +13,6 @@ from planner.basics.progress import Cancelled, watching
 from planner.decide.estimation import answer
 from planner.decide.recommendation import Constraints, as_json_object, recommend
 from planner.decide.search import Ranking, rank
-from planner.decide.space import layouts_of
 from planner.spec import TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.engines import ENGINES

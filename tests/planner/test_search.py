@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spaces import layouts_of
 
 from planner.ask.question import Pins, Question, case_of, limit_bytes
 from planner.decide import search, walker
@@ -16,7 +17,6 @@ from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
 from planner.decide.candidates import Candidate, seconds_per_sequence
 from planner.decide.search import rank
-from planner.decide.space import layouts_of
 from planner.decide.strategies import best_of
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown

@@ -8,7 +8,6 @@ import pytest
 from planner.ask.question import Question, case_of
 from planner.figures.passes import coefficients
 from planner.figures.steptime import exposed_seconds, step_time, throughput
-from planner.parallelism.data import global_batch_size
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 
@@ -29,7 +28,6 @@ def changed(layout: Layout, **fields: object) -> Layout:
 
 
 def test_four_nodes_of_eight_with_batch_8_and_accumulation_2_see_512_sequences():
-    assert global_batch_size(4 * 8, 8, 2) == 512
     assert Layout(engine="ddp", dp_replicate=32, micro_batch_size=8, grad_accum=2).global_batch_size == 512
 
 
