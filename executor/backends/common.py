@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from executor.backends.launched import LAUNCHED
 from planner.basics.errors import PlannerError, did_you_mean
@@ -19,6 +19,9 @@ from planner.inventory import lora_targets
 from planner.parallelism.case import Case
 from planner.parallelism.rules import DEFAULTS, Rule, accepts, as_option, one_of
 from planner.spec.formats import FORMATS
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 HEADER = "# generated from plan {hash}; do not edit"
 READ_BACK_TIMEOUT_S = 120
@@ -145,28 +148,19 @@ def read_back(framework: str, folder: str, config: str) -> dict[str, Any]:
     return _read_back(framework, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
 
 
-class Read(NamedTuple):
-    """What executor.worker.readback said of a file: exit code, stdout, stderr."""
-
-    code: int
-    said: str
-    errors: str
+Reader = Callable[[str, str], "CompletedProcess[str]"]
+"""What executor.worker.readback says of a file (framework, path). TimeoutError where the framework gives no answer."""
 
 
-Reader = Callable[[str, str], Read]
-"""How a file (framework, path) is read. TimeoutError where the framework gives no answer."""
-
-
-def in_a_process(framework: str, path: str) -> Read:
+def in_a_process(framework: str, path: str) -> CompletedProcess[str]:
     """Read a file in a process that imports the framework for it: seconds."""
     import subprocess
 
     command = [sys.executable, "-m", "executor.worker.readback", framework, path]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=READ_BACK_TIMEOUT_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=READ_BACK_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
-    return Read(done.returncode, done.stdout, done.stderr)
 
 
 _reader: ContextVar[Reader] = ContextVar("reader", default=in_a_process)
@@ -190,15 +184,15 @@ def _read_back(framework: str, path: str, modified_ns: int, size: int) -> dict[s
         done = _reader.get()(framework, path)
     except TimeoutError:
         return {"error": f"its parser did not answer in {READ_BACK_TIMEOUT_S} s"}
-    if done.code:
-        reason = done.errors.strip().splitlines()[-1] if done.errors.strip() else f"exit code {done.code}"
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
         if "No module named" in reason:
             raise PlannerError(
                 framework, None, f"cannot be imported ({reason})", "Install meshwright[run]", exit_code=4
             )
-        if done.code == MISSING:
+        if done.returncode == MISSING:
             rule = f"installed without what the trainer imports: {reason}"
             raise PlannerError(framework, None, rule, "Install the version of constraints.txt", exit_code=3)
         return {"error": reason}
-    answer: dict[str, Any] = json.loads(done.said.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from executor.run import attempts, join
 from executor.run.reap import GRACE_S, reap
 from executor.system import processes
 from executor.system.frames import Message
-from executor.watch.supervise import received_signals
+from executor.watch.supervise import meanwhile, received_signals
 from planner.basics.errors import PlannerError
 from planner.spec.plan import write_whole
 
@@ -217,19 +216,10 @@ class Mirror:
     @contextmanager
     def sending(self) -> Iterator[None]:
         """Send while inside, and what is left at the end."""
-        ended = threading.Event()
-
-        def work() -> None:
-            while not ended.wait(SEND_S):
-                self.send(EARLY)
-
-        worker = threading.Thread(target=work, daemon=True)
-        worker.start()
         try:
-            yield
+            with meanwhile(lambda: self.send(EARLY), SEND_S):
+                yield
         finally:
-            ended.set()
-            worker.join()
             self.send(("",))
 
     def send(self, endings: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import executor
-from executor.backends.common import READ_BACK_TIMEOUT_S, Read, Reader, in_a_process
+from executor.backends.common import READ_BACK_TIMEOUT_S, Reader, in_a_process
 from executor.folder.rundir import agent_log
 from executor.launchers import namespaces
 from executor.system import processes
@@ -235,7 +235,7 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
 def reader(agent: Agent, signals: Sequence[int]) -> Reader:
     """Reading configuration files back by an agent, which imports torch anyway. It gives up when `signals` grows."""
 
-    def read(framework: str, path: str) -> Read:
+    def read(framework: str, path: str) -> subprocess.CompletedProcess[str]:
         deadline, said, before = time.monotonic() + READ_BACK_TIMEOUT_S, b"", len(signals)
         _tell(agent, {"read": [framework, path]})
         while not said.endswith(b"\n"):
@@ -247,7 +247,7 @@ def reader(agent: Agent, signals: Sequence[int]) -> Reader:
             if not part:  # it could not even import torch: a process of its own says what is missing
                 return in_a_process(framework, path)
             said += part
-        return Read(*json.loads(said))
+        return subprocess.CompletedProcess((), *json.loads(said))
 
     return read
 

@@ -180,23 +180,34 @@ def received_signals() -> Iterator[list[int]]:
 def hang_up(signals: list[int], stream: int) -> Iterator[None]:
     """Append SIGHUP to `signals` when nobody reads any more what is written to `stream`: over ssh without a terminal,
     that is all that a process is told of the end of whoever started it. A file or a device has no reader to lose."""
+    poll = select.poll()
+    poll.register(stream, 0)  # a lost reader is told unasked
+
+    def lost() -> bool:
+        found = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+        signals.extend([signal.SIGHUP] * found)
+        return found
+
+    with meanwhile(lost, POLL_S):
+        yield
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Do `work` every so often while inside, in a thread, until it gives something."""
     ended = threading.Event()
 
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(stream, 0)  # a lost reader is told unasked
-        while not ended.wait(POLL_S):
-            if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-                signals.append(signal.SIGHUP)
-                return
+    def repeat() -> None:
+        while not ended.wait(every_s) and not work():
+            pass
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    worker = threading.Thread(target=repeat, daemon=True)
+    worker.start()
     try:
         yield
     finally:
         ended.set()
-        watcher.join()
+        worker.join()
 
 
 @contextlib.contextmanager
