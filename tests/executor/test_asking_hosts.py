@@ -15,7 +15,8 @@ import pytest
 from test_rundir import make_plan
 
 from executor.folder import joining
-from executor.hosts.checks.check import ASK_S, Checked, Here, checked
+from executor.hosts import ssh
+from executor.hosts.checks.check import ASK_S, HERE, Checked, checked
 from executor.hosts.checks.host import REDUCED_BYTES, Answer, reduce_seconds
 from executor.preflight.findings import Finding
 from executor.run.prepare import Options
@@ -40,13 +41,14 @@ class Hosts:
     asked: list[tuple[str, list[int], float]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Here]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.Answer]:
         step = next(iter(requests.values()))["step"]
         self.asked.append((step, list(requests), timeout_s))
         for node, request in requests.items():
             self.requests.append(request)
             if node in self.silent.get(step, set()):
-                yield Here(node, None, PlannerError("answer", None, "does not answer", "Look at it", exit_code=3))
+                silence = PlannerError("answer", None, "does not answer", "Look at it", exit_code=3)
+                yield ssh.Answer(node, HERE, error=silence)
                 continue
             failing = self.failing.get(step, {}).get(node)
             findings = [Finding(check=failing, status="fail", rule="is wrong", fix="Mend it")] if failing else []
@@ -54,8 +56,9 @@ class Hosts:
             reduced = [{"rank": rank, "seconds": self.seconds, "bytes": REDUCED_BYTES} for rank in ranks]
             facts = FACTS if step == "facts" else {}
             ahead_s = float(node) if step == "reach" else None
-            yield Here(
+            yield ssh.Answer(
                 node,
+                HERE,
                 msgspec.to_builtins(
                     Answer(node=node, host="?", findings=findings, facts=facts, ahead_s=ahead_s, reduced=reduced)
                 ),
@@ -162,9 +165,9 @@ def test_doubts_are_told_and_the_first_failure_is_the_refusal() -> None:
 
 def test_an_answer_of_another_version_is_a_failure_of_its_host() -> None:
     class Older(Hosts):
-        def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Here]:
+        def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.Answer]:
             for one in super().ask(requests, timeout_s):
-                yield Here(one.place, {"node": "x"}) if one.place == 1 else one
+                yield ssh.Answer(one.place, HERE, {"node": "x"}) if one.place == 1 else one
 
     found = ask(Older())
 

@@ -1,0 +1,97 @@
+"""Code that a host has, or takes in: its digest, and that it comes whole; and where hosts are said to meet.
+
+Not here: a real connection (tests/executor/test_ssh_run.py).
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.hosts import boot
+from executor.hosts.checks import compare
+from executor.hosts.checks.check import _meeting, _place
+from executor.preflight.findings import Finding
+from executor.system.sources import Sources, sources
+
+
+def zipped(**files: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return packed.getvalue()
+
+
+def test_a_digest_is_of_names_and_contents_and_not_of_what_python_keeps(tmp_path: Path) -> None:
+    place = tmp_path / "code"
+    boot.unpack(zipped(planner__a="1", executor__b="2"), str(place))
+    whole = boot.digest(str(place))
+
+    (place / "planner" / "__pycache__").mkdir()
+    (place / "planner" / "__pycache__" / "a.pyc").write_text("x")
+    assert boot.digest(str(place)) == whole and len(whole) == 16
+    (place / "planner" / "a").write_text("3")
+    assert boot.digest(str(place)) != whole
+    (place / "planner" / "a").write_text("1")
+    (place / "planner" / "a").rename(place / "planner" / "c")
+    assert boot.digest(str(place)) != whole
+    assert boot.digest(str(tmp_path / "none")) is None
+
+
+def test_packed_sources_have_on_a_host_the_digest_that_they_were_asked_by(tmp_path: Path) -> None:
+    own = sources()
+    few = Sources(dict(list(own.files.items())[:3]), own.digest)
+    boot.unpack(few.packed, str(tmp_path / "few"))
+
+    for name, content in few.files.items():
+        assert (tmp_path / "few" / name).read_bytes() == content
+    boot.unpack(own.packed, str(tmp_path / "code"))
+    assert boot.digest(str(tmp_path / "code")) == own.digest
+
+
+def test_what_is_unpacked_takes_the_place_of_what_was_there_and_damage_changes_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "code"
+    boot.unpack(zipped(old="1"), str(place))
+    boot.unpack(zipped(new="2"), str(place))
+    assert [path.name for path in place.iterdir()] == ["new"]
+
+    with pytest.raises(zipfile.BadZipFile):
+        boot.unpack(b"no zip", str(place))
+    assert [path.name for path in tmp_path.iterdir()] == ["code"] and [path.name for path in place.iterdir()] == ["new"]
+
+
+def test_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert boot.cache() == str(tmp_path / "meshwright" / "code")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert boot.cache() == str(tmp_path / ".cache" / "meshwright" / "code")
+
+
+LOOKS: dict[int, Any] = {
+    0: {"port": 29500, "addresses": {"10.0.0.1": ("eth0", 24)}},
+    1: {"port": 29501, "addresses": {"10.0.0.2": ("eth0", 24)}},
+}
+ALIKE: dict[int, Any] = {0: LOOKS[0], 1: LOOKS[0]}
+
+
+def test_hosts_meet_at_node_0_s_address_of_a_network_that_they_share_or_where_a_person_says() -> None:
+    assert _place(LOOKS, None, []) == ("10.0.0.1", 29500)
+    assert _place({0: LOOKS[0]}, None, []) == (None, 29500)
+    assert _place(LOOKS, "b.example", []) == ("b.example", 29500)
+    assert _place(LOOKS, "b.example:7", []) == ("b.example", 7)
+    assert _place({1: LOOKS[1]}, "b.example", []) == (None, 0)
+    failed = compare.row(Finding(check="master", status="fail"), 0, "a")
+    assert _place(LOOKS, None, [failed]) == (None, 0)
+
+
+def test_hosts_that_all_have_node_0_s_addresses_fail_there() -> None:
+    assert _meeting(LOOKS, ("a", "b")) == []
+    assert _meeting({1: LOOKS[1]}, ("a", "b")) == [] and _meeting({0: LOOKS[0]}, ("a",)) == []
+    (row,) = _meeting(ALIKE, ("a", "b"))
+    assert (row.node, row.host, row.check, row.status) == (0, "a", "master", "fail")
