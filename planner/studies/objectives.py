@@ -48,12 +48,10 @@ def reach(
         name = quantity.replace("-", "_") + ("_size" if quantity == "micro-batch" else "")
         raise PlannerError(name, None, f"is what {objective} looks for, but {fits.fixed[quantity]}", "Leave it out")
     fitted = fits.found[0]
-    if fitted.interrupted and fitted.best is not None:
-        adapted = _adapted(question, resize, fitted, max_gpus)
-        return Reached(
-            objective, Recommendation(Answer(adapted, (fitted.best,), {}, 0), 0, {}, interrupted=True), fitted
-        )
     adapted = _adapted(question, resize, fitted, max_gpus)
+    if fitted.interrupted and fitted.best is not None:
+        found = Recommendation(Answer(adapted, (fitted.best,), {}, 0), 0, {}, interrupted=True)
+        return Reached(objective, found, fitted)
     return Reached(objective, recommend(adapted, top, constraints, front=front), fitted)
 
 

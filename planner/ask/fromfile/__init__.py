@@ -11,13 +11,11 @@ import os
 from types import ModuleType
 
 from planner.ask.fromfile import accelerate, axolotl, deepspeed, files, llamafactory, torchtitan
-from planner.ask.fromfile.sheet import Ignored, Line, Sheet, Understood
+from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics.errors import PlannerError
 
 FORMATS: tuple[ModuleType, ...] = (accelerate, deepspeed, torchtitan, axolotl, llamafactory)
 """Each has NAME, detect, read, HARMLESS and NOT_MODELLED: a new format is one module of that shape in this list."""
-
-__all__ = ["FORMATS", "Ignored", "Line", "Understood", "read"]
 
 
 def read(path: str | os.PathLike[str]) -> Understood:

@@ -6,6 +6,7 @@ model, the batch or the optimizer: those are the training script's. Not here: FS
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,9 +128,7 @@ def _groups(sheet: Sheet, kind: str) -> None:
         else:
             sheet.ignore(key, "there is no context parallelism")
     gpus = sheet.says("gpus")
-    product = 1
-    for size in sizes.values():
-        product *= size
+    product = math.prod(sizes.values())
     if sizes and kind in ("FSDP", "DEEPSPEED") and gpus is not None and product != gpus:
         rule = f"has sizes that multiply to {product}, num_processes is {gpus}"
         raise PlannerError(f"{sheet.path}: {PARALLEL}", None, rule, "Make the two equal")
