@@ -49,7 +49,7 @@ def test_a_layers_collectives_are_those_worked_out_by_hand(method, recomputes, e
     for layers in (1, 32):
         found = layer_collectives(method, QUERIES, KEYS_AND_VALUES, 4, layers, recomputes=recomputes)
 
-        assert {(call.op, call.phase): (call.calls, call.payload_bytes) for call in found} == {
+        assert {(call.op, call.phase): (call.count, call.payload_bytes) for call in found} == {
             key: (count * layers, payload * layers) for key, (count, payload) in expected.items()
         }
         assert {call.axis for call in found} == {"cp"}
