@@ -26,7 +26,8 @@ from planner.spec.plan import PhaseMemory
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One row's prediction; None is unknown. `peak_memory_gib` is of the kind that the row measured (`memory_kind`),
+    """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
+    measured (`memory_kind`, `memory_stage`), the other kinds are of the fullest stage,
     `fits` and `verdict` are what `planner estimate` would say, with its usual headroom, and None where the card is
     unknown."""
 
@@ -104,7 +105,7 @@ def _replayed(asked: Asked, calibration: Calibration, walks: Walks) -> Replayed:
     if asked.case is None:
         return Replayed(asked, Figures(), one_line(asked.refusal or "no question"))
     case = calibrated(asked.case, calibration)
-    figures = _figures(case, asked.memory_kind, calibration, walks)
+    figures = _figures(case, asked, calibration, walks)
     return Replayed(msgspec.structs.replace(asked, case=case), figures)
 
 
@@ -123,13 +124,19 @@ def calibrated(case: Case, calibration: Calibration) -> Case:
     return msgspec.structs.replace(case, runtime=runtime)
 
 
-def _figures(case: Case, kind: str | None, calibration: Calibration, walks: Walks) -> Figures:
-    gpu = case.cluster.gpu
+def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -> Figures:
+    gpu, kind = case.cluster.gpu, asked.memory_kind
     allocated = _allocated(case, walks)
     reserved, device = float(reserved_bytes(case, allocated)), float(device_bytes(case, allocated))
     time = step_time(case, calibration)
     speed = throughput(case, time)
-    by_kind = {"allocated": allocated, "reserved": reserved, "device": device}
+    first = asked.row.measured.memory_stage == "first"
+    logged = _allocated(case, walks, first_stage=True) if first else allocated
+    by_kind = {
+        "allocated": logged,
+        "reserved": float(reserved_bytes(case, logged)),
+        "device": float(device_bytes(case, logged)),
+    }
     return Figures(
         allocated_gib=allocated / GIB,
         reserved_gib=reserved / GIB,
@@ -143,12 +150,12 @@ def _figures(case: Case, kind: str | None, calibration: Calibration, walks: Walk
     )
 
 
-def _allocated(case: Case, walks: Walks) -> float:
-    """Live bytes at the peak; layouts with equal memory lines are walked once."""
+def _allocated(case: Case, walks: Walks, *, first_stage: bool = False) -> float:
+    """Live bytes at the peak of the fullest stage, or of the first; layouts with equal memory lines are walked once."""
     layout: Layout = of_same_lines(case.layout)
-    key = (case.model, case.job, layout, case.runtime)
+    key = (case.model, case.job, layout, case.runtime, first_stage)
     if key not in walks:
-        walks[key] = memory_lines(msgspec.structs.replace(case, layout=layout))
+        walks[key] = memory_lines(msgspec.structs.replace(case, layout=layout), first_stage=first_stage)
     return peak_at(walks[key], case.layout.micro_batch_size)
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,13 +37,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What was measured. None: not measured, or not said. `mfu` and `hfu` are fractions, bandwidths are GB/s.
 
     `memory_kind` says what `peak_memory_gib` is: "allocated", "reserved", "device" ("nvidia-smi"), or an honest
-    "unknown". `phases_gib` are allocated peaks by phase (load, forward, backward, optimizer), `terms_gib` what lived
-    at the peak by the planner's terms, `context_gib` device memory beside what the allocator
-    reserved. `oom` None: the source does not tell an out-of-memory from another crash.
+    "unknown"; `memory_stage` is the pipeline stage of the rank that it was read on. `phases_gib` are allocated peaks
+    by phase (load, forward, backward, optimizer), `terms_gib` what lived at the peak by the planner's terms,
+    `context_gib` device memory beside what the allocator reserved. `oom` None: the source does not tell an
+    out-of-memory from another crash.
     """
 
     peak_memory_gib: Positive | None = None
     memory_kind: str | None = None
+    memory_stage: Literal["fullest", "first"] = "fullest"
     reserved_gib: Positive | None = None
     device_gib: Positive | None = None
     context_gib: NotNegative | None = None

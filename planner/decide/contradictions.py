@@ -15,6 +15,7 @@ from planner.ask.launchable import launchable_engines
 from planner.ask.question import Pins, Question, case_of, check_batch
 from planner.basics.errors import PlannerError
 from planner.decide.blocks import Block, blocks_of
+from planner.decide.space import proposed
 from planner.engines import engine_of
 from planner.parallelism.rules import AXES, broken, check, nearest, one_of
 from planner.spec.engines import ENGINES
@@ -109,7 +110,7 @@ def _refuse_rule(question: Question, engines: tuple[str, ...]) -> None:
 
 def _more_engines(question: Question, engines: tuple[str, ...]) -> str:
     """The way out when engines that nothing launches from here would do."""
-    others = tuple(engine for engine in ENGINES if engine not in engines)
+    others = tuple(engine for engine in proposed(question) if engine not in engines)
     able = [engine for engine in others if _any(question, (engine,))]
     launched = [engine for engine in able if engine in launchable_engines(question)]
     if launched:  # a backend was asked for, which --any-runtime would contradict

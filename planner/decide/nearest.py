@@ -45,6 +45,8 @@ def changes_text(case: Case, other: Case) -> str:
     names = [name for name in Layout.__struct_fields__ if getattr(before, name) != getattr(after, name)]
     if before.engine != after.engine:  # switches go back to the other engine's own defaults
         names = [name for name in names if name in (*TOLD, *GROUP_AXES)]
+    if not names:
+        return f"runtime={other.runtime.name}"
     return " ".join(f"{name}={as_option(getattr(after, name))}" for name in names)
 
 

@@ -23,11 +23,11 @@ from planner.decide.contradictions import refuse_empty
 from planner.decide.estimate_json import answer_dict
 from planner.decide.estimation import Answer, Estimate, check_job, check_strategy, estimate
 from planner.decide.search import Ranking, rank, together
+from planner.decide.space import proposed
 from planner.engines import engine_of
 from planner.parallelism.rules import check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
-from planner.spec.engines import ENGINES
 from planner.spec.layout import strategy_name
 
 SCHEMA = "recommend/1"
@@ -183,7 +183,7 @@ def _whole(question: Question) -> bool:
 def engines_within(question: Question, constraints: Constraints) -> tuple[str, ...]:
     """Engines to look at; refuses when there is none."""
     if constraints.any_runtime:
-        return tuple(ENGINES)
+        return proposed(question)
     engines = launchable_engines(question, constraints.backend)
     if not engines:
         rule = "launches none of the engines there are" if constraints.backend else "is missing: none is installed"

@@ -55,11 +55,18 @@ Allows = Callable[[str, int], bool]
 # -- what a question leaves ----------------------------------------------------------------------------------------
 
 
+def proposed(question: Question) -> tuple[str, ...]:
+    """Engines that a search looks at: all but those that nobody starts a new run with, unless the question names it."""
+    named = question.pins.runtime.engine if question.pins.runtime is not None else None
+    return tuple(name for name, facts in ENGINES.items() if not facts.superseded or name == named)
+
+
 def spaces(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[EngineFacts]:
     """The engines that the question leaves, with the ZeRO stages that it leaves them."""
     pins, strategy = question.pins, question.asked_strategy
+    looked_at = proposed(question) if engines is None else engines
     for facts in ENGINES.values():
-        if engines is not None and facts.name not in engines:
+        if facts.name not in looked_at:
             continue
         if pins.runtime is not None and pins.runtime.engine != facts.name:
             continue

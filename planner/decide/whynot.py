@@ -20,6 +20,7 @@ from planner.decide.contradictions import refuse_empty
 from planner.decide.estimation import Estimate, estimate
 from planner.decide.recommendation import Constraints, Recommendation, engines_within, run_seconds
 from planner.decide.search import rank
+from planner.decide.space import proposed
 from planner.engines import engine_of
 from planner.parallelism.rules import Rule, broken, check
 from planner.spec import Layout
@@ -75,7 +76,7 @@ def _searched(question: Question, limits: Constraints, named: dict[str, Any]) ->
     asked = _pinned(question, named)
     if asked is None:
         return None
-    able = tuple(engine for engine in ENGINES if all(reads(engine, name) for name in named))
+    able = tuple(engine for engine in proposed(asked) if all(reads(engine, name) for name in named))
     launched = tuple(engine for engine in engines_within(question, limits) if engine in able)
     for engines, rules in ((launched, None if limits.any_runtime else launch_rules), (able, None)):
         ranking = rank(asked, 1, engines=engines, more_rules=rules)

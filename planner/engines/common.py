@@ -20,7 +20,7 @@ from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
-from planner.spec import Implementation, Quantization
+from planner.spec import Quantization, Step
 
 MIXED = ("bf16", "fp16", "fp8")
 """Precisions that compute in a narrow format and update fp32 weights."""
@@ -60,7 +60,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "ep": layout.ep,
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
-        "seq_len": case.job.seq_len if parts.attention == "unfused" else 0,
+        "seq_len": case.job.seq_len if parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
         "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
 
@@ -128,7 +128,7 @@ def part_bytes(case: Case, shards: Callable[[Weight], Number]) -> Number:
 
 def packed(case: Case, weight: Weight) -> bool:
     """Whether the weight is held in 4 bits."""
-    return case.job.base_quantization is not None and is_layer_linear(weight)
+    return case.job.base_quantization is not None and is_layer_linear(weight, head=case.parts.packed_head)
 
 
 def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:
@@ -181,7 +181,7 @@ DTENSORS = ("fsdp2", "transformers-tp", "torchtitan")
 strategy in distributed/tensor/_ops)."""
 
 
-def implementation(case: Case) -> Implementation:
+def implementation(case: Case) -> Step:
     """How the optimizer steps. The trainer builds it so, and memory and time count it so.
 
     On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors.

@@ -32,7 +32,7 @@ from planner.engines.ddp import waiting_elements
 from planner.engines.fsdp2_units import Communication, Units, kept, kept_with_table, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment, Weight
-from planner.inventory.forms import CODE_BYTES, is_layer_linear
+from planner.inventory.forms import CODE_BYTES
 from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
 from planner.parallelism.base import ideal_call
@@ -122,7 +122,7 @@ def unit_weight_shards(case: Case, unit: str) -> Number:
     """Bytes of one unit's shards on a rank, as stored."""
     return sum(
         packed_shard_bytes(weight, case.shards(weight), case.job.base_quantization)
-        if case.job.base_quantization is not None and is_layer_linear(weight)
+        if case.job.base_quantization is not None and packed(case, weight)
         else zero.sharded_bytes(
             padded(weight, case.shards(weight)), stored_weight_bytes(case, weight), case.shards(weight)
         )

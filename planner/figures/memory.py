@@ -7,6 +7,7 @@ beside them; the peak is the largest sum. Works on one layout and on columns. No
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -234,13 +235,13 @@ def of_same_lines(layout: Layout) -> Layout:
     return msgspec.structs.replace(layout, micro_batch_size=1, grad_accum=accum, dp_replicate=replicas)
 
 
-def memory_lines(case: Case) -> list[tuple[float, float]]:
-    """(bytes, bytes a sequence of the micro-batch) at every moment of every stage.
+def memory_lines(case: Case, *, first_stage: bool = False) -> list[tuple[float, float]]:
+    """(bytes, bytes a sequence of the micro-batch) at every moment of every stage, or of the first.
 
     That is `peak_bytes` for all micro-batches at once, since an engine's own bytes do not depend on them.
     """
     lines: dict[float, float] = {}
-    for stage in case.stages():
+    for stage in islice(case.stages(), 1 if first_stage else None):
         for slope, start in _stage_lines(case.at(stage)):
             if start > lines.get(slope, -1.0):
                 lines[slope] = start

@@ -11,8 +11,9 @@ import msgspec
 from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
+from planner.engines.common import packed
 from planner.inventory import Weight
-from planner.inventory.forms import is_layer_linear, nf4_element_bytes
+from planner.inventory.forms import nf4_element_bytes
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share
@@ -21,13 +22,13 @@ from planner.spec import Kernels
 PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
 NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
-ROTARY_ACCESSES = {"eager": 10, "fused": 4}
+ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
 LOSS_BYTES = {"eager-fp32": 28, "native": 16, "megatron": 16, "fused-linear": 4}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
-ROTARY_OPERATIONS = {"eager": 10, "fused": 2}
+ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
 GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
 CORE_OPERATIONS = {"flash": 1, "unfused": 8}
 LOSS_OPERATIONS = {"fused-linear": 1}
@@ -287,7 +288,7 @@ def _unpacked_bytes(case: Case, unit: str) -> Number:
     quantization = case.job.base_quantization
     if quantization is None:
         return 0.0
-    elements = sum(weight.elements for weight in case.units()[unit] if is_layer_linear(weight)) + 0.0
+    elements = sum(weight.elements for weight in case.units()[unit] if packed(case, weight)) + 0.0
     return unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes_of(case))
 
 

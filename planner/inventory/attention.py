@@ -9,6 +9,7 @@ from functools import partial
 
 from planner.inventory import fused, ops, rotary
 from planner.inventory.compute import Run
+from planner.inventory.joint import joint_projection
 from planner.inventory.names import names_of
 from planner.inventory.scores import is_math, is_written_out, math_attention, written_out_attention
 from planner.inventory.tape import Tensor
@@ -130,11 +131,13 @@ def _attended(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
     workspace = compute.attention_workspace(k, v)
     attended = ops.flash_attention(tape, q, k, v, heads=heads, workspace=workspace, mask=mask, shared_mask=shared_mask)
     tape.drop(*repeated)
-    return ops.laid_out(tape, attended) if model.family in PARTIAL else attended
+    return ops.laid_out(tape, attended) if _joins(run) else attended
 
 
 def _queries_keys_values(run: Run, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
     tape, model, compute, _ = run
+    if compute.kernels.projections == "joint":
+        return joint_projection(run, x, weights)
     if "qkv" not in weights:
         flat = [compute.linear(tape, x, weights[role], bias=weights.get(f"{role}.bias")) for role in "qkv"]
         if model.family == "opt":  # scales the queries before attention does
@@ -159,7 +162,7 @@ def _rotated(run: Run, x: Tensor) -> Tensor:
     """Rotary positions on all of a head or on a part of it; lets go of x."""
     tape, model, compute, table = run
     ratio = compute.rotary_ratio(model)
-    if model.family not in PARTIAL:
+    if not _joins(run):
         turn = rotary.rotary_halves if model.family == "gpt_oss" else rotary.rotary_eager
         return tape.replaced(x, turn(tape, x, table[:2], ratio=ratio))
     part = model.rotary_dim / model.head_dim
@@ -174,3 +177,8 @@ def _rotated(run: Run, x: Tensor) -> Tensor:
 
 PARTIAL = ("phi", "phi3", "gpt_neox")
 """Families whose code turns a slice of each head and joins it with the rest, be the rest empty."""
+
+
+def _joins(run: Run) -> bool:
+    """Whether what is turned of a head is joined with the rest, by the family's code or by the kernels'."""
+    return run.compute.kernels.rotary == "joined" or run.model.family in PARTIAL

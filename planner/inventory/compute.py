@@ -20,12 +20,14 @@ from planner.spec import Kernels, Lora, ModelSpec
 
 KERNELS = {
     "norm": ("eager-fp32", "fused", "native"),
-    "rotary": ("eager", "fused"),
+    "projections": ("own", "joint"),
+    "rotary": ("eager", "joined", "fused"),
     "attention": ("flash", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
-    "loss": ("eager-fp32", "native", "megatron", "nanotron", "fused-linear"),
+    "loss": ("eager-fp32", "native", "megatron", "nanotron", "chunked", "chunked-fp32", "fused-linear"),
     "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered"),
+    "packed_input": ("dropped", "kept"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
 means)."""
@@ -45,8 +47,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
     `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
-    (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above` (None: of
-    none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
+    (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above`
+    (None: of none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
@@ -139,7 +141,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
 
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters, QLoRA packs the layers' matrices."""
-        if self.layer_form != "plain" and is_layer_linear(weight):
+        if self.layer_form != "plain" and is_layer_linear(weight, head=self.kernels.packed_head):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
         return weight if self.lora is None or weight.adapter else msgspec.structs.replace(weight, trainable=False)
 
@@ -161,32 +163,39 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
     ) -> Tensor:
         """A linear module, with its adapter when it is one of the targets."""
-        copied = self.autocast and self.element_bytes < self.weight_bytes
-        local, codes = self.local(self.trained(weight)), weight.elements * CODE_BYTES
-        output = ops.linear(
+        base, lora = self.base_linear(tape, x, weight, term, bias), self.adapter_of(weight)
+        if lora is None:
+            return base
+        return with_adapter(
             tape,
             x,
-            local,
+            base,
+            self.local(self.trained(weight)),
+            lora,
+            adapter_bytes=self.adapter_bytes,
+            product_bytes=self.adapter_product_bytes,
+            casts_input=not self.autocast or self.on_cpu,
+            mask_bytes=self.mask_bytes,
+        )
+
+    def base_linear(
+        self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
+    ) -> Tensor:
+        """A linear module without its adapter."""
+        copied = self.autocast and self.element_bytes < self.weight_bytes
+        codes = weight.elements * CODE_BYTES
+        return ops.linear(
+            tape,
+            x,
+            self.local(self.trained(weight)),
             element_bytes=self.element_bytes,
             copies_weight=copied,
             caches_copy=copied,
             keeps_input=self.linear_keeps_input,
             keeps_codes=self.codes_kept_above is not None and codes > self.codes_kept_above,
+            keeps_packed_input=self.kernels.packed_input == "kept",
             term=term,
             bias=None if bias is None else self.local(bias),
-        )
-        lora = self.adapter_of(weight)
-        if lora is None:
-            return output
-        return with_adapter(
-            tape,
-            x,
-            output,
-            local,
-            lora,
-            adapter_bytes=self.adapter_bytes,
-            product_bytes=self.adapter_product_bytes,
-            casts_input=not self.autocast or self.on_cpu,
         )
 
     def norm(
@@ -210,6 +219,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
 
     def dropout(self, tape: Tape, x: Tensor, probability: float) -> Tensor:
         """Dropout, with the mask of this device's kernel; takes over the variable."""
+        probability = probability if self.kernels.dropouts else 0.0
         return tape.replaced(x, ops.dropout(tape, x, probability, self.mask_bytes / self.element_bytes))
 
 

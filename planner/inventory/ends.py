@@ -141,6 +141,21 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         loss = fused.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes)
         tape.drop(normal)
         return loss
+    # LitGPT's pieces are those of fine-tuning with adapters alone.
+    if loss_kernel == "chunked" or (loss_kernel == "chunked-fp32" and not compute.trained(head).trainable):
+        tape.enter("loss")
+        in_fp32 = loss_kernel == "chunked-fp32"
+        loss = fused.chunked_cross_entropy(
+            tape,
+            normal,
+            compute.local(compute.trained(head)),
+            element_bytes=compute.element_bytes,
+            share=fused.CHUNK / max(fused.CHUNK, compute.seq_len) if in_fp32 else 1 / fused.PIECES,
+            fp32_results=in_fp32,
+            keeps_packed_input=compute.kernels.packed_input == "kept",
+        )
+        tape.drop(normal)
+        return loss
     logits = compute.linear(tape, normal, head, term=LOGITS, bias=weights.get("lm_head.bias"))
     tape.enter("loss")
     logits = compute.gather_logits(tape, logits, head)

@@ -24,9 +24,11 @@ NF4 = ("nf4", "nf4-double")
 """Forms of 4-bit weights: with fp32 scales, and with scales that are quantised too."""
 
 
-def is_layer_linear(weight: Weight) -> bool:
-    """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms, embedding and head stay."""
-    return weight.unit not in ("embed", "tail") and len(weight.shape) == 2 and not weight.adapter
+def is_layer_linear(weight: Weight, *, head: bool = False) -> bool:
+    """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms and embedding stay, and the
+    head unless it is asked for."""
+    inside = weight.unit not in ("embed", "tail") or (head and weight.name == "lm_head")
+    return inside and len(weight.shape) == 2 and not weight.adapter
 
 
 @formula(unit="bytes", source="QLoRA, Dettmers et al. 2023, section 3: fp32 scales of 64, or 8-bit ones scaled by 256")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planner.inventory.ops import cast, copied, dropout, product_of
+from planner.inventory.forms import NF4
+from planner.inventory.ops import cast, copied, dropout, product_of, unpacked
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 
@@ -177,6 +178,64 @@ def linear_cross_entropy(tape: Tape, x: Tensor, weight: Weight, *, element_bytes
 
     kept = (input_grad,) if weight_grad is None else (input_grad, weight_grad)
     tape.record(loss, kept, backward)
+    tape.weight = 0
+    tape.drop(*kept)
+    return loss
+
+
+CHUNK = 128
+"""Tokens of a sequence in a piece of LitGPT's head and loss (lm_head_chunk_size, chunked_cross_entropy)."""
+PIECES = 8
+"""Pieces of a sequence in torchtune's (CEWithChunkedOutputLoss, num_output_chunks)."""
+
+
+def chunked_cross_entropy(
+    tape: Tape,
+    x: Tensor,
+    weight: Weight,
+    *,
+    element_bytes: float,
+    share: float,
+    fp32_results: bool,
+    keeps_packed_input: bool = False,
+) -> Tensor:
+    """Head and loss on pieces of the sequence, of which all logits stay; a piece has `share` of the tokens.
+
+    torchtune's logits stay in the head's format, and fp32 copies and log-probabilities are a piece's
+    (modules/loss/ce_chunked_output_loss.py, compiled). LitGPT's become fp32 all together (`fp32_results`, Fabric's
+    convert_output): the training loop holds these, the graph their log-probabilities. Backward makes a piece's
+    gradients in fp32, then in the head's format; gradients of a trained head are added up piece by piece.
+    """
+    vocab, hidden = weight.features
+    rows = x.size.per_token / (element_bytes * hidden)
+    narrow, wide = (Size(per_token=rows * vocab * each) for each in (element_bytes, 4.0))
+    needs_grad = x.needs_grad or weight.trainable
+    tape.weight = weight.elements
+    plain = unpacked(tape, weight, element_bytes, twice=keeps_packed_input)
+    logits = tape.new(narrow, needs_grad=needs_grad, term=LOGITS)
+    tape.release(*plain)
+    kept = [logits]
+    if fp32_results:
+        kept = [tape.new(wide, term=LOGITS)]
+        tape.drop(logits)
+        kept.append(tape.new(wide, term=LOGITS))
+    else:
+        tape.release(tape.allocate(wide * share, LOGITS), tape.allocate(wide * share, LOGITS))
+    loss = tape.new(Size(fixed=4.0), needs_grad=needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.release(tape.allocate(wide * share, LOGITS), tape.allocate(wide * share, LOGITS))
+        piece = tape.allocate(narrow * share, LOGITS)
+        again = unpacked(tape, weight, element_bytes, twice=keeps_packed_input)
+        if weight.trainable:
+            summed = tape.allocate(Size(fixed=weight.elements * element_bytes))
+            tape.weight_grad(weight.elements)
+            tape.release(summed)
+        tape.grad_of(x)
+        tape.release(piece, *again)
+
+    keeps_x = weight.trainable or (weight.form in NF4 and keeps_packed_input)
+    tape.record(loss, (*kept, x) if keeps_x else kept, backward)
     tape.weight = 0
     tape.drop(*kept)
     return loss

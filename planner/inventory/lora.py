@@ -1,4 +1,4 @@
-"""Low-rank adapters: their weights, and what a linear module does with one beside it (peft's LoRA, dropout 0).
+"""Low-rank adapters: their weights, and what a linear module does with one beside it (peft's LoRA).
 
 Source of the method: Hu et al. 2021. Not here: which modules a model has (attention.py, block.py).
 """
@@ -6,7 +6,7 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 from __future__ import annotations
 
 from planner.inventory.forms import NF4
-from planner.inventory.ops import add, cast, cloned, linear, scaled
+from planner.inventory.ops import add, cast, cloned, dropout, linear, scaled
 from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Weight
 from planner.spec import Lora
@@ -48,9 +48,10 @@ def with_adapter(
     adapter_bytes: float,
     product_bytes: float,
     casts_input: bool,
+    mask_bytes: float,
 ) -> Tensor:
-    """`base + B(A(x)) * scaling`, of what the frozen `weight` made of x; takes over the base's variable. peft casts x
-    to the adapter's own format first.
+    """`base + B(A(dropout(x))) * scaling`, of what the frozen `weight` made of x; takes over the base's variable. peft
+    casts x to the adapter's own format first.
 
     Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
     peft clones the base's result, casts the adapter's to its format before it adds them (elsewhere their sum), and
@@ -62,10 +63,12 @@ def with_adapter(
         base = tape.replaced(base, cloned(tape, base))
     casts = casts_input or not packed
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
+    dropped = dropout(tape, wide, lora.dropout, mask_bytes * weight.features[1] / wide.size.per_token)
+    tape.drop(wide)
     copied = product_bytes < adapter_bytes
-    down = linear(tape, wide, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
+    down = linear(tape, dropped, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
-    tape.drop(wide, down)
+    tape.drop(dropped, down)
     beside = tape.replaced(up, scaled(tape, up))
     if packed:
         beside = tape.replaced(beside, cast(tape, beside, base.size.per_token / beside.size.per_token))

@@ -28,6 +28,7 @@ def linear(
     caches_copy: bool = False,
     keeps_input: bool = False,
     keeps_codes: bool = False,
+    keeps_packed_input: bool = False,
     term: str = TEMPORARIES,
     bias: Weight | None = None,
     share: float = 1.0,
@@ -53,7 +54,7 @@ def linear(
         if caches_copy and weight.trainable:
             tape.cache(copies[0])
     tape.weight = in_use = fetched_elements(weight, element_bytes)
-    forms = _forms(tape, weight, inner.size, element_bytes)
+    forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input)
     tape.reach(weight.name)
     output = tape.new(
         Size(per_token=out_features * element_bytes * share), needs_grad=x.needs_grad or weight.trainable, term=term
@@ -65,7 +66,7 @@ def linear(
 
     def backward(grad: Storage) -> None:
         regathered = tape.allocate(inner.size) if regathers else None
-        again = _forms(tape, weight, grad.size, element_bytes)
+        again = _forms(tape, weight, grad.size, element_bytes, twice=keeps_packed_input)
         if weight.form in NF4:
             tape.release(again.pop())  # scales are gone once the weight is unpacked
         if weight.trainable:
@@ -78,7 +79,8 @@ def linear(
             tape.release(regathered)
 
     # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
-    kept_input = (kept,) if weight.trainable or (keeps_input and weight.form not in NF4) else ()
+    keeps = keeps_packed_input if weight.form in NF4 else keeps_input
+    kept_input = (kept,) if weight.trainable or keeps else ()
     kept_copy = copies if inner.needs_grad else ()
     if keeps_codes and inner.needs_grad and weight.form in NF4 and tape.phase == "forward":
         tape.weight = 0  # what was gathered for the product is what is kept
@@ -99,11 +101,22 @@ def fetched_elements(weight: Weight, element_bytes: float) -> int:
     return round(weight.elements * CODE_BYTES / element_bytes) if weight.form in NF4 else weight.elements
 
 
-def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float) -> list[Storage]:
-    """What a product makes of its operands in another format and lets go: `other` is the size of the second one."""
+def unpacked(tape: Tape, weight: Weight, element_bytes: float, *, twice: bool = False) -> list[Storage]:
+    """What a product makes of a 4-bit weight and lets go; nothing of another."""
+    return _forms(tape, weight, NOTHING, element_bytes, twice=twice) if weight.form in NF4 else []
+
+
+def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float, *, twice: bool = False) -> list[Storage]:
+    """What a product makes of its operands in another format and lets go: `other` is the size of the second one. A
+    4-bit weight that comes in fp16 is copied to the product's format (`twice`)."""
     if weight.form in NF4:
         scales = tape.allocate(Size(fixed=unpacked_scale_bytes(weight)))
-        return [tape.allocate(Size(fixed=weight.elements * element_bytes)), scales]
+        whole = Size(fixed=weight.elements * element_bytes)
+        copy = tape.allocate(whole)
+        if twice:
+            came, copy = copy, tape.allocate(whole)
+            tape.release(came)
+        return [copy, scales]
     if weight.form == "fp8":
         return [tape.allocate(Size(fixed=float(weight.elements))), tape.allocate(other * (1 / element_bytes))]
     return []

@@ -15,7 +15,7 @@ import msgspec
 from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
-from planner.spec import Implementation, Optimizer
+from planner.spec import Optimizer, Step
 
 FP32 = float(BYTES["fp32"])
 BLOCK_8BIT = 256
@@ -159,27 +159,30 @@ def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number
     return peak * element_bytes
 
 
-def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
+def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
     """One kernel does the whole update in place."""
     return 0.0 * next(tensor.elements for tensors, _ in units for tensor in tensors)
 
 
-def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
-    """torch/optim/adam.py: of lists the root of the second moment; in the loop the last denominator beside two of the
-    current tensor; torch._fused_adamw_ writes nothing but weights and moments."""
+def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+    """torch/optim/adam.py: of lists the root of the second moment (torch 2.0: and its sum with epsilon); in the loop
+    the last denominator beside two of the current tensor; torch._fused_adamw_ writes nothing but weights and
+    moments."""
     if step == "fused":
         return _no_temporaries(units, element_bytes, settings, step)
-    return _loop(units, element_bytes, 2, _two_at_once) if step == "for-loop" else _lists(units, element_bytes)
+    if step == "for-loop":
+        return _loop(units, element_bytes, 2, _two_at_once)
+    return _lists(units, element_bytes) * (2 if step == "foreach-2.0" else 1)
 
 
-def _sgd_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
+def _sgd_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
     """The decayed gradient, but in the one kernel."""
     if step == "fused" or not settings.weight_decay:
         return _no_temporaries(units, element_bytes, settings, step)
     return _loop(units, element_bytes, 1, lambda _, now: now) if step == "for-loop" else _lists(units, element_bytes)
 
 
-def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
+def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
     """fp32 throughout: the last tensor's update beside the square of the current gradient and that with epsilon;
     16-bit weights and gradients have fp32 copies too."""
     if element_bytes == FP32:
@@ -187,7 +190,7 @@ def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimiz
     return _loop(units, FP32, 4, lambda before, now: before + 4 * now)
 
 
-def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Implementation) -> Number:
+def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
     """Newton-Schulz of the largest matrix, or AdamW on everything else."""
     peak: Number = 0.0
     others = [([tensor for tensor in tensors if not tensor.muon], times) for tensors, times in units]
@@ -210,15 +213,15 @@ class UpdateRule(msgspec.Struct, frozen=True):
     latter two is how the step is done."""
 
     state: Callable[[Tensor, float, Optimizer], Number]
-    temporaries: Callable[[Units, float, Optimizer, Implementation], Number]
-    moved: Callable[[float, Optimizer, Implementation], float]
+    temporaries: Callable[[Units, float, Optimizer, Step], Number]
+    moved: Callable[[float, Optimizer, Step], float]
 
 
-def _adamw_moved(element_bytes: float, settings: Optimizer, step: Implementation) -> float:
+def _adamw_moved(element_bytes: float, settings: Optimizer, step: Step) -> float:
     return element_bytes * (FUSED_ADAMW_ACCESSES if step == "fused" else ADAMW_ACCESSES)
 
 
-def _sgd_moved(element_bytes: float, settings: Optimizer, step: Implementation) -> float:
+def _sgd_moved(element_bytes: float, settings: Optimizer, step: Step) -> float:
     if step == "fused":
         return element_bytes * (FUSED_SGD_ACCESSES + (FUSED_MOMENTUM_ACCESSES if settings.momentum else 0))
     decay, momentum = DECAY_ACCESSES if settings.weight_decay else 0, MOMENTUM_ACCESSES if settings.momentum else 0
@@ -258,12 +261,12 @@ def state_bytes(settings: Optimizer, tensor: Tensor, element_bytes: float) -> Nu
     return RULES[settings.name].state(tensor, element_bytes, settings)
 
 
-def temporaries(settings: Optimizer, units: Units, element_bytes: float, step: Implementation) -> Number:
+def temporaries(settings: Optimizer, units: Units, element_bytes: float, step: Step) -> Number:
     """Bytes beside weights, gradients and states at the fullest moment of a step that is done that way."""
     return RULES[settings.name].temporaries(units, element_bytes, settings, step)
 
 
-def moved_bytes(settings: Optimizer, element_bytes: float, step: Implementation) -> float:
+def moved_bytes(settings: Optimizer, element_bytes: float, step: Step) -> float:
     """Bytes read and written for each element a rank updates in a step that is done that way."""
     return RULES[settings.name].moved(element_bytes, settings, step)
 

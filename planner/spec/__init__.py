@@ -5,11 +5,11 @@ from planner.spec.cluster import Gpu as Gpu
 from planner.spec.cluster import Link as Link
 from planner.spec.cluster import Nics as Nics
 from planner.spec.cluster import Tier as Tier
-from planner.spec.job import Implementation as Implementation
 from planner.spec.job import Lora as Lora
 from planner.spec.job import Optimizer as Optimizer
 from planner.spec.job import Quantization as Quantization
 from planner.spec.job import Recipe as Recipe
+from planner.spec.job import Step as Step
 from planner.spec.job import TrainingJob as TrainingJob
 from planner.spec.layout import Layout as Layout
 from planner.spec.model import Mla as Mla

@@ -36,6 +36,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
+    superseded: bool = False  # predicted where it is named, proposed to nobody
     apart: str = ""  # the axis of which a block of columns holds one value: the engine's bounds in columns need it
 
     @property
@@ -76,6 +77,15 @@ _RECORDS = (
         sync=(False, True),
         adapters=True,
         offloads=OFFLOADS,
+    ),
+    EngineFacts(
+        name="fsdp1",
+        runtime="pytorch-fsdp1",
+        superseded=True,
+        zero_stages=(3,),
+        usual_stage=3,
+        sync=(False, True),
+        adapters=True,
     ),
     EngineFacts(
         name="deepspeed",

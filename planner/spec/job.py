@@ -10,6 +10,8 @@ Precision = Literal["fp32", "bf16", "fp16", "pure-bf16", "fp8"]
 Method = Literal["full", "lora", "qlora"]
 OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
 Implementation = Literal["fused", "foreach", "for-loop"]
+Step = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
+"""How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
 Packing = Literal["padded", "packed"]
 Storage = Literal["bf16", "uint8"]
 
@@ -17,13 +19,15 @@ Storage = Literal["bf16", "uint8"]
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """Low-rank adapters (Hu et al. 2021) on the named linear modules of every layer.
 
-    `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32.
+    `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32. `dropout` is the share of an
+    adapter's input that is zeroed.
     """
 
     rank: int = 8
     alpha: int = 16
     targets: tuple[str, ...] = ("q_proj", "v_proj")
     upcast_adapters: bool = True
+    dropout: float = 0.0
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

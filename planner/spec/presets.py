@@ -17,7 +17,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.units import GB, GIB, MICRO, TERA
-from planner.spec import Cluster, Gpu, Implementation, Kernels, Link, ModelSpec, Nics, Runtime, Tier
+from planner.spec import Cluster, Gpu, Kernels, Link, ModelSpec, Nics, Runtime, Step, Tier
 from planner.spec.model_rules import check_model
 from planner.spec.options import LARGEST_COUNT
 from planner.spec.preset_files import (
@@ -110,7 +110,7 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine: str
     kernels: str
     backend: str | None = None
-    adamw_implementation: Implementation = "foreach"
+    adamw_implementation: Step = "foreach"
     sources: dict[str, str] = {}
 
 

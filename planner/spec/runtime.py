@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.spec.job import Implementation
+from planner.spec.job import Step
 
 
 class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,9 +25,17 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `vocab_parallel` whether the embedding and the head are split too, `head_parallel` whether the head alone is,
     `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept apart: by a `mask`
     of numbers that all layers add to their scores, or by kernels that are told their lengths (`varlen`).
+    `projections` says whether queries, keys and values are as many matrices as in Transformers' code of the family
+    (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit
+    weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
+    the head is quantised with the layers, `dropouts` whether the dropouts of the family's configuration are in the
+    code.
     """
 
     norm: str = "eager-fp32"
+    projections: str = "own"
+    adapted_parts: tuple[str, ...] = ("q", "k", "v")
+    packed_input: str = "dropped"
     rotary: str = "eager"
     attention: str = "flash"
     mlp: str = "eager"
@@ -37,6 +45,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vocab_parallel: bool = False
     head_parallel: bool = False
     loss_parallel: bool = False
+    packed_head: bool = False
+    dropouts: bool = True
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +54,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `parts` is the kernels preset by value; `allocator` is filled by the question from its calibration.
     `adamw_implementation` is how it steps AdamW on GPUs where the job leaves that open; foreach where a plan does not
-    say, as torch chooses by itself and every plan was made before the field.
+    say, as torch chooses by itself and every plan was made before the field. `adapter_units` is whether the first FSDP
+    wraps adapters in units of their own (peft's fsdp_auto_wrap_policy), beside frozen ones.
     """
 
     name: str
@@ -52,5 +63,6 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: str
     parts: Kernels = Kernels()
     backend: str | None = None
-    adamw_implementation: Implementation = "foreach"
+    adamw_implementation: Step = "foreach"
+    adapter_units: bool = False
     allocator: Allocator = Allocator()

@@ -216,3 +216,11 @@ def test_a_column_of_shards_answers_as_each_number_does():
     column = state_bytes(settings, Tensor((512, 64), 512 * 64 / shards, shards), 4)
 
     assert list(column) == [state_bytes(settings, Tensor((512, 64), 512 * 64 / n, n), 4) for n in shards]
+
+
+def test_lists_of_torch_2_0_hold_two_results_of_every_tensor() -> None:
+    """Adam's root and its sum with epsilon, out of place."""
+    units = [([Tensor((4096, 11008), 4096 * 11008)], 32)]
+    one, two = (optimizers.temporaries(Optimizer(), units, 4.0, step) for step in ("foreach", "foreach-2.0"))
+
+    assert two == 2 * one == 2 * 4 * 32 * 4096 * 11008

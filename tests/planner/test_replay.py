@@ -91,7 +91,10 @@ def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
     append_rows(path, rows[:3])
     append_rows(path, rows[3:])
 
-    assert read_rows([path]) == [msgspec.structs.replace(row, file="again") for row in rows]
+    # A plan of before a field is written with it, and so with another hash.
+    plans = [row.plan.sealed() if row.plan is not None else None for row in rows]
+    written = [msgspec.structs.replace(row, plan=plan, file="again") for row, plan in zip(rows, plans, strict=True)]
+    assert read_rows([path]) == written
     assert b"null" not in encode_row(rows[-1])
 
 

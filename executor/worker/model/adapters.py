@@ -37,7 +37,12 @@ def _config(lora: Lora, **more: Any) -> Any:
     from peft import LoraConfig
 
     return LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none", **more
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(lora.targets),
+        lora_dropout=lora.dropout,
+        bias="none",
+        **more,
     )
 
 

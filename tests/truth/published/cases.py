@@ -8,7 +8,7 @@ row, which the score counts, or the reason why the row cannot be predicted. Not 
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -18,7 +18,7 @@ from planner.engines import engine_of, nanotron
 from planner.inventory import default_lora, lora_targets
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
-from planner.spec import Implementation, Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, TrainingJob, presets
+from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, Step, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
 from tests.truth.published import sources
@@ -92,6 +92,11 @@ def memory_kind(row: WordRow) -> str | None:
     return sources.MEMORY_KINDS.get(measured.memory_kind or "") or _quirk(row).memory or "reserved"
 
 
+def memory_stage(row: WordRow) -> Literal["fullest", "first"]:
+    """The pipeline stage whose peak the source logs."""
+    return _quirk(row).memory_stage or row.measured.memory_stage
+
+
 # -- whose code ----------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +145,7 @@ def _runtime(row: WordRow, facts: RowRuntime | None, stage: str) -> Runtime:
     return _RUNTIMES[key]
 
 
-def _steps(row: WordRow, facts: RowRuntime | None) -> Implementation:
+def _steps(row: WordRow, facts: RowRuntime | None) -> Step:
     """How AdamW stepped: as the row says, else as its source does at that version, else in lists."""
     if row.layout.optimizer_implementation is not None:
         return row.layout.optimizer_implementation
@@ -151,7 +156,7 @@ def _steps(row: WordRow, facts: RowRuntime | None) -> Implementation:
 
 
 def _made_runtime(
-    name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any], steps: Implementation
+    name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any], steps: Step
 ) -> Runtime:
     preset = facts.presets.get(stage, facts.presets.get("*"))
     if preset is None:
@@ -216,7 +221,13 @@ def _lora(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes
         notes.add(f"adapters on q and v: on {', '.join(names)}")
     if unknown := sorted(set(names) - set(legal)):
         raise CannotPredict(f"adapted modules that {model.name} does not have: {', '.join(unknown)}")
-    return Lora(rank=stated.rank, alpha=stated.alpha or 2 * stated.rank, targets=names, upcast_adapters=upcast)
+    return Lora(
+        rank=stated.rank,
+        alpha=stated.alpha or 2 * stated.rank,
+        targets=names,
+        upcast_adapters=upcast,
+        dropout=facts.dropout if facts is not None else 0.0,
+    )
 
 
 def _precision(row: WordRow, facts: RowRuntime | None, notes: Notes) -> str:
@@ -313,7 +324,7 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
 
 def _batches(row: WordRow, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[int, int]:
     stated = row.layout
-    micro, accum, batch = stated.micro_batch, stated.grad_accum, stated.global_batch
+    micro, accum, batch = stated.micro_batch, stated.grad_accum, stated.global_batch or filled.get("global_batch")
     accum = accum or (filled.get("grad_accum") if batch is None or micro is None else None)
     if micro is None and batch is not None and accum is not None and batch % (dp * accum) == 0:
         micro = batch // (dp * accum)

@@ -14,7 +14,7 @@ from planner.calibrate.asked import Asked, CannotPredict, asked
 from planner.calibrate.collective import group
 from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
-from tests.truth.published.cases import memory_kind, row_case
+from tests.truth.published.cases import memory_kind, memory_stage, row_case
 from tests.truth.published.machines import known_cluster
 from tests.truth.published.rows import WordRow, word_row
 
@@ -28,6 +28,7 @@ def question(row: Row) -> Asked:
     """A row with its question, or with the reason why there is none."""
     if not isinstance(row, WordRow):
         return asked(row)
+    row = msgspec.structs.replace(row, measured=msgspec.structs.replace(row.measured, memory_stage=memory_stage(row)))
     found = Asked(row=row, label=label(row), memory_kind=memory_kind(row))
     try:
         if row.collective is not None:

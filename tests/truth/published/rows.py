@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from planner.calibrate.rows import Positive, Row, decoded, keys_of, row_of
-from planner.spec import Implementation
+from planner.spec import Step
 from planner.spec.model_rules import LARGEST
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**30)]
@@ -85,7 +85,7 @@ class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     recompute: str | None = None
     precision: str | None = None
     optimizer: str | None = None
-    optimizer_implementation: Implementation | None = None
+    optimizer_implementation: Step | None = None
     compile: bool | None = None
     attention: str | None = None
     sequence_parallel: bool | None = None

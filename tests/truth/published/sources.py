@@ -7,11 +7,11 @@ is counted as an assumption of each row that needs it. Not here: the mapping (ca
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from planner.spec import Implementation
+from planner.spec import Step
 
 
 class RowRuntime(msgspec.Struct, frozen=True):
@@ -33,7 +33,8 @@ class RowRuntime(msgspec.Struct, frozen=True):
     guess: str = ""
     uncast: tuple[str, ...] = ()
     upcasts_adapters: bool = False
-    steps: Implementation = "foreach"
+    dropout: float = 0.0
+    steps: Step = "foreach"
     source: str = ""
 
 
@@ -71,16 +72,19 @@ RUNTIMES: dict[str, RowRuntime] = {
         source="InternLM/InternEvo, doc/en/train_performance.md; its own kernels were not read",
     ),
     "litgpt": RowRuntime(
-        {"single": "accelerate-single", "ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
-        parts={"loss": "native"},
+        {"single": "litgpt-single", "ddp": "accelerate-ddp", "zero3": "litgpt-fsdp"},
+        kernels="litgpt",
         uncast=("bf16-true",),
-        guess="LitGPT's modules as Transformers' with a 16-bit loss, Lightning Fabric as Accelerate",
+        dropout=0.05,
+        guess="Lightning Fabric as Accelerate",
         source="Lightning-AI/litgpt, tutorials/resource-tables.md: --precision bf16-true",
     ),
     "torchtune": RowRuntime(
-        {"single": "accelerate-single", "ddp": "accelerate-ddp", "fsdp2": "accelerate-fsdp2"},
+        {"single": "torchtune-single", "ddp": "accelerate-ddp", "fsdp2": "torchtune-fsdp2"},
+        parts={"loss": "eager-fp32"},
         compiled=COMPILED,
         uncast=("bf16",),
+        steps="fused",
         guess="torchtune's modules as Transformers', torch.compile as fused norm, rotary and MLP",
         source="pytorch/torchtune, recipes: dtype bf16 means weights, gradients and states in bf16",
     ),
@@ -108,6 +112,7 @@ class Quirk(msgspec.Struct, frozen=True):
     seq_len: tuple[tuple[str, int], ...] = ()
     network: str | None = None
     memory: str | None = None
+    memory_stage: Literal["fullest", "first"] | None = None
     note: str = ""
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()
     refuse: tuple[tuple[str, str], ...] = ()
@@ -118,6 +123,8 @@ QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
         network="EFA",
         memory="reserved",
+        # nanotron 67c5ebb6 (branch nouamane/bench2): world rank 0 alone logs, which is on the first stage.
+        memory_stage="first",
         note="memory kind not stated: held against reserved",
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
@@ -131,8 +138,16 @@ QUIRKS: dict[str, Quirk] = {
         note="accumulation not stated: 1",
     ),
     "QwenLM/Qwen": Quirk(
-        memory="reserved",
-        note="memory kind not stated: held against reserved",
+        runtime=RowRuntime(
+            {"single": "accelerate-single", "zero2": "deepspeed-zero", "zero3": "deepspeed-zero"},
+            own=True,
+            upcasts_adapters=True,
+            dropout=0.05,
+            steps="foreach-2.0",
+            source="QwenLM/Qwen, finetune.py (LoraArguments) and README.md (torch 2.0)",
+        ),
+        memory="device",
+        note="memory kind not stated: as the card shows it",
         # finetune/ds_config_zero2.json and ds_config_zero3.json: optimizer AdamW, which DeepSpeed makes its FusedAdam
         # (runtime/engine.py, _configure_basic_optimizer); finetune.py alone leaves torch 2.0 its lists.
         fused="zero",
@@ -153,7 +168,7 @@ QUIRKS: dict[str, Quirk] = {
     "pytorch/torchtune": Quirk(
         layout=(("", {"recompute": "full", "grad_accum": 1}),),
         # CEWithChunkedOutputLoss: logits in 16 bits, in pieces that are upcast one at a time.
-        parts=((r"models table|chunked CE|activation checkpointing", {"loss": "native"}),),
+        parts=((r"models table|chunked CE|activation checkpointing", {"loss": "chunked"}),),
         refuse=(
             (r"unpacked alpaca", "sequences shorter than the stated most, by how much is not stated"),
             (r"\+optimizer in backward", "an optimizer step inside backward is not modelled"),
@@ -161,7 +176,10 @@ QUIRKS: dict[str, Quirk] = {
     ),
     "Lightning-AI/litgpt": Quirk(
         # finetune/lora.py of 2023: a Block is checkpointed under FSDP, nothing on one device.
-        layout=(("on 1 GPU", {"recompute": "none"}), ("on Multiple GPUs", {"recompute": "full"})),
+        layout=(
+            ("on 1 GPU", {"recompute": "none", "global_batch": 128}),
+            ("on Multiple GPUs", {"recompute": "full", "global_batch": 128}),
+        ),
         # tutorials/resource-tables.md: the longest example of Alpaca in each model's tokens; batches are padded to it.
         seq_len=(("phi-1.5", 1044), ("stablelm-alpha-3b", 1034), ("llama-2-.*", 1304), ("falcon-40b", 1079)),
         note="length of the longest example, to which a batch is padded",
