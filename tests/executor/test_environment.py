@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from executor.run.launch import script_environment
 from executor.system.environment import MASK, added, inherited, is_secret, masked
 from planner.basics.errors import PlannerError
 
@@ -59,3 +60,35 @@ def test_values_of_secrets_and_users_of_addresses_are_masked():
     shown = masked({"WANDB_API_KEY": "k", "FOO": "bar", "https_proxy": "http://me:pw@proxy:3128/x"})
 
     assert shown == {"WANDB_API_KEY": MASK, "FOO": "bar", "https_proxy": f"http://{MASK}@proxy:3128/x"}
+
+
+# -- a script of one's own -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "on_cpu"),
+    [
+        ("single", {"ACCELERATE_USE_CPU": "true"}),
+        ("ddp", {"ACCELERATE_USE_CPU": "true"}),
+        ("fsdp2", {"ACCELERATE_TORCH_DEVICE": "cpu"}),
+        ("transformers-tp", {"CUDA_VISIBLE_DEVICES": ""}),
+        ("deepspeed-pipeline", {"DS_ACCELERATOR": "cpu"}),
+    ],
+)
+def test_only_a_cpu_is_told_to_a_script_beside_deepspeeds_file(engine: str, on_cpu: dict[str, str]) -> None:
+    file = "/runs/a b/ds.json"
+
+    assert script_environment(engine, "cpu", None) == on_cpu
+    assert script_environment(engine, "cuda", None) == {}
+    if engine == "deepspeed-pipeline":
+        assert script_environment(engine, "cuda", file) == {"MESHWRIGHT_DEEPSPEED_CONFIG": file}
+
+
+def test_accelerator_finds_deepspeeds_file_by_its_own_variables() -> None:
+    file = "/runs/a b/ds.json"
+
+    assert script_environment("deepspeed", "cuda", file) == {
+        "MESHWRIGHT_DEEPSPEED_CONFIG": file,
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": file,
+    }

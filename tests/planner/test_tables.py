@@ -1,0 +1,44 @@
+"""What all layers share of the positions: cosines and sines, ALiBi's line, masks; bytes a position or token by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planner.inventory.compute import Compute
+from planner.inventory.ends import rotary_tables
+from planner.inventory.tape import Tape
+from planner.inventory.tensors import Size
+from planner.spec import presets
+
+NARROW = Compute(2, 2)
+
+
+def sizes(model: str, compute: Compute = NARROW) -> list[Size]:
+    return [tensor.size for tensor in rotary_tables(Tape(), presets.model(model), compute)]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("llama-3-8b", [Size(per_position=2 * 128)] * 2),
+        ("phi-2", [Size(per_position=2 * 32)] * 2),  # 40 % of a head of 80
+        ("gpt-oss-20b", [Size(per_position=64), Size(per_position=64), Size(per_pair=4)]),  # half of a head of 64
+        ("gemma-3-1b", [Size(per_position=2 * 2 * 256)] * 2),  # one pair for sliding layers, one for the others
+        ("deepseek-v2-lite", [Size(per_position=4 * 64)]),  # complex numbers of two fp32
+        ("bloom-560m", [Size(per_token=2 * 16), Size(per_pair=2)]),  # ALiBi's line of 16 heads, and scores' mask
+        ("gpt2", []),
+    ],
+)
+def test_tables_by_hand(model: str, expected: list[Size]) -> None:
+    assert sizes(model) == expected
+
+
+def test_packed_documents_have_positions_of_their_own_and_one_mask_of_numbers() -> None:
+    packed = msgspec.structs.replace(NARROW, masked=True)
+
+    assert sizes("llama-3-8b", packed) == [Size(per_token=2 * 128)] * 2 + [Size(per_pair=2)]
+
+
+def test_tables_of_fp32_weights_are_twice_as_wide() -> None:
+    assert sizes("llama-3-8b", Compute(4, 2, autocast=True)) == [Size(per_position=4 * 128)] * 2
