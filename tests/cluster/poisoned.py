@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from executor.folder.rundir import write_of_rank
 from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
 from executor.worker.engines.base import Engine, NotFinite
-from executor.worker.mesh import write_json
 from executor.worker.meter.meter import Unmetered
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.world import cpu
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     except NotFinite as error:
         raised = str(error.norm)
     found = {"norm": norm, "moved": not same(begun, stepped), "raised": raised, "kept": same(stepped, weights(engine))}
-    write_json(folder / "poisoned" / f"rank-{dist.get_rank()}.json", found)
+    write_of_rank(folder, "poisoned", dist.get_rank(), found)
     dist.barrier()
     dist.destroy_process_group()
     return 0

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from drive import NoFiles, small_plan
@@ -184,6 +185,11 @@ def test_a_start_that_fails_for_a_reason_that_torch_names_is_not_tried_again(fol
     assert done.attempts == ()
 
 
+def told(answer: CompletedProcess[str]) -> tuple[int, str, str]:
+    """An answer without the words that it was asked with."""
+    return answer.returncode, answer.stdout, answer.stderr
+
+
 def test_an_agent_reads_a_configuration_as_a_process_of_its_own_does_and_says_what_is_wrong(tmp_path):
     (good := tmp_path / "good.yaml").write_text(AccelerateBackend().files(small_plan())[CONFIG])
     (bad := tmp_path / "bad.yaml").write_text("mixed_precision: [\n")
@@ -192,12 +198,12 @@ def test_an_agent_reads_a_configuration_as_a_process_of_its_own_does_and_says_wh
     agents = local.start(LaunchSpec(files={}, commands=(command,)), host, tmp_path, local.HeldPort(0, None))
     try:
         read = local.reader(agents[0], [])
-        assert read("accelerate", str(good)) == in_a_process("accelerate", str(good))
+        assert told(read("accelerate", str(good))) == told(in_a_process("accelerate", str(good)))
         refused = read("accelerate", str(bad))
-        assert refused.code == 1 and refused.errors.startswith("ParserError: ")
+        assert refused.returncode == 1 and refused.stderr.startswith("ParserError: ")
         assert agents[0].process.poll() is None
         agents[0].process.kill()
-        assert read("accelerate", str(bad)) == refused, "an agent that is gone leaves it to a process"
+        assert told(read("accelerate", str(bad))) == told(refused), "an agent that is gone leaves it to a process"
     finally:
         tear_down(agents, "none")
 

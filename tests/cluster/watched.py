@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from executor.folder.rundir import write_of_rank
 from executor.worker import train
-from executor.worker.mesh import write_json
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
 
         def loaded() -> None:
             found = {"grown_bytes": 1024 * (kib("VmHWM") - before), "held_bytes": 1024 * (kib("VmRSS") - before)}
-            write_json(Path(folder) / "watched" / f"rank-{engine.world()[0]}.json", found)
+            write_of_rank(Path(folder), "watched", engine.world()[0], found)
             sys.stdout.flush()
             os._exit(0)
 
