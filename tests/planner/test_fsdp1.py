@@ -9,7 +9,9 @@ from planner.ask import options
 from planner.ask.question import usual_runtime
 from planner.decide.recommendation import Constraints, recommend
 from planner.decide.space import spaces
+from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
+from planner.inventory import Moment
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, TrainingJob, presets
 
@@ -61,3 +63,18 @@ def test_a_superseded_engine_is_predicted_where_it_is_named_and_proposed_to_nobo
     assert [facts.name for facts in spaces(options.question(asked | {"runtime": "pytorch-fsdp1"}))] == ["fsdp1"]
     named = recommend(options.question(asked | {"runtime": "pytorch-fsdp1"}), 3, Constraints(any_runtime=True))
     assert 0 < named.considered < recommend(options.question(asked), 3, Constraints(any_runtime=True)).considered
+
+
+@pytest.mark.parametrize(("later", "flat_gradients"), [(False, 1 + 1), (True, 32 - 1 + 1)])
+def test_whole_gradients_of_earlier_micro_batches_become_shards_layer_by_layer(
+    later: bool, flat_gradients: int
+) -> None:
+    """In the second layer of backward: of the first one's gradient a shard is left in the last micro-batch."""
+    job = TrainingJob(precision="pure-bf16", seq_len=512)
+    layout = msgspec.structs.replace(SHARDED, grad_accum=2)
+    held = engine_of("fsdp1").holder(Case(MODEL, job, layout, presets.cluster("dgx-h100"), usual_runtime("fsdp1")))
+
+    grads = held(Moment("backward", "layer", 30, (), 0, 0, begun=True), later)["grads"]
+
+    root, shard = TABLE * later, 0.5 * later
+    assert grads == pytest.approx(2 * (root + (flat_gradients + shard) * BLOCK), rel=1e-3)
