@@ -127,27 +127,32 @@ def calibrated(case: Case, calibration: Calibration) -> Case:
 def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -> Figures:
     gpu, kind = case.cluster.gpu, asked.memory_kind
     allocated = _allocated(case, walks)
-    reserved, device = float(reserved_bytes(case, allocated)), float(device_bytes(case, allocated))
+    fullest = logged = _by_kind(case, allocated)
+    if asked.row.measured.memory_stage == "first":
+        logged = _by_kind(case, _allocated(case, walks, first_stage=True))
+    device = fullest["device"]
     time = step_time(case, calibration)
     speed = throughput(case, time)
-    first = asked.row.measured.memory_stage == "first"
-    logged = _allocated(case, walks, first_stage=True) if first else allocated
-    by_kind = {
-        "allocated": logged,
-        "reserved": float(reserved_bytes(case, logged)),
-        "device": float(device_bytes(case, logged)),
-    }
     return Figures(
         allocated_gib=allocated / GIB,
-        reserved_gib=reserved / GIB,
+        reserved_gib=fullest["reserved"] / GIB,
         device_gib=device / GIB,
-        peak_memory_gib=None if kind is None else by_kind[kind] / GIB,
+        peak_memory_gib=None if kind is None else logged[kind] / GIB,
         memory_kind=kind,
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
         verdict=verdict(device, coefficients(case, calibration).bands, gpu.memory_bytes, DEFAULT_HEADROOM),
     )
+
+
+def _by_kind(case: Case, allocated: float) -> dict[str, float]:
+    """Bytes by the kinds that rows measure, of so many live ones."""
+    return {
+        "allocated": allocated,
+        "reserved": float(reserved_bytes(case, allocated)),
+        "device": float(device_bytes(case, allocated)),
+    }
 
 
 def _allocated(case: Case, walks: Walks, *, first_stage: bool = False) -> float:

@@ -8,6 +8,8 @@ _runtime_utils.py and _flat_param.py (use_orig_params). Not here: FSDP2's units 
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.basics.arith import Number, where
 from planner.engines import fsdp2
 from planner.engines.base import Held, Holder
@@ -17,7 +19,6 @@ from planner.engines.fsdp2 import compute as compute  # MixedPrecision casts to 
 from planner.engines.fsdp2 import ideal as ideal  # ZeRO-3's
 from planner.engines.fsdp2 import outside as outside
 from planner.engines.fsdp2 import resident as resident
-from planner.engines.fsdp2_units import Units
 from planner.inventory import Moment
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -50,21 +51,12 @@ def flat_gradient(case: Case, unit: str) -> Number:
 
 def filled(case: Case) -> Held:
     """The shards, and whole gradients of earlier micro-batches."""
-    held = dict(resident(case))
-    if not case.layout.sync_each_micro_batch:
-        whole = sum(case.repeats(unit) * flat_gradient(case, unit) for unit in UNITS) + 0.0
-        held["grads"] = where(case.layout.grad_accum > 1, whole, 0.0 * whole)
-    return held
+    return fsdp2.filled_with(case, partial(flat_gradient, case))
 
 
 def holder(case: Case) -> Holder:
     """Shards, the root, the layer at work and in backward the one before it, and gradients whole or sharded."""
-    units = Units(
-        {unit: fsdp2.gathered(case, unit) for unit in UNITS},
-        {unit: flat_gradient(case, unit) for unit in UNITS},
-        int(case.repeats("dense")),
-        int(case.repeats("dense") + case.repeats("layer")),
-    )
+    units = fsdp2.units_of(case, partial(flat_gradient, case))
     root, stay = units.gathered["embed"] + units.gathered["tail"], resident(case)
     waits = fsdp2.holds_whole(case)
     element = trained_states(case).grad
@@ -74,10 +66,9 @@ def holder(case: Case) -> Holder:
 
     def gathered(moment: Moment) -> Number:
         own = units.gathered[moment.unit] if moment.unit in LAYERS else 0.0
-        if moment.phase == "forward":
+        if moment.phase == "forward" or moment.unit == "embed" or moment.layer == 0:
             return root + own
-        before = units.gathered[units.before(moment)] if moment.unit not in ("embed",) else 0.0
-        return root + own + (before if moment.unit not in LAYERS or moment.layer > 0 else 0.0)
+        return root + own + units.gathered[units.before(moment)]
 
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":

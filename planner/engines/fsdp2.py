@@ -41,6 +41,9 @@ from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "fsdp2"
 
+Gradient = Callable[[str], Number]
+"""Bytes of a unit's gradient before it is reduced."""
+
 
 STAGE = Rule(
     name="FSDP2 is stage 3",
@@ -178,11 +181,16 @@ def host(case: Case) -> Held:
 def filled(case: Case, *, fp32_reduce: bool = False) -> Held:
     """What is there when the last forward before a backward ends: the shards, layers that stay gathered, and whole
     gradients of earlier micro-batches."""
+    return filled_with(case, lambda unit: scattered(case, unit, fp32_reduce))
+
+
+def filled_with(case: Case, gradient: Gradient) -> Held:
+    """`filled`, where a unit's whole gradient has so many bytes."""
     held = dict(resident(case))
     if not case.layout.reshard_after_forward:
         held["gathered"] = sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
     if not case.layout.sync_each_micro_batch:
-        whole = sum(case.repeats(unit) * scattered(case, unit, fp32_reduce) for unit in UNITS) + 0.0
+        whole = sum(case.repeats(unit) * gradient(unit) for unit in UNITS) + 0.0
         held["grads"] = where(case.layout.grad_accum > 1, whole, 0.0 * whole)
     return held
 
@@ -210,12 +218,7 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
 
     `communication` replaces FSDP2's own habit of gathering.
     """
-    units = Units(
-        {unit: gathered(case, unit) for unit in UNITS},
-        {unit: scattered(case, unit, fp32_reduce) for unit in UNITS},
-        int(case.repeats("dense")),
-        int(case.repeats("dense") + case.repeats("layer")),
-    )
+    units = units_of(case, lambda unit: scattered(case, unit, fp32_reduce))
     if communication is None:
         reshards, tied = case.layout.reshard_after_forward, case.walked_model.tied
         communication = (table_in_root if tied else resharded) if reshards else (kept_with_table if tied else kept)
@@ -232,6 +235,16 @@ def holder(case: Case, *, fp32_reduce: bool = False, communication: Communicatio
         return stay | {"gathered": weights, "buckets": buckets, "grads": grads(moment, later)}
 
     return held
+
+
+def units_of(case: Case, gradient: Gradient) -> Units:
+    """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
+    return Units(
+        {unit: gathered(case, unit) for unit in UNITS},
+        {unit: gradient(unit) for unit in UNITS},
+        int(case.repeats("dense")),
+        int(case.repeats("dense") + case.repeats("layer")),
+    )
 
 
 def holds_whole(case: Case) -> Number:
