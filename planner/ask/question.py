@@ -13,12 +13,14 @@ from typing import Any, Literal
 import msgspec
 
 from planner.basics.errors import PlannerError
+from planner.inventory import default_lora
 from planner.inventory.compute import check_kernels
 from planner.parallelism.case import Case
 from planner.parallelism.rules import ON_HOST, divisors, nearest
-from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob, presets
+from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
 from planner.spec.calibration import Bands, Calibration, Coefficients
 from planner.spec.engines import ENGINES
+from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
 from planner.spec.preset_files import Folders
@@ -142,6 +144,13 @@ def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
 def case_of(question: Question, layout: Layout) -> Case:
     """The question about one layout (or columns of them)."""
     return Case(question.model, question.job, layout, question.cluster, question.runtime(layout.engine))
+
+
+def with_adapters(model: ModelSpec, job: TrainingJob, method: Method) -> TrainingJob:
+    """The same job with adapters on a frozen base, 16-bit or (qlora) 4-bit."""
+    quantization = (job.quantization or Quantization()) if method == "qlora" else None
+    lora = job.lora or default_lora(model)
+    return msgspec.structs.replace(job, method=method, lora=lora, quantization=quantization)
 
 
 def limit_bytes(question: Question) -> float:

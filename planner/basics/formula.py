@@ -1,7 +1,8 @@
 """`@formula`: a function whose result has a unit and a source, and which can be watched at work.
 
 Under `trace()` each call records its name, inputs, value, unit and source, nested as they were called: that tree is
-`planner explain`. Outside a trace a call costs one comparison. Not here: any formula.
+`planner explain`. With `notes` a value also knows which formulas it came from, whatever is added to it later. Outside a
+trace a call costs one comparison. Not here: any formula.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ R = TypeVar("R")
 
 _active: list[Step] = []
 _known: dict[str, Step] = {}
+_noting: list[bool] = []
 
 
 class Step(msgspec.Struct):
@@ -31,6 +33,37 @@ class Step(msgspec.Struct):
     inputs: dict[str, Any] = msgspec.field(default_factory=dict)
     value: Any = None
     steps: list[Step] = msgspec.field(default_factory=list)
+
+
+class Noted(float):
+    """A number and the formulas it came from, outermost first; sums, products and quotients of it know them too."""
+
+    formulas: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, value: float, *origins: object, by: str = "") -> Self:
+        """`value`, made `by` a formula of the `origins` among which some may be noted."""
+        made = cls(value)
+        names = [by] * bool(by) + [name for one in origins if isinstance(one, Noted) for name in one.formulas]
+        made.formulas = tuple(dict.fromkeys(names))
+        return made
+
+
+def _noted(operation: str) -> Callable[..., Any]:
+    plain = getattr(float, operation)
+
+    def operate(self: Noted, *others: Any) -> Any:
+        value = plain(self, *others)
+        return value if value is NotImplemented else Noted.of(value, self, *others)
+
+    return operate
+
+
+for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+    for _name in (f"__{_operation}__", f"__r{_operation}__"):
+        setattr(Noted, _name, _noted(_name))
+for _name in ("__neg__", "__abs__"):
+    setattr(Noted, _name, _noted(_name))
 
 
 def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -54,6 +87,8 @@ def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P,
                 step.value = function(*args, **kwargs)
             finally:
                 _active.pop()
+            if _noting and isinstance(step.value, (int, float)) and not isinstance(step.value, bool):
+                return Noted.of(step.value, *step.inputs.values(), step.value, by=name)  # type: ignore[return-value]
             return step.value  # type: ignore[no-any-return]
 
         _known[f"{function.__module__}.{name}"] = Step(name, unit, source, about)
@@ -63,14 +98,27 @@ def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P,
 
 
 @contextmanager
-def trace(name: str) -> Iterator[Step]:
-    """Record every formula called inside, as the children of the step that is yielded."""
+def trace(name: str, *, notes: bool = False) -> Iterator[Step]:
+    """Record every formula called inside, as the children of the step that is yielded. With `notes` the values of
+    formulas are `Noted` there."""
     root = Step(name, "", "", "")
     _active.append(root)
+    _noting.extend([True] * notes)
     try:
         yield root
     finally:
         _active.pop()
+        del _noting[len(_noting) - notes :]
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Keep formulas called inside out of a trace: those that are asked for a rate and not for a figure."""
+    outer, _active[:] = _active[:], []
+    try:
+        yield
+    finally:
+        _active[:] = outer
 
 
 def watched() -> bool:

@@ -1,4 +1,4 @@
-"""The `planner` command: estimate, explain, explore, presets, schema, groups, show, states.
+"""The `planner` command: estimate, explore, presets, schema, groups, show, states.
 
 Each parses, calls one function and prints; the other commands are in modules beside this one, imported when called.
 Numbers arrive as text, so that refusals read alike (options.py). Not here: any figure, or how errors end a process.
@@ -34,6 +34,7 @@ LATER = {name: f"planner.cli.study:{name}" for name in ("fit", "sweep", "cost", 
     "recommend": "planner.cli.recommend:recommend",
     "replay": "planner.cli.truth:replay",
     "calibrate": "planner.cli.calibrate:calibrate",
+    "explain": "planner.cli.explain:explain",
 }
 """Commands of other modules, imported when they are called."""
 
@@ -173,43 +174,6 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
     click.echo(msgspec.json.encode(whole) if as_json else render.answer_text(found))
     return waiting.code(finish(found, output))
-
-
-@planner.command(cls=Asking)
-@JSON_OPTION
-def explain(as_json: bool, **given: Any) -> int:
-    """Where every byte and second of one layout comes from: the recommended one, or the one given."""
-    import msgspec
-
-    from planner.ask import options
-    from planner.decide import estimate_json
-    from planner.decide import estimation as estimates
-    from planner.decide import explanation as explanations
-    from planner.views import render
-
-    question = options.question(given)
-    with searching() as waiting:
-        found = estimates.answer(question)
-    tell(found.question.notes)
-    explained = explanations.explain(found)
-    one = explained.estimate
-    if as_json:
-        figures = estimate_json.estimate_dict(one, found.question.calibration)
-        whole = explanations.as_json_object(explained)
-        click.echo(msgspec.json.encode(whole | {"estimate": figures, "interrupted": found.interrupted}))
-        return waiting.code(0)
-    parts = [
-        render.headline(found),
-        f"{one.strategy}: {render.layout_text(one.case.layout)}",
-        "",
-        render.explain_text(one),
-        *(f"\n{told[0].upper()}{told[1:]}." for told in estimates.loading_told(one.case, one.memory)),
-        "",
-        "BYTES at the fullest moment of each phase",
-        explanations.origins_text(one.case, explained.bytes),
-    ]
-    click.echo("\n".join([*parts, *(f"\n{explanations.tree_text(tree)}" for tree in explained.formulas.values())]))
-    return waiting.code(0)
 
 
 @planner.command(cls=Asking)

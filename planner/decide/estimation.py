@@ -22,6 +22,7 @@ from planner.ask.question import (
     limit_bytes,
     single_device,
     verdict,
+    with_adapters,
 )
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
@@ -36,11 +37,10 @@ from planner.figures.comm import comm_volume
 from planner.figures.memory import MemoryBreakdown, device_bytes, memory_breakdown
 from planner.figures.passes import coefficients, peak_flops
 from planner.figures.steptime import step_time, throughput
-from planner.inventory import default_lora
 from planner.parallelism.case import Case
 from planner.parallelism.rules import JOB, POSITIONS, broken, check
 from planner.parallelism.technique_rules import STRAY
-from planner.spec import Layout, Quantization
+from planner.spec import Layout
 from planner.spec.calibration import Bands
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy, strategy_name
@@ -132,7 +132,7 @@ def check_question(question: Question) -> None:
 
 
 def _add_adapted(question: Question, method: Method, shown: list[Estimate], unavailable: dict[str, str]) -> None:
-    adapted = with_adapters(question, method)
+    adapted = msgspec.structs.replace(question, job=with_adapters(question.model, question.job, method))
     suited = [strategy for strategy in strategies_of(question) if strategy.name in LORA_SHARDINGS]
     found = _best(adapted, suited)
     if found is None:
@@ -162,14 +162,6 @@ def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
 def _seconds_per_sequence(one: Estimate) -> float:
     """What ranks a layout: nothing is faster than one of unknown time is slow."""
     return float("inf") if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
-
-
-def with_adapters(question: Question, method: Method) -> Question:
-    """The same question with adapters on a frozen base, 16-bit or (qlora) 4-bit."""
-    quantization = (question.job.quantization or Quantization()) if method == "qlora" else None
-    lora = question.job.lora or default_lora(question.model)
-    job = msgspec.structs.replace(question.job, method=method, lora=lora, quantization=quantization)
-    return msgspec.structs.replace(question, job=job)
 
 
 def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, int] | None:

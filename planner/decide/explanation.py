@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.basics.formula import Step, trace
+from planner.basics.formula import Noted, Step, trace
 from planner.basics.units import format_bytes, format_seconds
 from planner.decide.answers import Answer, Estimate
 from planner.engines.base import Held
@@ -74,12 +74,16 @@ def explain(answer: Answer, place: int | None = None) -> Explanation:
 
     Raises PlannerError where the answer has no estimate.
     """
-    found = _chosen(answer, place)
+    found = chosen(answer, place)
     trees = derivation(found.case, answer.question.calibration)
     return Explanation(found, tuple(origins(found.case)), trees)
 
 
-def _chosen(answer: Answer, place: int | None) -> Estimate:
+def chosen(answer: Answer, place: int | None = None) -> Estimate:
+    """The estimate of an answer that is explained: that at `place`, else the recommended one, else the first.
+
+    Raises PlannerError where there is none.
+    """
     if not answer.estimates:
         strategy, reason = next(iter(answer.unavailable.items()))
         raise PlannerError("strategy", strategy, f"is not available: {reason}", "Change the options that leave it out")
@@ -191,6 +195,8 @@ def value_text(step: Step) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Noted):
+        return float(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, ModelSpec):

@@ -88,7 +88,7 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
     for later in (False, True) if _accumulates(case) else (False,):
-        beside = {phase: _others(case, phase, later) for phase in ("forward", "backward")}
+        beside = {phase: others_in_flight(case, phase, later) for phase in ("forward", "backward")}
         for one in walked.moments:
             others, after_backward = beside[one.phase]
             moment = _beside(one, walked, others) if others else one
@@ -97,7 +97,7 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
             yield moment.phase + (".next" if later else ""), holder(moment, after_backward), moment
 
 
-def _others(case: Case, phase: str, later: bool) -> tuple[float, bool]:
+def others_in_flight(case: Case, phase: str, later: bool) -> tuple[float, bool]:
     """(micro-batches whose activations a stage holds beside the one at hand, whether a backward has been) in the first
     or a later micro-batch's forward or backward.
 
@@ -135,15 +135,20 @@ def _accumulates(case: Case) -> bool:
 
 def _totals(case: Case) -> Iterator[tuple[str, Held, Moment | None, Number]]:
     """Every moment with its live bytes in all."""
-    tokens, seq = case.tokens, case.rank_seq_len
     for phase, held, moment in moments_of(case):
-        total = sum(held.values())
-        if moment is not None:
-            per_token, per_position, fixed, per_pair = _over_terms(moment.live)
-            total = total + (per_token + BATCH_BYTES_PER_TOKEN) * tokens + (per_position * seq + fixed)
-            if per_pair:  # attention that is written out: every pair of tokens
-                total = total + per_pair * tokens * seq
-        yield phase, held, moment, total
+        yield phase, held, moment, moment_total(case, held, moment)
+
+
+def moment_total(case: Case, held: Held, moment: Moment | None) -> Number:
+    """Live bytes at one moment: the engine's, the model code's and the batch's."""
+    total = sum(held.values())
+    if moment is None:
+        return total
+    tokens, seq = case.tokens, case.rank_seq_len
+    per_token, per_position, fixed, per_pair = _over_terms(moment.live)
+    total = total + (per_token + BATCH_BYTES_PER_TOKEN) * tokens + (per_position * seq + fixed)
+    # Attention that is written out: every pair of tokens.
+    return total + per_pair * tokens * seq if per_pair else total
 
 
 def _terms(case: Case, held: Held, moment: Moment | None) -> dict[str, float]:
@@ -262,7 +267,7 @@ def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
     sums, kept = _summed(walked)
     for later in (False, True) if _accumulates(case) else (False,):
-        beside = {phase: _others(case, phase, later) for phase in ("forward", "backward")}
+        beside = {phase: others_in_flight(case, phase, later) for phase in ("forward", "backward")}
         for moment, live in zip(walked.moments, sums, strict=True):
             others, after_backward = beside[moment.phase]
             here = live if others == 0 else tuple(one + others * more for one, more in zip(live, kept, strict=True))

@@ -39,7 +39,10 @@ class StageClass(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True, dict=True):
-    """The arguments of every prediction. `stage` None is the whole model, or the first stage of a pipeline."""
+    """The arguments of every prediction. `stage` None is the whole model, or the first stage of a pipeline.
+
+    `twice` names a unit whose weights are counted twice: what grows by that is the unit's share (decide/phases.py).
+    """
 
     model: ModelSpec
     job: TrainingJob
@@ -47,6 +50,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     cluster: Cluster
     runtime: Runtime
     stage: StageClass | None = None
+    twice: str = ""
 
     @classmethod
     def of(cls, plan: Plan) -> Case:
@@ -210,7 +214,9 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             }
         if not self.here.first:
             whole = whole | {"embed": ()}
-        return whole if self.here.last else whole | {"tail": ()}
+        if not self.here.last:
+            whole = whole | {"tail": ()}
+        return whole | {self.twice: whole[self.twice] * 2} if self.twice else whole
 
     def shard_axis(self, weight: Weight) -> str:
         """The mesh axis over which a weight's states are sharded: experts have their own where they are split."""

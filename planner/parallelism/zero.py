@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from planner.basics.arith import Number, ceil_div
-from planner.basics.formula import formula
+from planner.basics.formula import formula, unrecorded
 from planner.basics.units import BYTES
 from planner.inventory import optimizers
 from planner.inventory.optimizers import Tensor
@@ -42,7 +42,9 @@ def moment_bytes(optimizer: Optimizer, element_bytes: float) -> float:
     Real tensors differ by their shape: planner/inventory/optimizers.py has them.
     """
     side = 1 << 20
-    return float(optimizers.state_bytes(optimizer, Tensor((side, side), float(side**2)), element_bytes)) / side**2
+    with unrecorded():
+        large = optimizers.state_bytes(optimizer, Tensor((side, side), float(side**2)), element_bytes)
+    return float(large) / side**2
 
 
 def state_bytes(precision: str, optimizer: Optimizer, *, separate_master: bool = False) -> StateBytes:

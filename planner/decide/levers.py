@@ -1,0 +1,157 @@
+"""What would make a phase of a layout smaller: the same question with one option a step away, and what it saves.
+
+Every option of a layout or job is tried, a number at half and twice its value, a word at all others; a group of twice
+the ranks takes them from another. The options' records say which there are. Not here: which bytes are there
+(phases.py), or the best of all layouts (search.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from planner.ask.launchable import launches
+from planner.ask.question import Question, limit_bytes, with_adapters
+from planner.decide.whatif import predicted, speed_ratio
+from planner.engines import engine_of
+from planner.figures.memory import MemoryBreakdown, memory_breakdown
+from planner.parallelism.case import Case
+from planner.parallelism.rules import JOB, broken
+from planner.spec import Layout, TrainingJob
+from planner.spec.options import TABLE, Option, reads
+
+PEAK = "peak"
+"""The fullest phase, whichever it is."""
+
+SPLITS = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+"""Groups whose product is the number of ranks."""
+
+LEAST = 0.001
+"""Share of a phase that a lever saves at least."""
+
+
+class Lever(msgspec.Struct, frozen=True):
+    """A layout or job that differs in one option, and in those that follow from it, and needs less in a phase.
+
+    `options` are names and values as a command line takes them. `saved_bytes` and `phase_bytes` are of the phase,
+    `device_bytes` of the whole step. `speed_ratio` is its tokens/s over those of now, None where one is unknown;
+    `same_training` says that job and sequences a step are as before.
+    """
+
+    options: dict[str, str]
+    saved_bytes: float
+    phase_bytes: float
+    device_bytes: float
+    fits: bool
+    speed_ratio: float | None
+    same_training: bool
+    launchable: bool
+
+
+def levers(question: Question, case: Case, phase: str) -> Iterator[Lever]:
+    """Every legal change of one option that makes a phase smaller, in the order of the options."""
+    now = predicted(case, question.calibration)
+    before = phase_bytes(now.memory, phase)
+    seen = {(case.job, case.layout)}
+    for options, job, layout in _changes(case):
+        if (job, layout) in seen:
+            continue
+        seen.add((job, layout))
+        other = Case(case.model, job, layout, case.cluster, case.runtime)
+        if broken(other, (*JOB, *engine_of(layout.engine).rules)) is not None:
+            continue
+        after = phase_bytes(memory_breakdown(other), phase)
+        if before - after < LEAST * before:
+            continue
+        then = predicted(other, question.calibration)
+        yield Lever(
+            options=options,
+            saved_bytes=before - after,
+            phase_bytes=after,
+            device_bytes=then.memory.device_bytes,
+            fits=then.memory.device_bytes <= limit_bytes(question) and then.memory.host_fits is not False,
+            speed_ratio=speed_ratio(then.throughput, now.throughput),
+            same_training=job == case.job and layout.global_batch_size == case.layout.global_batch_size,
+            launchable=launches(other),
+        )
+
+
+def phase_bytes(memory: MemoryBreakdown, phase: str) -> float:
+    """Live bytes at the fullest moment of a phase on any stage, or of the step; 0 where there is no such phase."""
+    names = (phase,)
+    if phase == PEAK:
+        return memory.peak.total
+    return max((one.total for stage in memory.stages for one in stage.phases if one.phase in names), default=0.0)
+
+
+Change = tuple[dict[str, str], TrainingJob, Layout]
+"""(options of a command line, job, layout)."""
+
+
+def _changes(case: Case) -> Iterator[Change]:
+    """Jobs and layouts that one option is a step away from."""
+    for option in TABLE:
+        if option.name in SPLITS or not reads(case.layout.engine, option.name):
+            continue
+        if option.part in ("layout", "job", "optimizer"):
+            yield from _of_option(case, option)
+    yield from _regrouped(case)
+
+
+def _of_option(case: Case, option: Option) -> Iterator[Change]:
+    field = option.field or option.name
+    layout, job = case.layout, case.job
+    holder: Any = {"layout": layout, "job": job, "optimizer": job.optimizer}[option.part]
+    for value in _steps(option, getattr(holder, field)):
+        options = {option.name: _typed(value)}
+        if option.name == "micro_batch_size":  # the batch stays
+            accum = layout.micro_batch_size * layout.grad_accum // value
+            yield options | {"grad_accum": str(accum)}, job, replace(layout, micro_batch_size=value, grad_accum=accum)
+        elif option.part == "layout":
+            yield options, job, replace(layout, **{field: value})
+        elif option.part == "job":
+            yield options, _other_job(case, field, value), layout
+        else:
+            yield options, replace(job, optimizer=replace(job.optimizer, **{field: value})), layout
+
+
+def _other_job(case: Case, field: str, value: Any) -> TrainingJob:
+    """The job with one field changed; adapters and the base's format come with a method."""
+    if field == "method" and value != "full":
+        return with_adapters(case.model, case.job, value)
+    return replace(case.job, **{field: value})
+
+
+def _steps(option: Option, value: Any) -> tuple[Any, ...]:
+    """Values of an option a step from this one."""
+    if option.kind in ("switch", "flag"):
+        return (not value,)
+    if option.kind == "choice":
+        return tuple(other for other in option.choices if other != value)
+    if option.kind == "whole" and isinstance(value, int):
+        near = (value - 1, value + 1) if option.high <= 3 else (value // 2, value * 2)  # a stage, or a size
+        return tuple(other for other in near if option.low <= other <= option.high)
+    return ()
+
+
+def _regrouped(case: Case) -> Iterator[Change]:
+    """A group of twice the ranks, which another of the groups gives, with the sequences of a step kept."""
+    layout = case.layout
+    for more, less in permutations(SPLITS, 2):
+        if getattr(layout, less) % 2:
+            continue
+        names = {more: getattr(layout, more) * 2, less: getattr(layout, less) // 2}
+        other = replace(layout, **names)
+        options = {name: str(value) for name, value in names.items()}
+        accum, odd = divmod(layout.global_batch_size, other.data_parallel * other.micro_batch_size)
+        if not odd and accum:
+            kept = {} if accum == layout.grad_accum else {"grad_accum": str(accum)}
+            yield options | kept, case.job, replace(other, grad_accum=accum)
+
+
+def _typed(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,108 @@
+"""`planner explain --phase` as text: the parts of the moment, the options that make it smaller, the formulas.
+
+Not here: which parts and options there are (decide/phases.py, decide/levers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.basics.formula import Step
+from planner.basics.tabletext import table
+from planner.basics.units import format_bytes
+from planner.decide.explanation import tree_text
+from planner.decide.levers import Lever
+from planner.decide.phases import Part, PhaseExplanation
+from planner.spec.options import OPTIONS
+
+SHOWN = 0.0005
+"""Share of the phase from which a part has a line of its own."""
+
+
+def phase_text(found: PhaseExplanation) -> str:
+    """One phase as two tables and its formulas."""
+    stage = f", pipeline stage {found.stage}" if found.stage else ""
+    shown = [part for part in found.parts if part.bytes >= SHOWN * found.total_bytes]
+    rows = [
+        (f"{part.bytes / found.total_bytes:.1%}", format_bytes(part.bytes), part.term, part.unit, _origin(found, part))
+        for part in shown
+    ]
+    lines = [
+        f"{found.phase.upper()}, fullest at: {found.place}{stage}; {format_bytes(found.total_bytes)} on one rank",
+        "",
+        _flush(("share", "bytes", "term", "unit", "comes from"), rows),
+    ]
+    if small := [part for part in found.parts if part not in shown]:
+        lines.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
+    lines += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
+    if found.formulas:
+        lines += ["", tree_text(Step("formulas", "", "", "", steps=list(found.formulas)))]
+    return "\n".join(lines)
+
+
+def _origin(found: PhaseExplanation, part: Part) -> str:
+    if part.elements:
+        each = f"{part.elements:,.0f} elements x {part.bytes / part.elements:.4g} bytes"
+        return f"{each}: {', '.join(part.formulas)}" if part.formulas else each
+    terms = [
+        f"{size:,.6g} {of} x {count:,.0f}"
+        for size, of, count in (
+            (part.bytes_per_token, "a token", found.tokens),
+            (part.bytes_per_position, "a position", found.positions),
+            (part.bytes_per_pair, "a pair", found.tokens * found.positions),
+        )
+        if size
+    ] + [f"{part.fixed_bytes:,.0f}"] * bool(part.fixed_bytes)
+    if not terms:
+        return ", ".join(part.formulas) or "held by the engine"
+    return f"{part.count:g} x ({' + '.join(terms)})" if part.count != 1 else " + ".join(terms)
+
+
+def _levers(found: PhaseExplanation) -> str:
+    if not found.levers:
+        return "no option alone"
+    rows = [
+        (
+            format_bytes(lever.saved_bytes),
+            format_bytes(lever.phase_bytes),
+            format_bytes(lever.device_bytes),
+            "n/a" if lever.speed_ratio is None else f"x {lever.speed_ratio:.2f}",
+            typed(lever),
+            _remarks(lever),
+        )
+        for lever in found.levers
+    ]
+    head = ("saves", "phase", "device", "tokens/s", "options", "")
+    return _flush(head, rows)
+
+
+def typed(lever: Lever) -> str:
+    """A lever's options as a command line takes them."""
+    return " ".join(_typed(name, value) for name, value in lever.options.items())
+
+
+def _typed(name: str, value: str) -> str:
+    option = OPTIONS[name]
+    if option.kind == "switch":
+        return option.flag if value == "true" else f"--no-{option.flag[2:]}"
+    return f"{option.flag} {value}"
+
+
+def _remarks(lever: Lever) -> str:
+    said = [
+        "another training" * (not lever.same_training),
+        "does not fit" * (not lever.fits),
+        "not launched here" * (not lever.launchable),
+    ]
+    return ", ".join(filter(None, said))
+
+
+def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table whose numbers, in the first columns, are flush right, and whose words are flush left."""
+    numbers = sum(name in ("share", "bytes", "saves", "phase", "device", "tokens/s") for name in head)
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(numbers)]
+    padded = [
+        (*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), *row[numbers:])
+        for row in (head, *rows)
+    ]
+    return table(padded[0], padded[1:], left=len(head))
