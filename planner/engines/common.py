@@ -252,7 +252,7 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
     wide = payload * input_ratio
     sequence = layout.sequence_parallel
     # Selective recompute keeps the products' results but not their gathered inputs.
-    again = parts.column_input == "regathered" or layout.recompute.startswith("sac:")
+    again = parts.column_input != "kept" or layout.recompute.startswith("sac:")
     calls: list[Call] = []
     for unit, layers in _layers(case):
         each = layers if unit == "dense" else layers * _split_pairs(case) / tensor.PAIRS

@@ -24,9 +24,9 @@ KERNELS = {
     "rotary": ("eager", "joined", "fused"),
     "attention": ("flash", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
-    "loss": ("eager-fp32", "native", "megatron", "nanotron", "chunked", "chunked-fp32", "fused-linear"),
+    "loss": ("eager-fp32", "native", "megatron", "compiled", "nanotron", "chunked", "chunked-fp32", "fused-linear"),
     "packing": ("mask", "varlen"),
-    "column_input": ("kept", "regathered"),
+    "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
@@ -79,13 +79,24 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """This rank's part of a weight."""
         return local_part(weight, self.kernels, self.tp, self.ep)
 
+    def gather_buffer(self, model: ModelSpec) -> Size:
+        """Megatron-LM's global memory buffer: the whole sequence as split linears read it under sequence parallelism,
+        made in the first forward and never let go. It is not counted in the optimizer's step.
+
+        megatron/core/utils.py, GlobalMemoryBuffer; tensor_parallel/layers.py asks it for "mpu" in forward and backward
+        alike. Transformer Engine's linears do not.
+        """
+        if self.kernels.column_input != "buffered" or not self.sequence_parallel:
+            return NOTHING
+        return Size(per_token=model.hidden * self.element_bytes)
+
     def gather(self, tape: Tape, x: Tensor) -> Tensor:
         """The whole sequence for a column-parallel linear; takes over the variable. Sequence parallelism gathers, else
-        every rank has it."""
+        every rank has it. The buffer of `gather_buffer` is counted where a walk begins."""
         if not self.sequence_parallel:
             return x
-        whole = tape.derived(x, x.size * self.tp)
-        if self.kernels.column_input == "regathered":
+        whole = tape.derived(x, x.size * self.tp, elsewhere=self.kernels.column_input == "buffered")
+        if self.kernels.column_input != "kept":
             whole.source = x
         else:
             tape.drop(x)

@@ -161,6 +161,10 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     logits = compute.gather_logits(tape, logits, head)
     if model.logit_soft_cap is not None:
         logits = soft_cap(tape, logits)
+    if loss_kernel == "compiled":
+        loss = fused.compiled_cross_entropy(tape, logits)
+        tape.drop(normal)
+        return loss
     if loss_kernel in ("megatron", "nanotron"):
         loss = fused.vocab_parallel_cross_entropy(
             tape, logits, compute.element_bytes, cast_outside=loss_kernel == "nanotron"

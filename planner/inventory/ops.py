@@ -65,7 +65,7 @@ def linear(
     regathers = weight.trainable and inner.source is not None
 
     def backward(grad: Storage) -> None:
-        regathered = tape.allocate(inner.size) if regathers else None
+        regathered = tape.allocate(inner.storage.size) if regathers else None
         again = _forms(tape, weight, grad.size, element_bytes, twice=keeps_packed_input)
         if weight.form in NF4:
             tape.release(again.pop())  # scales are gone once the weight is unpacked

@@ -204,11 +204,15 @@ class Tape:
         saved: Sequence[Tensor] = (),
         keeps_result: bool = False,
         passes_on: bool = False,
+        elsewhere: bool = False,
     ) -> Tensor:
         """A new tensor that an operation makes of x, as large as x unless told. Backward makes x's gradient, or hands
-        on the one that came (`passes_on`); it needs what is `saved`, or the result. Of logits come logits."""
+        on the one that came (`passes_on`); it needs what is `saved`, or the result. Of logits come logits. The bytes
+        of a result `elsewhere` are counted by whoever owns the buffer that it is written to."""
         term = LOGITS if x.storage.term == LOGITS else TEMPORARIES
-        output = self.new(x.size if size is None else size, needs_grad=x.needs_grad, term=term)
+        size = x.size if size is None else size
+        output = self.new(NOTHING if elsewhere else size, needs_grad=x.needs_grad, term=term)
+        output.size = size
         return self.record(
             output,
             (output,) if keeps_result else saved,

@@ -81,7 +81,8 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
     tape = Tape()
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
-    tape.live[TEMPORARIES] = buffer
+    whole = compute.gather_buffer(model)
+    tape.live[TEMPORARIES] = buffer + whole
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
@@ -134,7 +135,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     waits = [tuple(size if term == GATHERED else NOTHING for term in TERMS) for size in cached]
     for_now = _by_kind(waits, dense, layers)
     each = _each(_minus, _by_kind(held, dense, layers), for_now)
-    once = tuple(buffer if term == TEMPORARIES else NOTHING for term in TERMS)  # not of every micro-batch
+    once = tuple(buffer + whole if term == TEMPORARIES else NOTHING for term in TERMS)  # not of every micro-batch
     return _Sampled(tuple(_highest(tape.moments)), each, for_now, _minus(kept, once))
 
 

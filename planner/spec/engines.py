@@ -88,6 +88,18 @@ _RECORDS = (
         adapters=True,
     ),
     EngineFacts(
+        name="galvatron",
+        runtime="galvatron",
+        superseded=True,
+        zero_stages=(3,),
+        usual_stage=3,
+        splits=("tp", "pp"),
+        copies="shards",
+        sync=(False, True),
+        schedules=(("gpipe", 1), ("1f1b", 1)),
+        sequence_parallel=True,
+    ),
+    EngineFacts(
         name="deepspeed",
         runtime="deepspeed-zero",
         framework="deepspeed",

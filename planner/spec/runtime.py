@@ -21,7 +21,8 @@ class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """What the model code keeps and computes, part by part; a preset of presets/kernels, by value.
 
-    `column_input` says whether a column-parallel linear keeps its gathered input or gathers it again in backward,
+    `column_input` says whether a column-parallel linear keeps its gathered input or gathers it again in backward, be it
+    into one buffer that stays (`buffered`: Megatron-LM's own),
     `vocab_parallel` whether the embedding and the head are split too, `head_parallel` whether the head alone is,
     `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept apart: by a `mask`
     of numbers that all layers add to their scores, or by kernels that are told their lengths (`varlen`).

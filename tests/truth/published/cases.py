@@ -94,7 +94,8 @@ def memory_kind(row: WordRow) -> str | None:
 
 def memory_stage(row: WordRow) -> Literal["fullest", "first"]:
     """The pipeline stage whose peak the source logs."""
-    return _quirk(row).memory_stage or row.measured.memory_stage
+    logged = [stage for pattern, stage in _quirk(row).memory_stage if re.search(pattern, _said(row))]
+    return logged[-1] if logged else row.measured.memory_stage
 
 
 # -- whose code ----------------------------------------------------------------------------------------------------
@@ -261,11 +262,11 @@ STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, 
 
 def _sharding(row: WordRow, notes: Notes) -> tuple[str, int | None]:
     """(word of STAGES, ranks of one group of shards where the source says)."""
-    stated = row.layout.zero_or_fsdp
+    stated = row.layout.zero_or_fsdp or _filled(row).get("sharding")
     if stated is None:
         if row.layout.optimizer == "adam (distributed)":
             return "zero1", None
-        if row.runtime != "megatron" or row.method != "pretrain" or "Galvatron" in row.source.repo_or_paper:
+        if row.runtime != "megatron" or row.method != "pretrain":
             raise CannotPredict("sharding not stated")
         notes.add("sharding not stated: none")
         return "ddp", None
@@ -283,9 +284,7 @@ def _sharding(row: WordRow, notes: Notes) -> tuple[str, int | None]:
 
 def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards: int | None, notes: Notes) -> Layout:
     stated = row.layout
-    filled: dict[str, Any] = {}
-    for pattern, guesses in _quirk(row).layout:
-        filled |= guesses if re.search(pattern, _said(row)) else {}
+    filled = _filled(row)
     tp, pp, cp = (getattr(stated, axis) or 1 for axis in ("tp", "pp", "cp"))
     gpus = row.hardware.gpus or 1
     if stated.dp != gpus and (stated.tp is None or stated.pp is None):  # with as many replicas as GPUs both are 1
@@ -320,6 +319,14 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
         return msgspec.convert(values, Layout)
     except msgspec.ValidationError as error:
         raise CannotPredict(f"layout.switches: {error}") from None
+
+
+def _filled(row: WordRow) -> dict[str, Any]:
+    """What the row's source fills in where the row says nothing."""
+    filled: dict[str, Any] = {}
+    for pattern, guesses in _quirk(row).layout:
+        filled |= guesses if re.search(pattern, _said(row)) else {}
+    return filled
 
 
 def _batches(row: WordRow, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[int, int]:

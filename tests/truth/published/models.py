@@ -60,10 +60,10 @@ def model_of(row: WordRow, notes: Notes) -> ModelSpec:
 
 
 def stated_seq_len(row: WordRow) -> int | None:
-    """Tokens of a sequence as the row says, or its table elsewhere."""
+    """Tokens of a sequence as is known of its table, else as the row says."""
     quirk = sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
     known = sources.looked_up(quirk.seq_len, row.model.name)
-    return row.layout.seq or (None if known is None else int(known[1]))
+    return row.layout.seq if known is None else int(known[1])
 
 
 def _made_model(row: WordRow, notes: Notes) -> ModelSpec:

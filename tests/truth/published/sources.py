@@ -102,8 +102,9 @@ class Quirk(msgspec.Struct, frozen=True):
 
     `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
-    rows state none. `layout` fills what rows leave open, as a guess, `parts` are kernels, and `refuse` reasons, of rows
-    whose table's title and notes have the pattern. Rows stepped with a fused AdamW whose sharding has the pattern
+    rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess,
+    `parts` are kernels, `memory_stage` the logged stage and `refuse` reasons, of rows whose table's title and notes
+    have the pattern. Rows stepped with a fused AdamW whose sharding has the pattern
     `fused`.
     """
 
@@ -112,7 +113,7 @@ class Quirk(msgspec.Struct, frozen=True):
     seq_len: tuple[tuple[str, int], ...] = ()
     network: str | None = None
     memory: str | None = None
-    memory_stage: Literal["fullest", "first"] | None = None
+    memory_stage: tuple[tuple[str, Literal["fullest", "first"]], ...] = ()
     note: str = ""
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()
     refuse: tuple[tuple[str, str], ...] = ()
@@ -124,7 +125,7 @@ QUIRKS: dict[str, Quirk] = {
         network="EFA",
         memory="reserved",
         # nanotron 67c5ebb6 (branch nouamane/bench2): world rank 0 alone logs, which is on the first stage.
-        memory_stage="first",
+        memory_stage=(("", "first"),),
         note="memory kind not stated: held against reserved",
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
@@ -153,17 +154,16 @@ QUIRKS: dict[str, Quirk] = {
         fused="zero",
     ),
     "PKU-DAIR/Hetu-Galvatron": Quirk(
-        runtime=RowRuntime(
-            {"zero3": "torchtitan"},
-            kernels="te",
-            guess="Galvatron as torchtitan's FSDP2 with Transformer Engine's kernels",
-            source="PKU-DAIR/Hetu-Galvatron, galvatron/core: FSDP1 around Megatron's modules",
-        ),
-        layout=(("", {"grad_accum": 1}),),
-        refuse=(
-            (r"key \d+_(?!1_)\d+_\d+(?!\S*vtp)", "a whole vocabulary on ranks that split the tokens is not modelled"),
-        ),
-        note="accumulation not stated: 1",
+        runtime=RowRuntime({"zero3": "galvatron"}, own=True),
+        # galvatron/models/gpt/scripts/memory_profile_scripts_all.sh: default_dp_type=zero3 and chunks=1 everywhere.
+        layout=(("", {"grad_accum": 1, "sharding": "zero3"}),),
+        # The keys say 2048, but the table's own activations are those of 4096 tokens a rank: a checkpointed layer keeps
+        # 32 MiB = 2 bytes x 4096 x 4096, and of the same key memory_profiling_bf16_llama2-7b_seqlen2048_all.json has
+        # half.
+        seq_len=((r"llama-2-7b truncated", 4096),),
+        parts=((r"key \d+_(?!1_)\d+_\d+(?!\S*vtp)", {"vocab_parallel": False}),),
+        memory_stage=((r"rank 0;", "first"),),
+        note="4096 tokens a sequence, not the key's 2048; accumulation not stated: 1",
     ),
     "pytorch/torchtune": Quirk(
         layout=(("", {"recompute": "full", "grad_accum": 1}),),
