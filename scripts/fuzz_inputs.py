@@ -30,7 +30,7 @@ ROOT = Path(planner.__file__).parents[1]
 CONFIGS = ("llama-3.2-1b", "gpt2", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-3-1b", "phi-2", "pythia-70m", "opt-125m")
 MODELS = ("gpt2", "llama-3.2-1b", "pythia-70m", "mini-llama", "7b")
 CARDS = ("h100", "a100", "dgx-h100", "rtx-4090-24gb", "cpu")
-COMMANDS = ("estimate",) * 8 + ("explain", "explain", "recommend", "fit", "sweep", "cost", "cost", "states", "presets",
+COMMANDS = ("estimate",) * 8 + ("explain", "explain", "recommend", "fit", "sweep", "cost", "cost", "presets",
             "groups", "show", "compare", "replay", "backends", "nothing")  # fmt: skip
 NASTY = (
     "",

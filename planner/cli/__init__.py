@@ -1,4 +1,4 @@
-"""The `planner` command: estimate, explore, presets, schema, groups, show, states.
+"""The `planner` command: estimate, explore, presets, schema, groups, show.
 
 Each parses, calls one function and prints; the other commands are in modules beside this one, imported when called.
 Numbers arrive as text, so that refusals read alike (options.py). Not here: any figure, or how errors end a process.
@@ -289,33 +289,6 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
         from planner.views.show.terminal import print_plan
 
         print_plan(plan)
-    return 0
-
-
-@planner.command()
-@click.option("--params", required=True, metavar="X", help="Parameters, such as 7B or 7.0e9.")
-@click.option("--gpus", metavar="N", help="GPUs to shard over. Default: 1.")
-@click.option("--precision", type=click.Choice(("fp32", "bf16", "pure-bf16", "mixed")),
-              default="pure-bf16", show_default=True,
-              help="mixed: 16-bit weights and gradients beside an fp32 copy, as in the ZeRO paper.")  # fmt: skip
-@JSON_OPTION
-def states(params: str, gpus: str | None, precision: str, as_json: bool) -> int:
-    """Weights, gradients and optimizer states of a parameter count alone, by what is sharded (the textbook table)."""
-    import msgspec
-
-    from planner.basics.quantities import large_count, whole
-    from planner.parallelism.states import states_table
-    from planner.views import render
-
-    count, ranks = large_count("params", params, 10**15) or 1, whole("gpus", gpus, 1, 10**6) or 1
-    rows = states_table(count, precision, ranks)
-    if as_json:
-        keys = ("sharding", "weights_bytes", "grads_bytes", "optimizer_bytes")
-        click.echo(
-            msgspec.json.encode({"schema": "states/1", "rows": [dict(zip(keys, row, strict=True)) for row in rows]})
-        )
-    else:
-        click.echo(render.states_text(count, ranks, rows))
     return 0
 
 

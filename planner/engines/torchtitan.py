@@ -21,10 +21,8 @@ from planner.inventory import Moment
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.parallelism.schedules import SCHEDULES
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-"""Those of torch.distributed.pipelining; its zero-bubble interleaved schedule is ZB-H1 with chunks."""
 
 name = "torchtitan"
 rules: tuple[Rule, ...] = (

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from planner.basics.arith import Number, maximum, minimum, where
-from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of, weight_delay
+from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of
 
 KINDS = "FBIW"
 
@@ -236,4 +236,4 @@ def _zero_bubble_bound(
 
 def weights_after_last_input(schedule: str, rank: Number) -> Number:
     """Weight gradients a rank has still to make when its last input gradients are done, at most."""
-    return 1 + (2 * rank if schedule == "zb-v" else weight_delay(schedule, rank))
+    return 1 + (2 * rank if schedule == "zb-v" else rank)

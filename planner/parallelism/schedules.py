@@ -1,7 +1,7 @@
 """Pipeline schedules: what each rank does in which order, and how many micro-batches it holds meanwhile.
 
 Legend: p stages of ranks, i the rank, m micro-batches a step, v chunks (virtual stages) a rank.
-Orders are those of torch.distributed.pipelining; it has no ZB-H2, whose order is that of Qi et al. 2023, figure 3.
+Orders are those of torch.distributed.pipelining; its zero-bubble interleaved schedule is ZB-H1 with chunks.
 Not here: seconds (makespan.py), layers, bytes and legality (pipeline.py).
 """
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from planner.basics.arith import Number, maximum, minimum
 from planner.basics.formula import formula
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+ZERO_BUBBLE = ("zb-h1", "zb-v")
 """Those that split a backward into input gradients (I) and weight gradients (W)."""
 
 SOURCES = (
-    "GPipe, Huang et al. 2019; 1F1B and interleaved, Narayanan et al. 2021; ZB-H1, ZB-H2, ZB-V, Qi et al. 2023; "
+    "GPipe, Huang et al. 2019; 1F1B and interleaved, Narayanan et al. 2021; ZB-H1, ZB-V, Qi et al. 2023; "
     "orders as in torch.distributed.pipelining 2.13"
 )
 
@@ -60,11 +60,6 @@ def warmup(schedule: str, stages: Number, rank: Number, micro_batches: Number, v
     return earlier_chunks + (after if schedule in ("1f1b", "zb-h1") else 2 * after)
 
 
-def weight_delay(schedule: str, rank: Number) -> Number:
-    """Input gradients that ZB-H1 and ZB-H2 run ahead of weight gradients: the later the rank, the more."""
-    return 2 * rank if schedule == "zb-h2" else rank
-
-
 @lru_cache(maxsize=8)
 def actions(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> tuple[tuple[Action, ...], ...]:
     """What each rank does, in its order. The caller has checked the shape (pipeline.py)."""
@@ -91,7 +86,7 @@ def _alternating(schedule: str, stages: int, micro_batches: int, chunks: int) ->
     orders = []
     for rank in range(stages):
         ahead = min(int(warmup(schedule, stages, rank, micro_batches, chunks)), total)
-        delay = int(weight_delay(schedule, rank)) if split else total
+        delay = rank if split else total
         order = forwards[:ahead]
         for step in range(total):
             order += forwards[ahead + step : ahead + step + 1]
@@ -146,7 +141,8 @@ def in_flight(schedule: str, stages: Number, rank: Number, micro_batches: Number
     """Most micro-batches whose activations a rank holds at once, each counted for all of the rank's layers.
 
     One chunk of one micro-batch is 1/v. It is held from its forward to its B, or to its W where backward is split:
-    the weight gradients still need the inputs. Hence ZB-H1 holds p on every rank, not p - i as 1F1B does.
+    the weight gradients still need the inputs. Under ZB-H1 they run i input gradients behind: hence it holds p on every
+    rank, not p - i as 1F1B does.
     """
     total = micro_batches * virtual_stages
     if schedule == "gpipe":
@@ -156,5 +152,5 @@ def in_flight(schedule: str, stages: Number, rank: Number, micro_batches: Number
         return (there + back) / virtual_stages
     ahead = warmup(schedule, stages, rank, micro_batches, virtual_stages) + 1
     if schedule in ZERO_BUBBLE:
-        ahead = ahead + weight_delay(schedule, rank)
+        ahead = ahead + rank
     return minimum(total, ahead) / virtual_stages

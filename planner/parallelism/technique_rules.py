@@ -306,7 +306,6 @@ VIRTUAL_STAGES = {
     "1f1b": "one part",
     "interleaved": "two or more parts",
     "zb-h1": "one part or more",
-    "zb-h2": "one part",
     "zb-v": "two parts",
 }
 """What pipeline.virtual_stages_match asks, in words."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
     Engine = Literal[tuple(ENGINES)]  # so that a file with another name is refused when it is read
 CpMethod = Literal["ring", "allgather", "ulysses"]
-PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"]
+PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 """What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
 

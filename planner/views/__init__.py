@@ -1,4 +1,4 @@
-"""Answers of the commands that ask many times, as text for people: one file an answer, and a small plot.
+"""Answers of the commands that ask many times, as text for people: one file an answer.
 
 Not here: any figure, or the tables of one answer (render.py).
 """

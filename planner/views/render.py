@@ -11,7 +11,7 @@ from planner.ask.offloading import ways_out
 from planner.ask.question import case_of, warnings
 from planner.basics.arith import Number
 from planner.basics.tabletext import table
-from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
+from planner.basics.units import GIB, format_byte_range, format_bytes, format_seconds, format_volume
 from planner.decide.estimate_json import breakdown
 from planner.decide.estimation import Answer, Estimate
 from planner.decide.reasons import METHODS, reasons_of
@@ -294,10 +294,3 @@ def rank_map_text(plan: Plan, rows: Sequence[dict[str, int]], groups: dict[str, 
         shown = " ".join("{" + ",".join(map(str, ranks)) + "}" for ranks in lists)
         parts.append(f"{axis}: {len(lists)} groups of {len(lists[0])}: {shown}")
     return "\n".join(parts)
-
-
-def states_text(params: float, gpus: int, rows: Sequence[tuple[str, float, float, float]]) -> str:
-    """Textbook states of a parameter count, in decimal GB as papers print them."""
-    head = ("sharding", "weights", "gradients", "optimizer", "in all")
-    cells = [(name, *(f"{value / GB:.3g} GB" for value in (w, g, o, w + g + o))) for name, w, g, o in rows]
-    return f"{params:.3g} parameters on {gpus} GPUs, states only, per GPU\n" + table(head, cells)

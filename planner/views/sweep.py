@@ -1,6 +1,6 @@
-"""`planner sweep` as text: one cluster size a row, the curve, and where more GPUs stop paying.
+"""`planner sweep` as text: one cluster size a row, and where more GPUs stop paying.
 
-Not here: any figure (planner.studies.sweep), or how a plot is drawn (plot.py).
+Not here: any figure (planner.studies.sweep).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from planner.ask.question import warnings
 from planner.basics.tabletext import table
 from planner.studies.sweep import Point, Sweep
 from planner.views import strategy_text
-from planner.views.plot import log_plot
 from planner.views.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, trust_text
 
 ABOVE = 1.0005
@@ -17,7 +16,7 @@ ABOVE = 1.0005
 
 
 def sweep_text(found: Sweep) -> str:
-    """What is kept fixed, the table, the curve, and the verdict with its criterion."""
+    """What is kept fixed, the table, and the verdict with its criterion."""
     question = found.question
     job = question.job
     head = (
@@ -41,11 +40,6 @@ def sweep_text(found: Sweep) -> str:
         table(head, [_row(point) for point in found.points], left=3),
     ]
     parts += [f"at {point.gpus}: {point.reason.rstrip('.')}." for point in found.points if point.best is None]
-    curve = [(float(point.gpus), point.speedup) for point in found.points if point.speedup is not None]
-    if len(curve) > 1:
-        smallest, largest = curve[0][0], curve[-1][0]
-        ideal = [(smallest, 1.0), (largest, largest / smallest)]
-        parts += ["", "speed-up over GPUs (* planned, . in proportion)", *log_plot(curve, ideal)]
     parts += [
         "",
         *above_proportion(found),

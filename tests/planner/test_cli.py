@@ -129,13 +129,6 @@ def test_presets_lists_kinds_names_and_sources(capsys: pytest.CaptureFixture[str
         assert "sources:" in capsys.readouterr().out
 
 
-def test_states_prints_the_textbook_table(capsys: pytest.CaptureFixture[str]):
-    assert run("states", "--params", "7.0e9", "--gpus", "4") == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[2].split()[-6:] == ["14", "GB", "28", "GB", "56", "GB"]
-    assert out.splitlines()[-1].endswith(" 14 GB")
-
-
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 

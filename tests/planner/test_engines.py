@@ -405,7 +405,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**TITAN, "pp": 2, "dp_shard": 4, "grad_accum": 2, "stage_layers": (20, 20)}, "they sum to 40, the model has 32"),
     ({**TITAN, "pp": 2, "dp_shard": 4, "grad_accum": 2, "stage_layers": (20, 10, 2)}, "3 numbers for 2 stages"),
     ({**TITAN, "pp": 8, "grad_accum": 3}, "1f1b does not run 3 micro-batches on 8 stages. Use grad_accum=8."),
-    ({**TITAN, "pp": 8, "grad_accum": 8, "pp_schedule": "zb-h2"}, "Use pp_schedule gpipe, 1f1b, interleaved, zb-h1 or"),
+    ({"engine": "deepspeed-pipeline", "pp": 8, "pp_schedule": "gpipe"}, "no such schedule. Use pp_schedule 1f1b."),
     ({**TITAN, "pp": 8, "grad_accum": 8}, "Use reshard_after_forward=false."),
     ({**TITAN, "dp_shard": 8, "method": "lora"}, "predicted for full training only, not lora. Use method full."),
     (

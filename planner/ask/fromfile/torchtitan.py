@@ -28,7 +28,6 @@ SCHEDULES = {
     "interleaved1f1b": "interleaved",
     "zbvzerobubble": "zb-v",
     "zb-h1": "zb-h1",
-    "zb-h2": "zb-h2",
 }
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop", "fused_opt_states_bf16": None}
 LOOPED_STAGES = 2
