@@ -18,6 +18,9 @@ from typing import Any
 
 from planner import __version__
 
+INTERFACES = Path("/sys/class/net")
+"""Linux, Documentation/ABI/testing/sysfs-class-net: `speed` is in megabits per second, -1 where a link is down;
+`device` is there of a physical interface alone."""
 RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
@@ -47,7 +50,7 @@ def cores() -> int:
 def network_bits_per_s() -> float | None:
     """All physical interfaces that are up, together, as their drivers say (megabits)."""
     total = 0.0
-    for interface in Path("/sys/class/net").glob("*"):
+    for interface in INTERFACES.glob("*"):
         with contextlib.suppress(OSError, ValueError):
             if (interface / "device").exists() and (interface / "operstate").read_text().strip() == "up":
                 total += max(float((interface / "speed").read_text()), 0.0) * 1e6
@@ -91,7 +94,7 @@ def free_memory(card: int | str) -> float | None:
 
 def link_bits_per_s(interface: str) -> float | None:
     """What the driver of a physical interface says of its speed; of a virtual one nothing is known."""
-    place = Path("/sys/class/net") / interface
+    place = INTERFACES / interface
     with contextlib.suppress(OSError, ValueError):
         if (place / "device").exists() and (speed := float((place / "speed").read_text())) > 0:
             return speed * 1e6

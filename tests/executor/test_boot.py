@@ -6,13 +6,17 @@ Not here: a real connection (tests/executor/test_ssh_run.py).
 from __future__ import annotations
 
 import io
+import json
+import os
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from executor.hosts import boot
+from executor.hosts import boot, remote
 from executor.hosts.checks import compare
 from executor.hosts.checks.check import _meeting, _place
 from executor.preflight.findings import Finding
@@ -95,3 +99,88 @@ def test_hosts_that_all_have_node_0_s_addresses_fail_there() -> None:
     assert _meeting({1: LOOKS[1]}, ("a", "b")) == [] and _meeting({0: LOOKS[0]}, ("a",)) == []
     (row,) = _meeting(ALIKE, ("a", "b"))
     assert (row.node, row.host, row.check, row.status) == (0, "a", "master", "fail")
+
+
+# -- a host's first code, in this process -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls `boot.main` with what a launcher sends: (exit code, what the host says line by line). `remote` gives 7."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "/others")
+    monkeypatch.setattr(sys, "path", ["", *sys.path[1:]])
+    monkeypatch.setattr(
+        remote, "main", lambda stdin, out, asked: 7 if (stdin.read(), out.closed) == (b"", False) else 8
+    )
+
+    def main(*sent: bytes) -> tuple[int, list[Any]]:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"".join(sent))))
+        kept = os.dup(1)
+        with (tmp_path / "said").open("w+b") as written:
+            os.dup2(written.fileno(), 1)
+            try:
+                code = boot.main()
+                os.write(1, b"no message")
+            finally:
+                os.dup2(kept, 1)
+                os.close(kept)
+        text = (tmp_path / "said").read_text()
+        assert not text.startswith("\n") or "no message" not in text
+        return code, [json.loads(one) if one.startswith("{") else one for one in text.splitlines()]
+
+    return main
+
+
+def asked(code: str) -> bytes:
+    return json.dumps({"marker": "here it begins", "code": code}).encode() + b"\n"
+
+
+def test_a_host_takes_in_code_that_it_lacks_once_and_goes_on_with_it(booted: Any, tmp_path: Path) -> None:
+    boot.unpack(packed := zipped(planner__a="1"), str(tmp_path / "other"))
+    wanted = boot.digest(str(tmp_path / "other"))
+    place = str(tmp_path / "meshwright" / "code" / wanted)
+
+    code, said = booted(asked(wanted), json.dumps({"bytes": len(packed)}).encode() + b"\n", packed)
+    assert (code, said[:2]) == (7, ["", "here it begins"])
+    assert [(one["kind"], one.get("have"), one.get("place")) for one in said[2:]] == [
+        ("code", False, None), ("ready", None, place)]  # fmt: skip
+    assert {one["executable"] for one in said[2:]} == {sys.executable}
+    assert {one["python"] for one in said[2:]} == {sys.version.split()[0]}
+    assert sys.path[0] == place and "" not in sys.path[:2]
+    assert os.environ["PYTHONPATH"] == f"{place}:/others"
+
+    code, said = booted(asked(wanted))
+    assert (code, [one["kind"] for one in said[2:]], said[2]["have"]) == (7, ["code", "ready"], True)
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b'{"bytes": 6}\nno zip', "not a zip"),
+        (b'{"bytes": %d}\n%s' % (len(zipped(a="2")), zipped(a="2")), "other bytes arrived"),
+        (b"", "not a zip"),
+    ],
+)
+def test_code_that_does_not_come_whole_is_not_run(booted: Any, sent: bytes, why: str) -> None:
+    code, said = booted(asked("0123456789abcdef"), sent)
+    assert (code, said[-1]["kind"], said[-1]["what"]) == (1, "failed", "code")
+    assert why in said[-1]["why"] and said[-1]["place"].endswith("0123456789abcdef")
+
+
+def test_no_question_an_old_python_and_a_package_that_is_missing_end_it(
+    booted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for sent in (b"", b"{}\n"):
+        assert booted(sent) == (1, ["no message"])
+    boot.unpack(zipped(a="1"), str(tmp_path / "meshwright" / "code" / "there"))
+    monkeypatch.setattr(boot, "digest", lambda place: "there")
+    monkeypatch.setitem(sys.modules, "executor.hosts.remote", None)
+    monkeypatch.delattr("executor.hosts.remote")
+    code, said = booted(asked("there"))
+    assert (code, said[-1]["kind"], said[-1]["module"]) == (1, "missing", "executor.hosts.remote")
+    monkeypatch.setattr(boot, "OLDEST", (99, 0))
+    code, said = booted(asked("there"))
+    assert (code, [one["kind"] for one in said[2:]]) == (1, ["old"])
+    monkeypatch.setattr(boot, "OLDEST", tuple(sys.version_info))
+    assert booted(asked("there"))[1][-1]["kind"] == "missing"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from executor.hosts import ssh_session
-from executor.hosts.fleet import fleet_of
 from executor.hosts.hosts import Machine, read_hosts
 from executor.system import address
 from planner.basics.errors import PlannerError
@@ -142,21 +141,6 @@ def test_hosts_meet_at_an_address_of_the_first_in_a_network_that_all_are_in(view
 def test_hosts_that_cannot_meet_are_refused(first, words):
     with pytest.raises(PlannerError, match=words):
         address.meeting([first, DOCKER])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a\n", "names 1 host(s), and the plan has 2 nodes. Add hosts, or spread the ranks over fewer: --nodes 1"),
-        ("a slots=2\nb slots=1\n", "--hosts line 2=b: has slots=1, and each node has 2 ranks"),
-    ],
-)
-def test_hosts_that_do_not_hold_a_plan_are_refused(tmp_path, plan_of_two_nodes, text, words):
-    (file := tmp_path / "hosts").write_text(text)
-    with pytest.raises(PlannerError) as refused:
-        fleet_of(file, plan_of_two_nodes, 2, lambda _: None)
-    assert words in refused.value.sentence
 
 
 @pytest.mark.slow
