@@ -47,7 +47,9 @@ def legal(rule: Rule, axis: str, **fields: Any) -> list[int]:
     """The degrees for which a rule holds: one by one, and all at once as a column, which must be the same."""
     alone = [degree for degree in DEGREES if rule.holds(case_of(**{**fields, axis: degree}))]
     column = rule.holds(case_of(**{**fields, axis: np.array(DEGREES, dtype=float)}))
-    assert [degree for degree, holds in zip(DEGREES, np.broadcast_to(column, len(DEGREES))) if holds] == alone
+    assert [
+        degree for degree, holds in zip(DEGREES, np.broadcast_to(column, len(DEGREES)), strict=True) if holds
+    ] == alone
     return alone
 
 
