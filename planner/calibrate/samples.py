@@ -15,9 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
-from planner.engines import engine_of
-from planner.engines.base import bytes_apart
-from planner.figures.memory import memory_breakdown
+from planner.figures.memory import bytes_beside, memory_breakdown
 from planner.parallelism.case import Case
 from planner.spec.calibration import OWN_RUNS, Calibration
 from planner.spec.plan import read_plan
@@ -93,8 +91,8 @@ def _of_row(one: Replayed) -> list[Sample]:
         source=row.source.repo_or_paper,
         model=case.model.name,
         case=case,
-        live_bytes=one.predicted.allocated_gib * GIB,
-        apart_bytes=float(bytes_apart(engine_of(case.layout.engine), case)),
+        live_bytes=(live := one.predicted.allocated_gib * GIB),
+        apart_bytes=float(bytes_beside(case, live)),
         context_bytes=None if measured.context_gib is None else measured.context_gib * GIB,
     )
     if peak is not None or step_s is not None or measured.context_gib is not None:
@@ -134,8 +132,8 @@ def of_run(folder: Path) -> Sample:
         source=OWN_RUNS,
         model=plan.model.name,
         case=case,
-        live_bytes=memory_breakdown(case).peak.total,
-        apart_bytes=float(bytes_apart(engine_of(case.layout.engine), case)),
+        live_bytes=(live := memory_breakdown(case).peak.total),
+        apart_bytes=float(bytes_beside(case, live)),
         memory_kind="allocated" if peaks else None,
         memory_bytes=max(peaks, default=None),
         step_s=record.step_s,

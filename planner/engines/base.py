@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from planner.basics.arith import Number
 from planner.inventory import Compute, Moment
 from planner.parallelism.base import Call as Call  # others ask for both here
@@ -21,6 +23,15 @@ Held = dict[str, Number]
 
 Holder = Callable[[Moment, bool], Held]
 """(moment, whether the micro-batch is not the first) -> live bytes by term."""
+
+
+class Pools(msgspec.Struct, frozen=True):
+    """Bytes of what an engine's gathers use at the peak, of what their stream keeps for them, and of what was allocated
+    while the model was wrapped, which training's other tensors refill."""
+
+    gathers_in_use: Number
+    gathers: Number
+    loaded: Number
 
 
 class Engine(Protocol):
@@ -43,6 +54,9 @@ class Engine(Protocol):
 
     # apart(case) -> Number, where an engine makes an allocation larger than any that was freed before it: the caching
     # allocator gives it memory of its own and keeps that. Asked through `bytes_apart`, columns as `resident`.
+
+    # pools(case) -> Pools, where an engine gathers on a stream of its own, whose memory no other tensor is given. Asked
+    # through `stream_pools`, columns as `resident`.
 
     # loads_whole(case) -> bool, where tensor ranks cut the whole model only once it is loaded; asked through
     # `loads_whole_model`.
@@ -90,3 +104,9 @@ def bytes_apart(engine: Engine, case: Case) -> Number:
     """What the caching allocator reserves beside the peak for allocations that nothing freed before can hold, bytes."""
     own: Callable[[Case], Number] | None = getattr(engine, "apart", None)
     return 0.0 if own is None else own(case)
+
+
+def stream_pools(engine: Engine, case: Case) -> Pools | None:
+    """What streams' own memory holds; None for an engine whose gathers are counted with everything else."""
+    own: Callable[[Case], Pools] | None = getattr(engine, "pools", None)
+    return None if own is None else own(case)

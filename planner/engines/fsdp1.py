@@ -2,70 +2,183 @@
 
 The root stays gathered from its forward to the end of backward; a layer is freed after its forward, and backward
 gathers the one before beside it (BACKWARD_PRE). With frozen and trained weights in one unit the gradient is as large as
-the whole flat parameter, and accumulation under `no_sync` keeps it whole. Read in torch 2.1, distributed/fsdp:
-_runtime_utils.py and _flat_param.py (use_orig_params). Not here: FSDP2's units (fsdp2.py), SHARD_GRAD_OP and NO_SHARD.
+the whole flat parameter, and accumulation under `no_sync` keeps it whole. `reshard_after_forward=false` is
+SHARD_GRAD_OP, one shard NO_SHARD, shards and replicas HYBRID_SHARD. Read in torch 2.1 and 2.13, distributed/fsdp:
+_runtime_utils.py and _flat_param.py. Not here: FSDP2's units (fsdp2.py), or its own collectives' bytes.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from planner.basics.arith import Number, where
+import msgspec
+
+from planner.basics.arith import Number, is_column, where
+from planner.basics.units import BYTES
 from planner.engines import fsdp2
-from planner.engines.base import Held, Holder
-from planner.engines.common import padded, trained_states
-from planner.engines.fsdp2 import collectives as collectives  # the same bytes, of flat parameters
+from planner.engines.base import Call, Held, Holder, Pools
+from planner.engines.common import MIXED, optimizer_temporaries, packed, padded, trained_states
+from planner.engines.common import stored_weight_bytes as stored_bytes
 from planner.engines.fsdp2 import compute as compute  # MixedPrecision casts to its parameter dtype
-from planner.engines.fsdp2 import ideal as ideal  # ZeRO-3's
-from planner.engines.fsdp2 import outside as outside
-from planner.engines.fsdp2 import resident as resident
-from planner.inventory import Moment
+from planner.engines.fsdp2_units import Units
+from planner.inventory import Moment, Weight
+from planner.inventory.forms import nf4_state_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.zero import sharded_bytes
 
 name = "fsdp1"
 rules: tuple[Rule, ...] = (
     *splits_only(name),
-    *reads_only("zero_stage", "sync_each_micro_batch"),
+    *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
     fsdp2.STAGE,
     *COMMON,
     *JOB,
+    *fsdp2.ON_HOST,
     Rule(
-        name="FSDP1 shards",
-        field="dp_shard",
-        holds=lambda case: case.layout.dp_shard > 1,
-        sentence=lambda case: "NO_SHARD of the first FSDP is not predicted",
-        fix=lambda case: "Use dp_shard >= 2, or engine ddp",
+        name="FSDP1 offloads shards",
+        field="offload_params",
+        holds=lambda case: (case.layout.dp_shard > 1) | (not case.layout.offload_params),
+        sentence=lambda case: "whole weights of NO_SHARD in host memory are not predicted",
+        fix=lambda case: "Use dp_shard >= 2, or offload_params=false",
+    ),
+    Rule(
+        name="FSDP1 adds up on the device",
+        field="sync_each_micro_batch",
+        # prepare_gradient_for_backward: a sum on the host and a new shard on the device cannot be added.
+        holds=lambda case: (
+            (case.layout.grad_accum == 1) | (not case.layout.offload_params) | (not case.layout.sync_each_micro_batch)
+        ),
+        sentence=lambda case: "offloaded gradients accumulate only under no_sync",
+        fix=lambda case: "Use sync_each_micro_batch=false, or grad_accum=1",
     ),
 )
 
 
-def flat_gradient(case: Case, unit: str) -> Number:
-    """Bytes of one unit's gradient before it is reduced: of the whole flat parameter where any of it is trained, unless
-    adapters have flat parameters of their own."""
+# -- what a unit has -------------------------------------------------------------------------------------------------
+
+
+def _flat(case: Case, unit: str) -> list[Weight]:
+    """The weights whose flat parameters have gradients: all of a unit where any is trained, unless adapters have flat
+    parameters of their own."""
     trained = [weight for weight in case.units()[unit] if weight.trainable]
-    flat = trained if case.runtime.adapter_units or not trained else case.units()[unit]
-    elements: Number = sum(padded(weight, case.shards(weight)) for weight in flat) + 0.0
+    return trained if case.runtime.adapter_units or not trained else list(case.units()[unit])
+
+
+def flat_gradient(case: Case, unit: str) -> Number:
+    """Bytes of one unit's gradient before it is reduced: of the whole flat parameter."""
+    elements: Number = sum(padded(weight, case.shards(weight)) for weight in _flat(case, unit)) + 0.0
     return elements * fsdp2.grad_element_bytes(case)
 
 
+def gradient_shard(case: Case, unit: str) -> Number:
+    """Bytes of one unit's reduced gradient on a rank, of frozen elements too; whole under NO_SHARD."""
+    element = trained_states(case).grad
+    return sum(
+        sharded_bytes(padded(weight, case.shards(weight)), element, case.shards(weight)) for weight in _flat(case, unit)
+    ) + 0.0  # fmt: skip
+
+
+def gathered(case: Case, unit: str) -> Number:
+    """Bytes of a unit's weights made anew for its products: gathered, or under NO_SHARD cast where they are wider than
+    the parameter dtype (_use_low_precision_shard)."""
+    wide = [one for one in case.units()[unit] if stored_bytes(case, one) > BYTES["bf16"]]
+    cast: Number = sum(one.elements * BYTES["bf16"] for one in wide) + 0.0 if case.job.precision in MIXED else 0.0
+    return where(case.layout.dp_shard > 1, fsdp2.gathered(case, unit), cast)
+
+
+def _units(case: Case) -> Units:
+    units = fsdp2.units_of(case, partial(flat_gradient, case))
+    return msgspec.structs.replace(units, gathered={unit: gathered(case, unit) for unit in UNITS})
+
+
+def _root(units: Units) -> Number:
+    return units.gathered["embed"] + units.gathered["tail"]
+
+
+def scales(case: Case) -> Number:
+    """Bytes of 4-bit weights' scales and tables, which are no parameters: whole on every rank's device, offloaded or
+    not (bitsandbytes' QuantState)."""
+    form = case.job.base_quantization
+    if form is None:
+        return 0.0
+    coded = ((times, weight) for times, weight in case.counted() if packed(case, weight))
+    return sum(times * nf4_state_bytes(weight.elements, form.double) for times, weight in coded) + 0.0
+
+
+# -- what is held ----------------------------------------------------------------------------------------------------
+
+
+def resident(case: Case) -> Held:
+    """What stays between steps: the shards and moments, or the scales alone where those are offloaded."""
+    stay = fsdp2.resident(case)
+    return stay | {"params": stay["params"] + scales(case)} if fsdp2.offloads(case) else stay
+
+
+def host(case: Case) -> Held:
+    """Bytes of one rank in host memory by term, as stored; empty without offload."""
+    held = fsdp2.host(case)
+    return held | {"params": held["params"] - scales(case)} if held else held
+
+
 def filled(case: Case) -> Held:
-    """The shards, and whole gradients of earlier micro-batches."""
-    return fsdp2.filled_with(case, partial(flat_gradient, case))
+    """The shards, layers that stay gathered, and whole gradients of earlier micro-batches."""
+    held = dict(resident(case))
+    if not case.layout.reshard_after_forward:
+        held["gathered"] = _units(case).all_gathered
+    if not case.layout.sync_each_micro_batch:
+        whole = sum(case.repeats(unit) * flat_gradient(case, unit) for unit in UNITS) + 0.0
+        held["grads"] = where(case.layout.grad_accum > 1, whole, 0.0 * whole)
+    return held
+
+
+def outside(case: Case) -> list[tuple[str, Held]]:
+    """Wrapping and the optimizer's step."""
+    return [("load", load(case)), ("optimizer", step(case))]
+
+
+def load(case: Case) -> Held:
+    """Every layer is a shard when the root is wrapped, last: its weights as they came beside the flat copy of them, of
+    which a shard is cut (FlatParamHandle). The rest of the model waits in host memory, never on the device."""
+    ends = [weight for unit in ("embed", "tail") for weight in case.units()[unit]]
+    root: Number = sum(weight.elements * stored_bytes(case, weight) for weight in ends)
+    beside = where(case.layout.dp_shard > 1, 2 * root, root) + 0.0
+    return {"params": resident(case)["params"], "temporaries": beside}
+
+
+def step(case: Case) -> Held:
+    """The shards with their gradients and moments; nothing but scales where they are on the host."""
+    if fsdp2.offloads(case):
+        return resident(case)
+    grads = sum(case.repeats(unit) * gradient_shard(case, unit) for unit in UNITS) + 0.0
+    made = optimizer_temporaries(case, trained_states(case).weight, sharded=True)
+    return resident(case) | {"grads": grads, "temporaries": made}
 
 
 def holder(case: Case) -> Holder:
-    """Shards, the root, the layer at work and in backward the one before it, and gradients whole or sharded."""
-    units = fsdp2.units_of(case, partial(flat_gradient, case))
-    root, stay = units.gathered["embed"] + units.gathered["tail"], resident(case)
+    """Shards, the root, the layer at work and in backward the one before it, and gradients whole or sharded.
+
+    Reduced gradients that are offloaded stay on the device beside their copy until backward is over
+    (_saved_grad_shard, prepare_gradient_for_optim).
+    """
+    units = _units(case)
+    root, stay = _root(units), resident(case)
+    keeps = not case.layout.reshard_after_forward
     waits = fsdp2.holds_whole(case)
-    element = trained_states(case).grad
-    shards = {unit: fsdp2.unit_shards(case, unit, element) for unit in UNITS}
+    shards = {unit: gradient_shard(case, unit) for unit in UNITS}
     whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
     all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+    layers = units.up_to(units.layers - 1)
+    element = fsdp2.grad_element_bytes(case)
+    head = case.elements("tail", trainable=True) * element
 
-    def gathered(moment: Moment) -> Number:
+    def weights(moment: Moment, later: bool) -> Number:
         own = units.gathered[moment.unit] if moment.unit in LAYERS else 0.0
+        if keeps:
+            # Under no_sync nothing is freed after backward either (_should_free_in_backward).
+            reached = units.up_to(moment.layer) if moment.unit in LAYERS else layers * (moment.unit != "embed")
+            still = waits if later or moment.phase == "backward" else False
+            return root + where(still, layers, reached)
         if moment.phase == "forward" or moment.unit == "embed" or moment.layer == 0:
             return root + own
         return root + own + units.gathered[units.before(moment)]
@@ -73,18 +186,76 @@ def holder(case: Case) -> Holder:
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":
             return where(waits, whole, all_shards) if later else 0.0
-        # The flat gradient is made when the last of a unit's gradients is there.
+        # The flat gradient is made when the last of a unit's gradients is there: the root's wait for the embedding's.
         at_work = where(moment.begun, units.scattered[moment.unit], 0.0) if moment.unit in LAYERS else 0.0
+        at_work = at_work + (head if moment.unit != "tail" else 0.0)
+        if moment.unit not in LAYERS:
+            at_work = at_work + (moment.unit_grads + moment.in_flight) * element
         done: Number = 0.0
         done_shards: Number = 0.0
-        for unit, layers in (case.layers_after(moment) if moment.unit != "tail" else {}).items():
-            done = done + layers * units.scattered[unit]
-            done_shards = done_shards + layers * shards[unit]
+        for unit, finished in (case.layers_after(moment) if moment.unit != "tail" else {}).items():
+            done = done + finished * units.scattered[unit]
+            done_shards = done_shards + finished * shards[unit]
         if not later:
             return where(waits, done, done_shards) + at_work
         return where(waits, whole - done + done_shards + at_work, all_shards + at_work)
 
     def held(moment: Moment, later: bool) -> Held:
-        return stay | {"gathered": gathered(moment), "buckets": 0.0, "grads": grads(moment, later)}
+        return stay | {"gathered": weights(moment, later), "buckets": 0.0, "grads": grads(moment, later)}
 
     return held
+
+
+# -- what the allocator keeps ----------------------------------------------------------------------------------------
+
+SMALL_BYTES = 2**20
+"""Tensors up to this size never fill a hole between large ones (c10/cuda/CUDACachingAllocator.cpp, kSmallSize)."""
+
+
+def pools(case: Case) -> Pools:
+    """What each stream's tensors have for themselves: gathers are made on a stream of their own (_init_streams), and a
+    layer more than is in use waits there for the limiter's event (_FreeEventQueue: two; adapters' units take both).
+
+    What wrapping left is refilled by training's large tensors alone: small gradients and moments come beside it.
+    """
+    units = _units(case)
+    layer = units.gathered["layer" if units.layers > units.dense else "dense"]
+    root, ahead = _root(units), 1 if case.runtime.adapter_units else 2
+    in_use = root + ahead * layer if case.layout.reshard_after_forward else units.all_gathered
+    own = in_use + layer if case.layout.reshard_after_forward else in_use
+    if fsdp2.offloads(case):  # shards are copied in on a third stream
+        copies = {unit: fsdp2.unit_weight_shards(case, unit) for unit in UNITS}
+        own = own + copies["embed"] + copies["tail"] + 2 * copies["layer" if units.layers > units.dense else "dense"]
+    return Pools(in_use, own, sum(load(case).values()) + _small(case))
+
+
+def _small(case: Case) -> Number:
+    """Bytes of gradients and moments of trained shards that are small."""
+    each = trained_states(case)
+    beside = each.grad + (0.0 if fsdp2.offloads(case) else each.moments)
+    found: Number = 0.0
+    for times, weight in case.counted():
+        if weight.trainable:
+            elements = padded(weight, case.shards(weight)) / case.shards(weight)
+            found = found + where(elements * each.weight <= SMALL_BYTES, times * elements * beside, 0.0)
+    return found
+
+
+# -- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def collectives(case: Case) -> list[Call]:
+    """FSDP2's bytes of flat parameters; under NO_SHARD each unit's gradient is reduced over all ranks alone."""
+    return _between_replicas(case, fsdp2.collectives(case))
+
+
+def ideal(case: Case) -> list[Call]:
+    """ZeRO-3's own, or the all-reduce of all gradients alone."""
+    return _between_replicas(case, fsdp2.ideal(case))
+
+
+def _between_replicas(case: Case, calls: list[Call]) -> list[Call]:
+    """The calls, but for those within groups of one; in columns these send nothing."""
+    if is_column(case.layout.dp_shard) or case.layout.dp_shard > 1:
+        return calls
+    return [call for call in calls if call.axis == "dp_replicate"]

@@ -53,6 +53,24 @@ STAGE = Rule(
     fix=lambda case: "Use zero_stage=3, or engine deepspeed",
 )
 
+ON_HOST: tuple[Rule, ...] = (
+    Rule(
+        name="FSDP offloads weights and optimizer together",
+        field="offload_optimizer",
+        holds=lambda case: case.layout.offload_optimizer == case.layout.offload_params,
+        sentence=lambda case: "FSDP moves weights, gradients and optimizer together",
+        fix=lambda case: "Use offload_optimizer=true and offload_params=true, or neither",
+    ),
+    Rule(
+        name="8-bit states on the host",
+        field="offload_optimizer",
+        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.name != "adamw-8bit",
+        sentence=lambda case: "8-bit states are updated by bitsandbytes' kernels for GPUs",
+        fix=lambda case: "Use optimizer adamw, or offload_optimizer=false",
+    ),
+)
+"""What both FSDPs ask of offload: CPUOffloadPolicy, CPUOffload(offload_params=True)."""
+
 rules: tuple[Rule, ...] = (
     *splits_only(name),
     *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
@@ -66,20 +84,7 @@ rules: tuple[Rule, ...] = (
         sentence=lambda case: "FSDP2 with one shard is DDP",
         fix=lambda case: "Use dp_shard >= 2, or engine ddp",
     ),
-    Rule(
-        name="FSDP2 offloads weights and optimizer together",
-        field="offload_optimizer",
-        holds=lambda case: case.layout.offload_optimizer == case.layout.offload_params,
-        sentence=lambda case: "FSDP2's CPUOffloadPolicy moves weights, gradients and optimizer together",
-        fix=lambda case: "Use offload_optimizer=true and offload_params=true, or neither",
-    ),
-    Rule(
-        name="8-bit states on the host",
-        field="offload_optimizer",
-        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.name != "adamw-8bit",
-        sentence=lambda case: "8-bit states are updated by bitsandbytes' kernels for GPUs",
-        fix=lambda case: "Use optimizer adamw, or offload_optimizer=false",
-    ),
+    *ON_HOST,
     *SHARDED_TENSORS,
 )
 

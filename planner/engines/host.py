@@ -9,7 +9,7 @@ CPU processes, what crosses a link is not. Not here: activations (memory.py), by
 from __future__ import annotations
 
 from planner.basics.arith import Number, where
-from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp2
+from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp1, fsdp2
 from planner.engines.base import Held
 from planner.engines.common import moments, trained_states
 from planner.parallelism.case import Case
@@ -21,7 +21,8 @@ def host_states(case: Case) -> Held:
     device's, where the engines count them."""
     if not case.host_apart:
         return {}
-    return fsdp2.host(case) if case.layout.engine == "fsdp2" else deepspeed.host(case)
+    own = {"fsdp1": fsdp1.host, "fsdp2": fsdp2.host}.get(case.layout.engine, deepspeed.host)
+    return own(case)
 
 
 def state_transfers(case: Case) -> list[Transfer]:
@@ -30,7 +31,7 @@ def state_transfers(case: Case) -> list[Transfer]:
     layout = case.layout
     if not (layout.offload_optimizer or layout.offload_params) or not case.host_apart:
         return []
-    if layout.engine == "fsdp2":
+    if layout.engine in ("fsdp1", "fsdp2"):
         return _fsdp2_transfers(case)
     return _stage3_transfers(case) if layout.zero_stage == 3 else _stage12_transfers(case)
 
@@ -40,7 +41,7 @@ def update_accesses_bytes(case: Case) -> Number:
     moments written, and DeepSpeed's 16-bit copy of the new weights."""
     if not case.layout.offload_optimizer:
         return 0.0
-    if case.layout.engine == "fsdp2":
+    if case.layout.engine in ("fsdp1", "fsdp2"):
         each = trained_states(case)
         return fsdp2.trained_shards(case, 2 * each.weight + each.grad) + 2 * moments(case, sharded=True)
     states, elements = deepspeed_common.states(case), deepspeed.updated_elements(case)

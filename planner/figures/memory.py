@@ -14,7 +14,7 @@ import msgspec
 
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
-from planner.engines.base import Held, bytes_apart, load_host_bytes
+from planner.engines.base import Held, bytes_apart, load_host_bytes, stream_pools
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
@@ -316,8 +316,20 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
     if case.cluster.gpu.kind == "cpu":
         return allocated
     allocator = case.runtime.allocator
-    apart = bytes_apart(engine_of(case.layout.engine), case)
+    apart = bytes_beside(case, allocated)
     return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation) + apart
+
+
+def bytes_beside(case: Case, allocated: Number) -> Number:
+    """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
+    that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
+    engine = engine_of(case.layout.engine)
+    apart = bytes_apart(engine, case)
+    pools = stream_pools(engine, case)
+    if pools is None:
+        return apart
+    default = maximum(allocated - pools.gathers_in_use, pools.loaded)
+    return apart + maximum(default + pools.gathers - allocated, 0.0)
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:

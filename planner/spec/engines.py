@@ -84,8 +84,10 @@ _RECORDS = (
         superseded=True,
         zero_stages=(3,),
         usual_stage=3,
+        reshard=(True, False),
         sync=(False, True),
         adapters=True,
+        offloads=OFFLOADS,
     ),
     EngineFacts(
         name="galvatron",
@@ -200,5 +202,5 @@ ENGINES = {facts.name: facts for facts in _RECORDS}
 
 
 def offloading(field: str) -> tuple[str, ...]:
-    """Engines that can keep what a field of the layout names in host memory."""
-    return tuple(sorted(facts.name for facts in _RECORDS if field in facts.offloads))
+    """Engines that can keep what a field of the layout names in host memory, but for superseded ones."""
+    return tuple(sorted(facts.name for facts in _RECORDS if field in facts.offloads and not facts.superseded))

@@ -10,10 +10,12 @@ from planner.ask.question import usual_runtime
 from planner.decide.recommendation import Constraints, recommend
 from planner.decide.space import spaces
 from planner.engines import engine_of
-from planner.figures.memory import memory_breakdown
+from planner.figures.host import host_terms
+from planner.figures.memory import bytes_beside, memory_breakdown
 from planner.inventory import Moment
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, TrainingJob, presets
+from planner.spec.job import Precision
 
 MODEL = presets.model("llama-2-7b")
 TABLE = 2 * 32000 * 4096
@@ -26,13 +28,25 @@ ADAPTERS = 2 * 2 * RANK * 4096
 SHARDED = Layout(engine="fsdp1", zero_stage=3, dp_shard=2, recompute="full", micro_batch_size=1)
 
 
+def case(
+    layout: Layout, *, lora: bool = False, own_units: bool = False, precision: Precision = "pure-bf16", seq: int = 512
+) -> Case:
+    """Llama 2 7B, full training or adapters on queries and values, in 16 bits unless told."""
+    adapters = Lora(rank=RANK, upcast_adapters=False) if lora else None
+    job = TrainingJob(method="lora" if lora else "full", lora=adapters, precision=precision, seq_len=seq)
+    runtime = msgspec.structs.replace(usual_runtime("fsdp1"), adapter_units=own_units)
+    return Case(MODEL, job, layout, presets.cluster("dgx-h100"), runtime)
+
+
 def phases(layout: Layout, *, lora: bool, own_units: bool = False) -> dict[str, dict[str, float]]:
     """Terms at the fullest moment of each phase, everything in 16 bits."""
-    adapters = Lora(rank=RANK, upcast_adapters=False) if lora else None
-    job = TrainingJob(method="lora" if lora else "full", lora=adapters, precision="pure-bf16", seq_len=512)
-    runtime = msgspec.structs.replace(usual_runtime("fsdp1"), adapter_units=own_units)
-    found = memory_breakdown(Case(MODEL, job, layout, presets.cluster("dgx-h100"), runtime))
+    found = memory_breakdown(case(layout, lora=lora, own_units=own_units))
     return {phase.phase: phase.terms for phase in found.phases}
+
+
+def changed(**fields: object) -> Layout:
+    """The sharded layout with other fields."""
+    return msgspec.structs.replace(SHARDED, **fields)
 
 
 def test_the_root_stays_gathered_and_backward_has_two_layers_beside_it() -> None:
@@ -77,4 +91,106 @@ def test_whole_gradients_of_earlier_micro_batches_become_shards_layer_by_layer(
     grads = held(Moment("backward", "layer", 30, (), 0, 0, begun=True), later)["grads"]
 
     root, shard = TABLE * later, 0.5 * later
-    assert grads == pytest.approx(2 * (root + (flat_gradients + shard) * BLOCK), rel=1e-3)
+    head = 32000 * 4096  # whole: it waits for the embedding's
+    assert grads == pytest.approx(2 * (root + head + (flat_gradients + shard) * BLOCK), rel=1e-3)
+
+
+def test_under_no_shard_nothing_is_gathered_and_gradients_stay_whole() -> None:
+    found = phases(changed(zero_stage=0, dp_shard=1, dp_replicate=2), lora=False)
+
+    whole = 2 * (TABLE + 32 * BLOCK)
+    assert found["backward"]["params"] == pytest.approx(whole, rel=1e-4)
+    assert found["backward"]["gathered"] == 0
+    assert found["optimizer"]["grads"] == pytest.approx(whole, rel=1e-4)
+    assert found["load"]["temporaries"] == pytest.approx(2 * TABLE, rel=1e-4)  # the root's flat copy
+
+
+def test_under_no_shard_wide_weights_are_cast_unit_by_unit() -> None:
+    found = memory_breakdown(case(changed(zero_stage=0, dp_shard=1, dp_replicate=2), precision="bf16"))
+
+    forward = next(one.terms for one in found.phases if one.phase == "forward")
+    assert forward["params"] == pytest.approx(4 * (TABLE + 32 * BLOCK), rel=1e-4)
+    assert forward["gathered"] == pytest.approx(2 * (TABLE + BLOCK), rel=1e-4)
+
+
+def test_under_shard_grad_op_layers_stay_gathered_until_their_backward() -> None:
+    found = phases(changed(reshard_after_forward=False), lora=False)
+    held = engine_of("fsdp1").holder(case(changed(reshard_after_forward=False)))
+
+    assert found["forward"]["gathered"] == pytest.approx(2 * (TABLE + 32 * BLOCK), rel=1e-4)
+    middle = held(Moment("backward", "layer", 15, (), 0, 0), False)["gathered"]
+    assert middle == pytest.approx(2 * (TABLE + 16 * BLOCK), rel=1e-4)
+
+
+def test_under_shard_grad_op_no_sync_keeps_every_layer_gathered() -> None:
+    held = engine_of("fsdp1").holder(case(changed(reshard_after_forward=False, grad_accum=2)))
+
+    first = held(Moment("backward", "layer", 0, (), 0, 0), False)["gathered"]
+    assert first == pytest.approx(2 * (TABLE + 32 * BLOCK), rel=1e-4)
+
+
+def test_hybrid_shards_hold_what_shards_hold_and_reduce_once_more() -> None:
+    hybrid = case(changed(dp_replicate=2))
+    reduced = [call for call in engine_of("fsdp1").collectives(hybrid) if call.op == "all_reduce"]
+
+    assert memory_breakdown(hybrid).phases == memory_breakdown(case(SHARDED)).phases
+    assert sum(call.payload_bytes for call in reduced) == pytest.approx(2 * (TABLE + 32 * BLOCK) / 2, rel=1e-3)
+
+
+def test_no_shard_sends_gradients_alone() -> None:
+    calls = engine_of("fsdp1").collectives(case(changed(zero_stage=0, dp_shard=1, dp_replicate=2)))
+
+    assert {call.op for call in calls} == {"all_reduce"}
+    assert sum(call.payload_bytes for call in calls) == pytest.approx(2 * (TABLE + 32 * BLOCK), rel=1e-4)
+
+
+def test_offloaded_shards_are_on_the_host_and_reduced_gradients_on_both_until_backward_ends() -> None:
+    offloaded = changed(offload_params=True, offload_optimizer=True)
+    found = phases(offloaded, lora=False)
+    held = engine_of("fsdp1").holder(case(offloaded))
+
+    assert found["optimizer"] == dict.fromkeys(found["optimizer"], 0.0)
+    assert found["backward"]["params"] == 0
+    last = held(Moment("backward", "embed", -1, (), 0, 0), False)["grads"]
+    head = 2 * 32000 * 4096  # whole: it waits for the embedding's
+    assert last == pytest.approx(head + 2 * 32 * BLOCK / 2, rel=1e-3)
+    assert host_terms(case(offloaded), 1.0)["params"] == pytest.approx(2 * (TABLE + 32 * BLOCK) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"offload_params": True}, "FSDP offloads weights and optimizer together"),
+        (
+            {"dp_shard": 1, "dp_replicate": 2, "offload_params": True, "offload_optimizer": True},
+            "FSDP1 offloads shards",
+        ),
+        (
+            {"offload_params": True, "offload_optimizer": True, "grad_accum": 2, "sync_each_micro_batch": True},
+            "FSDP1 adds up on the device",
+        ),
+    ],
+)
+def test_what_offload_cannot_do_is_refused(fields: dict[str, object], rule: str) -> None:
+    asked = case(changed(**fields))
+
+    assert rule in {one.name for one in engine_of("fsdp1").rules if not one.holds(asked)}
+
+
+def test_frozen_elements_of_a_flat_parameter_have_gradient_shards_too() -> None:
+    found = phases(changed(dp_shard=4), lora=True)
+
+    assert found["optimizer"]["grads"] == pytest.approx(2 * 32 * (BLOCK + ADAPTERS) / 4, rel=1e-3)
+
+
+def test_gathers_have_memory_of_their_own_beside_what_wrapping_took() -> None:
+    """A layer more than backward uses; and while training is small, the root as it came and its flat copy."""
+    small, large = case(SHARDED, lora=True, own_units=True), case(changed(micro_batch_size=64), lora=True)
+
+    peak = memory_breakdown(small).peak.total
+    loaded = 2 * (TABLE + 32 * BLOCK) / 2 + 2 * 2 * TABLE
+    adapters = 32 * ADAPTERS
+    shards, small_states = 2 * adapters / 2, 3 * 2 * adapters / 2
+    gathers = 2 * (TABLE + 2 * BLOCK)
+    assert peak + bytes_beside(small, peak) == pytest.approx(loaded + shards + small_states + gathers, rel=1e-3)
+    assert bytes_beside(large, memory_breakdown(large).peak.total) == pytest.approx(2 * BLOCK, rel=1e-2)
