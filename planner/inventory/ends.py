@@ -173,6 +173,13 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         return loss
     wide = compute.element_bytes if loss_kernel == "native" else 4.0
     logits32 = ops.cast(tape, logits, wide / compute.element_bytes)
+    if loss_kernel == "shifted-fp32":
+        # Transformers up to 4.44: what is upcast is the model's output, which the script holds until the step; all
+        # tokens but the last are copied for the loss.
+        shifted = ops.copied(tape, logits32)
+        loss = ops.cross_entropy(tape, shifted)
+        tape.drop(shifted, logits, normal)
+        return loss
     loss = ops.cross_entropy(tape, logits32)
     tape.drop(logits32, logits, normal)
     return loss

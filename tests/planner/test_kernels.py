@@ -99,6 +99,7 @@ def logits_peak(loss: str) -> float:
 
 def test_bytes_of_logits_by_loss() -> None:
     assert logits_peak("eager-fp32") == 4 + 4 + 4  # in backward: log-probabilities and two gradients
+    assert logits_peak("shifted-fp32") == 4 + 4 + 4 + 4  # the output beside them, of which the loss got a copy
     assert logits_peak("native") == 2 + 2 + 2
     assert logits_peak("nanotron") == 4 + 4  # the 16-bit logits are gone by then
     assert logits_peak("megatron") == 2 + 4
@@ -127,7 +128,7 @@ def test_an_unknown_kernel_is_refused_with_those_there_are() -> None:
 
 
 def test_every_part_of_a_walk_is_balanced_under_every_kernel() -> None:
-    """After backward nothing is left: what was kept has been given back."""
+    """After backward nothing is left but an output that the script holds: what was kept has been given back."""
     for part, values in KERNELS.items():
         for value in values:
             parts = msgspec.structs.replace(presets.kernels("te"), **{part: value})
@@ -135,7 +136,8 @@ def test_every_part_of_a_walk_is_balanced_under_every_kernel() -> None:
                 compute = Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=tp > 1, recompute="attention")
                 last = walk(LLAMA, compute, Stage(True, True, 0, 2)).moments[-1]
                 left = sum(size.per_token for size in last.live) / LLAMA.hidden
-                assert last.phase == "backward" and left <= 8, (part, value, tp, left)
+                output = 4 * LLAMA.vocab / LLAMA.hidden / tp if value == "shifted-fp32" else 0
+                assert last.phase == "backward" and left - output <= 8, (part, value, tp, left)
 
 
 def test_tensor_ranks_send_their_own_tokens_to_whole_experts() -> None:
