@@ -111,6 +111,7 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kernels: str
     backend: str | None = None
     adamw_implementation: Step = "foreach"
+    adapter_units: bool = False
     sources: dict[str, str] = {}
 
 
@@ -207,6 +208,7 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
         parts=kernels(file.kernels, folders=folders),
         backend=file.backend,
         adamw_implementation=file.adamw_implementation,
+        adapter_units=file.adapter_units,
     )
 
 

@@ -351,7 +351,7 @@ def _batches(row: WordRow, dp: int, filled: dict[str, Any], notes: Notes) -> tup
 
 def _data_parallel(row: WordRow, dp: int, engine: str, stage: str, shards: int | None, notes: Notes) -> dict[str, int]:
     """dp_replicate and dp_shard: who holds the same states."""
-    if engine in ("single", "ddp"):
+    if engine in ("single", "ddp") or (engine == "fsdp1" and stage == "ddp"):
         return {"dp_replicate": dp, "dp_shard": 1}
     if shards is not None and dp % shards == 0:
         return {"dp_replicate": dp // shards, "dp_shard": shards}

@@ -130,10 +130,12 @@ QUIRKS: dict[str, Quirk] = {
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
         runtime=RowRuntime(
-            {"single": "accelerate-single", "ddp": "accelerate-ddp", "zero3": "accelerate-fsdp2"},
-            guess="fsdp_qlora's own script as Accelerate with FSDP2",
-            upcasts_adapters=False,
-            source="AnswerDotAI/fsdp_qlora, train.py: FSDP1 around Transformers' modules, its own LoRA in bf16",
+            {"single": "accelerate-single", "ddp": "fsdp-qlora", "zero3": "fsdp-qlora"},
+            parts={"loss": "shifted-fp32"},
+            uncast=("bf16",),
+            dropout=0.1,
+            own=True,
+            source="AnswerDotAI/fsdp_qlora 05ed9f2, train.py: bf16 throughout, lora_dropout 0.1; shifted logits",
         ),
         layout=(("", {"grad_accum": 1}),),
         note="accumulation not stated: 1",
@@ -348,8 +350,9 @@ OFFLOADS: dict[str, dict[str, bool]] = {
     "activations": {"offload_activations": True},
 }
 
-QUANTS = {"nf4 (bnb)": False, "nf4": True, "bnb.nf4": False, "bnb.nf4-dq": True}
-"""4-bit NormalFloat, and whether the scales are quantised too. torchtune's NF4 (torchao) always does that."""
+QUANTS = {"nf4 (bnb)": True, "nf4": True, "bnb.nf4": False, "bnb.nf4-dq": True}
+"""4-bit NormalFloat, and whether the scales are quantised too. torchtune's NF4 (torchao) always does that;
+fsdp_qlora takes Linear4bit's default, compress_statistics=True (bitsandbytes 0.43, nn/modules.py)."""
 
 MEMORY_KINDS = {"allocated": "allocated", "reserved": "reserved", "nvidia-smi": "device", "device": "device"}
 
