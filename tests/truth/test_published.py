@@ -235,3 +235,19 @@ def test_our_own_rows_are_predicted_as_they_were_read_from_words(folder):
     assert [one.row.id for one in today] == [one.row.id for one in words]
     assert [one.predicted for one in today] == [one.predicted for one in words]
     assert [one.skipped for one in today] == [None] * 11
+
+
+def test_a_wall_time_over_stated_samples_is_a_step_time() -> None:
+    """1024 samples in batches of 8 x 4 are 32 steps."""
+    changes = {"source__repo_or_paper": "AnswerDotAI/fsdp_qlora", "layout__micro_batch": 4, "layout__grad_accum": None}
+    wall = {"measured__step_time_s": None, "measured__wall_time_s": 640.0}
+
+    assert reader.question(one(**changes, **wall)).row.measured.step_time_s == 640 / 32
+    assert reader.question(one(**changes, measured__wall_time_s=640.0)).row.measured.step_time_s == 1.0  # as measured
+    assert reader.question(one(layout__micro_batch=4, **wall)).row.measured.step_time_s is None  # of how many, unsaid
+
+
+def test_no_shard_of_fsdp_qlora_is_replicas_of_its_own_engine() -> None:
+    layout = case_of(one(source__repo_or_paper="AnswerDotAI/fsdp_qlora", layout__zero_or_fsdp="ddp")).layout
+
+    assert (layout.engine, layout.dp_replicate, layout.dp_shard) == ("fsdp1", 8, 1)

@@ -98,6 +98,15 @@ def memory_stage(row: WordRow) -> Literal["fullest", "first"]:
     return logged[-1] if logged else row.measured.memory_stage
 
 
+def step_seconds(row: WordRow, case: Case) -> float | None:
+    """Seconds of an optimizer step: as measured, or the wall time over the steps that a source's samples take; None
+    where neither is known."""
+    samples, wall = _quirk(row).samples, row.measured.wall_time_s
+    if row.measured.step_time_s is not None or samples is None or wall is None:
+        return row.measured.step_time_s
+    return wall * case.layout.global_batch_size / samples
+
+
 # -- whose code ----------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from planner.calibrate.asked import Asked, CannotPredict, asked
 from planner.calibrate.collective import group
 from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
-from tests.truth.published.cases import memory_kind, memory_stage, row_case
+from tests.truth.published.cases import memory_kind, memory_stage, row_case, step_seconds
 from tests.truth.published.machines import known_cluster
 from tests.truth.published.rows import WordRow, word_row
 
@@ -36,7 +36,9 @@ def question(row: Row) -> Asked:
         known = row_case(row)
     except CannotPredict as error:
         return msgspec.structs.replace(found, refusal=str(error))
-    return msgspec.structs.replace(found, case=known.case, assumptions=known.assumptions)
+    timed = msgspec.structs.replace(row.measured, step_time_s=step_seconds(row, known.case))
+    row = msgspec.structs.replace(row, measured=timed)
+    return msgspec.structs.replace(found, row=row, case=known.case, assumptions=known.assumptions)
 
 
 def label(row: WordRow) -> str:

@@ -104,8 +104,8 @@ class Quirk(msgspec.Struct, frozen=True):
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess,
     `parts` are kernels, `memory_stage` the logged stage and `refuse` reasons, of rows whose table's title and notes
-    have the pattern. Rows stepped with a fused AdamW whose sharding has the pattern
-    `fused`.
+    have the pattern. Rows stepped with a fused AdamW whose sharding has the pattern `fused`. A wall time is that of
+    `samples` sequences.
     """
 
     runtime: RowRuntime | None = None
@@ -118,6 +118,7 @@ class Quirk(msgspec.Struct, frozen=True):
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()
     refuse: tuple[tuple[str, str], ...] = ()
     fused: str = ""
+    samples: int | None = None
 
 
 QUIRKS: dict[str, Quirk] = {
@@ -139,6 +140,7 @@ QUIRKS: dict[str, Quirk] = {
         ),
         layout=(("", {"grad_accum": 1}),),
         note="accumulation not stated: 1",
+        samples=1024,  # benchmarks_03_2024.md: --dataset dummy --dataset_samples 1024, one epoch
     ),
     "QwenLM/Qwen": Quirk(
         runtime=RowRuntime(
@@ -264,6 +266,8 @@ GPUS: tuple[tuple[str, str], ...] = (
     (r"RTX3090-24GB.*", "rtx-3090-24gb"),
     (r"RTX4090-24GB", "rtx-4090-24gb"),
     (r"A6000-48GB", "rtx-a6000-48gb"),
+    (r"A6000-Ada-48GB", "rtx-6000-ada-48gb"),
+    (r"A5000-24GB", "rtx-a5000-24gb"),
 )
 """GPU names of the rows, whole, and the preset meant. Sold sizes stay in the preset's name."""
 
