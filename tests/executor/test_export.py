@@ -26,7 +26,6 @@ from executor.worker.weights.export import export
 from planner.basics.errors import PlannerError
 from planner.spec import Lora, ModelSpec, Moe, Recipe, TrainingJob
 from planner.spec.plan import encode_plan
-from planner.spec.record import RunRecord
 from tests.built import build_model
 
 GPT2 = replace(
@@ -201,65 +200,10 @@ def refusal(run: Path, target: Path, **options: Any) -> str:
     return caught.value.sentence
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "words"),
-    [
-        (None, 0, "it still runs, or its supervisor was killed"),
-        ("training failed", 5, r"it ended before they were saved (training failed)"),
-        ("completed", 0, "without --no-save-weights"),
-    ],
-)
-def test_a_run_without_weights_says_why_it_has_none(
-    run: Path, tmp_path: Path, status: str | None, code: int, words: str
-) -> None:
-    shutil.rmtree(run / rundir.WEIGHTS)
-    if status:
-        record = RunRecord(
-            plan_hash="", status=status, exit_code=code, started="", seconds=1, backend="", launcher="", world_size=1,
-            nodes=1,
-        )  # fmt: skip
-        rundir.write_json(run / rundir.RECORD, record)
-
-    assert words in refusal(run, tmp_path / "model")
-
-
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
 
     assert "holds no plan.json" in refusal(tmp_path / "other", tmp_path / "model")
-
-
-def test_others_files_are_never_replaced(run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.tex").write_text("years of work")
-
-    assert "is not empty" in refusal(run, other)
-    assert "--force replaces nothing else" in refusal(run, other, force=True)
-    assert "is a file" in refusal(run, other / "thesis.tex")
-    assert "the run keeps its own files" in refusal(run, run, force=True)
-    assert "the run keeps its own files" in refusal(run, tmp_path, force=True)
-    assert "the run keeps its own files" in refusal(run, run / rundir.WEIGHTS, force=True)
-
-
-def test_options_that_say_nothing_of_the_run_are_refused(run: Path, tmp_path: Path) -> None:
-    assert "without adapters" in refusal(run, tmp_path / "model", merge=True)
-    start = tmp_path / "start"
-    made = plan(job=replace(LORA, recipe=Recipe(checkpoint=str(start)))).sealed()
-    (run / rundir.PLAN).write_bytes(encode_plan(made))
-    assert "has no weights" in refusal(run, tmp_path / "model")
-    (run / rundir.ADAPTER).mkdir()
-    (run / rundir.ADAPTER / "adapter_config.json").write_text("{}")
-    assert "exported as they were trained" in refusal(run, tmp_path / "model", dtype="bf16")
-    assert "is not a model folder" in refusal(run, tmp_path / "model", merge=True)  # its base is gone
-
-
-def test_no_room_on_the_disk_is_said_before_anything_is_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-
-    assert "its disk has 1000 B free" in refusal(run, tmp_path / "model")
 
 
 def test_a_writer_that_fails_leaves_nothing_and_force_keeps_the_old_model(run: Path, tmp_path: Path) -> None:
