@@ -201,6 +201,28 @@ def verdict(needed_bytes: float, bands: Bands, capacity: float | None, headroom:
     return "close" if needed_bytes * bands.memory_low <= capacity else "no"
 
 
+BAND_END_SIGMAS = 1.6448536269514722
+"""Standard deviations from the middle of a normal distribution to the end of a band with nine parts of ten."""
+
+
+def fit_probability(needed_bytes: float, bands: Bands, capacity: float | None) -> float | None:
+    """Probability that a device of `capacity` bytes holds what is predicted to need `needed_bytes`; None where its
+    memory is unknown.
+
+    Measured over predicted memory is log-normal about the band's middle, with a width to each side that puts a
+    twentieth of the measurements beyond that end.
+    """
+    if capacity is None:
+        return None
+    middle = min(max(bands.memory_middle, bands.memory_low), bands.memory_high)
+    away = math.log(capacity / needed_bytes / middle)
+    end = bands.memory_low if away < 0 else bands.memory_high
+    width = abs(math.log(end / middle)) / BAND_END_SIGMAS
+    if not width:
+        return float(away >= 0)
+    return math.erfc(-away / width / math.sqrt(2)) / 2
+
+
 def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:
     """(micro_batch_size, grad_accum) for `ranks` data-parallel ranks: all that make the global batch, or the usual ones
     when it is free."""

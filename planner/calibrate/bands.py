@@ -33,7 +33,7 @@ def bands(left_out: Sequence[Residual]) -> list[BandEntry]:
     for what in ("memory", "time"):
         there = [one for one in found if getattr(one, f"{what}_low") is not None]
         if len(there) >= SEVERAL:
-            for end in ("low", "high"):
+            for end in ("low", "middle", "high") if what == "memory" else ("low", "high"):
                 numbers[f"{what}_{end}"] = round(statistics.median(getattr(one, f"{what}_{end}") for one in there), 3)
     if not numbers:
         return found
@@ -49,6 +49,7 @@ def _entry(residuals: Sequence[Residual], runtime: str) -> BandEntry | None:
     numbers: dict[str, float] = {}
     if len(memory) >= LEAST:
         numbers["memory_low"], numbers["memory_high"] = band(memory, NARROWEST_MEMORY)
+        numbers["memory_middle"] = float(f"{statistics.median(1 / (1 + error) for error in memory):.3g}")
     if len(time) >= LEAST:
         numbers["time_low"], numbers["time_high"] = band(time, NARROWEST_TIME)
     if not numbers:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from planner.ask.question import DEFAULT_HEADROOM, Verdict, usable_bytes, verdict
+from planner.ask.question import DEFAULT_HEADROOM, Verdict, fit_probability, usable_bytes, verdict
 from planner.basics.errors import one_line
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, CannotPredict
@@ -28,8 +28,8 @@ from planner.spec.plan import PhaseMemory
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
     measured (`memory_kind`, `memory_stage`), the other kinds are of the fullest stage,
-    `fits` and `verdict` are what `planner estimate` would say, with its usual headroom, and None where the card is
-    unknown."""
+    `fits`, `verdict` and `fits_probability` are what `planner estimate` would say, with its usual headroom, and None
+    where the card's memory is unknown."""
 
     allocated_gib: float | None = None
     reserved_gib: float | None = None
@@ -40,6 +40,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s_per_gpu: float | None = None
     fits: bool | None = None
     verdict: Verdict | None = None
+    fits_probability: float | None = None
     busbw_gbps: float | None = None
 
 
@@ -133,6 +134,7 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
     device = fullest["device"]
     time = step_time(case, calibration)
     speed = throughput(case, time)
+    bands = coefficients(case, calibration).bands
     return Figures(
         allocated_gib=allocated / GIB,
         reserved_gib=fullest["reserved"] / GIB,
@@ -142,7 +144,8 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
-        verdict=verdict(device, coefficients(case, calibration).bands, gpu.memory_bytes, DEFAULT_HEADROOM),
+        verdict=verdict(device, bands, gpu.memory_bytes, DEFAULT_HEADROOM),
+        fits_probability=fit_probability(device, bands, gpu.memory_bytes),
     )
 
 

@@ -54,7 +54,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: the calibration, errors by group, what could not be used and what kept its default, and why."""
+    """The answer: the calibration, errors by group, what could not be used and what kept its default, and why.
+
+    `without` is by source the calibration, bands included, that all other sources give.
+    """
 
     calibration: Calibration
     lines: tuple[Line, ...]
@@ -63,6 +66,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     unused: dict[str, int]
     kept: tuple[str, ...]
     probes: int = 0
+    without: dict[str, Calibration] = {}
 
 
 def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: Reader = each) -> Calibrated:
@@ -132,7 +136,17 @@ def of_samples(
         collectives=collectives,
         unused=unused or {},
         kept=tuple(dropped.values()),
+        without={source: _without(source, samples, by_model, fitted) for source in {one.source for one in samples}},
     )
+
+
+def _without(
+    source: str, samples: Sequence[Sample], by_model: Sequence[Residual], fitted: holdout.Fitted
+) -> Calibration:
+    """The calibration that the measurements of all other sources give, with the bands of their residuals."""
+    made = fitted([one for one in samples if one.source != source])
+    others = [one for one in by_model if one.sample.source != source]
+    return msgspec.structs.replace(made, bands=tuple(banding.bands(others)))
 
 
 # -- what is kept --------------------------------------------------------------------------------------------------

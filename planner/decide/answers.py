@@ -19,8 +19,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
     `fits`: the predicted memory leaves the headroom free, on the device and (under offload) on the host; `verdict` says
     how sure that is (question.verdict; None: the device's memory is unknown). `low_bytes` and `high_bytes` are the
-    device memory between which nine measurements of ten lie. `probed` says that its time rests on the machine's own
-    speed.
+    device memory between which nine measurements of ten lie, `fits_probability` is that of the device holding it (None:
+    its memory is unknown). `probed` says that its time rests on the machine's own speed.
     """
 
     strategy: str
@@ -39,6 +39,7 @@ class Estimate(msgspec.Struct, frozen=True):
     high_bytes: float
     considered: int = 1
     probed: bool = False
+    fits_probability: float | None = None
 
     @property
     def launchable(self) -> bool:

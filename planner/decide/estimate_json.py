@@ -67,6 +67,7 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
         "runtime": one.case.runtime.name,
         "fits": one.fits,
         "verdict": one.verdict,
+        "fits_probability": one.fits_probability,
         "reasons": list(one.reasons),
         "launchable": one.launchable,
         "backend": one.backend,

@@ -19,6 +19,7 @@ from planner.ask.question import (
     check_batch,
     check_switches,
     exact_layout,
+    fit_probability,
     limit_bytes,
     single_device,
     verdict,
@@ -266,6 +267,7 @@ def estimate(
         high_bytes=memory.device_bytes * bands.memory_high,
         considered=considered,
         probed=probed_here(case, question.calibration),
+        fits_probability=_probability(question, memory, bands),
     )
 
 
@@ -295,6 +297,13 @@ def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdi
         return "no"
     found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
     return "likely" if memory.host_fits is None and found == "yes" else found
+
+
+def _probability(question: Question, memory: MemoryBreakdown, bands: Bands) -> float | None:
+    """That the device holds the layout, unless the hosts do not."""
+    if memory.host_fits is False:
+        return 0.0
+    return fit_probability(memory.device_bytes, bands, question.cluster.gpu.memory_bytes)
 
 
 def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:

@@ -101,9 +101,11 @@ class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors of a prediction between which nine measurements of ten lie."""
+    """Factors of a prediction between which nine measurements of ten lie; half of those of memory lie below
+    `memory_middle`."""
 
     memory_low: Positive | None = None
+    memory_middle: Positive | None = None
     memory_high: Positive | None = None
     time_low: Positive | None = None
     time_high: Positive | None = None
@@ -138,6 +140,7 @@ class Bands(msgspec.Struct, frozen=True, kw_only=True):
     """BandEntry, looked up."""
 
     memory_low: float
+    memory_middle: float
     memory_high: float
     time_low: float
     time_high: float

@@ -266,7 +266,7 @@ def explain_text(one: Estimate) -> str:
             f"peak {format_bytes(one.memory.peak.total)} in {one.memory.peak.phase}: {seven} (GiB)",
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
             f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
-            f"{band_text(one)}",
+            f"{band_text(one)}{_probability(one)}",
             "",
             "COLLECTIVES of one optimizer step and rank",
             table(head, calls) if calls else "none",
@@ -277,6 +277,10 @@ def explain_text(one: Estimate) -> str:
             f"+ optimizer {seconds_text(time.optimizer_s)} ({step_name(one.case)})",
         ]
     )
+
+
+def _probability(one: Estimate) -> str:
+    return "" if one.fits_probability is None else f"; it fits with a probability of {one.fits_probability:.1%}"
 
 
 def gib_text(size: float) -> str:

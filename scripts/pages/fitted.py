@@ -5,6 +5,7 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
+from planner.calibrate.probability import Probabilities
 from planner.calibrate.report import Calibrated
 from planner.views.calibrate import HEAD, entry_count, row_text
 
@@ -18,7 +19,41 @@ Where a runtime was measured with one model only, a fifth of its rows was left o
 """
 
 
-def page(found: Calibrated, command: str) -> str:
+FITS = """## Whether it fits
+
+`fits_probability` of every run with a known end, each predicted by a calibration and bands that never saw its source.
+A run that worked fitted; one that ran out of memory did not, nor one that would have for sure by the runs beside it.
+Of {n:,} runs {fitted:,} fitted. Brier score {brier:.4f}; the best answer that is the same for all has {constant:.4f}.
+
+| probability | runs | mean | fitted |
+|---|---:|---:|---:|
+{deciles}
+
+What is wrong when a layout is called fitting from a probability on, and when 10 % of the device are kept free:
+
+| fits from | fitted, called not to | did not fit, called to |
+|---|---:|---:|
+{thresholds}
+"""
+
+
+def fits_section(found: Probabilities) -> str:
+    """Brier score, reliability by tenth and both errors of every threshold."""
+    tenths = [
+        f"| {one.low:.0%} to {one.low + 0.1:.0%} | {one.n:,} | {one.predicted:.1%} | {one.fitted:.1%} |"
+        for one in found.deciles
+    ]
+    errors = [(f"{one.probability:.0%}", one) for one in found.thresholds] + [("10 % headroom", found.headroom)]
+    rows = [f"| {name} | {_share(one.fitted_called_not)} | {_share(one.not_fitted_called)} |" for name, one in errors]
+    numbers = {"n": found.n, "fitted": found.fitted, "brier": found.brier, "constant": found.constant}
+    return FITS.format(**numbers, deciles="\n".join(tenths), thresholds="\n".join(rows))
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1%}"
+
+
+def page(found: Calibrated, fits: Probabilities, command: str) -> str:
     """The whole page; `command` is what wrote it."""
     made = found.calibration
     lines = [
@@ -36,4 +71,5 @@ def page(found: Calibrated, command: str) -> str:
     ]
     if found.kept:
         lines += ["Kept as they were:\n", *(f"- {line}." for line in found.kept), ""]
+    lines.append(fits_section(fits))
     return "\n".join(lines)

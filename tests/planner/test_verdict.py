@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from planner.ask.options import question
-from planner.ask.question import verdict
+from planner.ask.question import fit_probability, verdict
 from planner.basics import command
 from planner.basics.units import format_byte_range
 from planner.cli import planner
@@ -22,7 +22,7 @@ from scripts.pages import fits
 from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
-BANDS = Bands(memory_low=0.9, memory_high=1.4, time_low=0.8, time_high=1.5)
+BANDS = Bands(memory_low=0.9, memory_middle=1.0, memory_high=1.4, time_low=0.8, time_high=1.5)
 FOUR = {"model": "8b", "gpus": "4"}
 
 
@@ -41,6 +41,37 @@ def test_yes_and_likely_are_what_fits_and_yes_is_certain_of_the_whole_band(neede
     assert (word in ("yes", "likely")) == (needed <= 100 * (1 - headroom))
     assert word != "yes" or needed * high <= 100
     assert word != "no" or needed * low > 100
+
+
+@pytest.mark.parametrize(
+    ("needed", "probability"),
+    [(100, 0.5), (100 / 1.4, 0.95), (100 / 0.9, 0.05), (1, 1.0), (1000, 0.0)],
+    ids=["the middle is the card", "the band's upper end", "its lower end", "far less", "far more"],
+)
+def test_the_probability_of_fitting_is_that_of_the_band_s_ends_and_middle(needed: float, probability: float):
+    assert fit_probability(needed, BANDS, 100) == pytest.approx(probability, abs=1e-4)
+
+
+@given(more=st.floats(1.001, 3), needed=st.floats(20, 300), middle=st.floats(0.5, 2))
+def test_what_needs_more_is_less_probable_to_fit_whatever_middle_a_band_of_another_calibration_has(
+    more, needed, middle
+):
+    bands = replace(BANDS, memory_middle=middle)  # as a preset of before has none, it may lie outside the band
+    one, other = (fit_probability(size, bands, 100) for size in (needed, needed * more))
+    assert 0 <= other <= one <= 1
+
+
+def test_a_band_without_width_is_certain_on_both_sides():
+    exact = replace(BANDS, memory_low=1.0, memory_high=1.0)
+    assert [fit_probability(size, exact, 100) for size in (99, 100, 101)] == [1.0, 1.0, 0.0]
+
+
+def test_hosts_without_room_leave_no_probability_and_an_unknown_card_none():
+    asked = question(FOUR | {"offload_optimizer": "true", "zero_stage": "3", "host_memory": "1GiB"})
+    found = answer(asked).estimates
+    assert {one.memory.host_fits for one in found} == {True, False}
+    assert all((one.fits_probability == 0) == (not one.memory.host_fits) for one in found)
+    assert fit_probability(1, BANDS, None) is None
 
 
 def test_a_card_of_unknown_memory_gets_no_word():

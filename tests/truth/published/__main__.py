@@ -16,7 +16,7 @@ import click
 
 from planner.basics import command
 from planner.basics.output import may_write, write_whole
-from planner.calibrate import report
+from planner.calibrate import probability, report
 from planner.calibrate.asked import Asked
 from planner.calibrate.rows import append_rows
 from planner.cli import truth as cli_truth
@@ -42,7 +42,8 @@ def calibrate(rows: tuple[str, ...], output: str, force: bool) -> int:
     may_write(output, force)
     found = report.calibrate(rows, calibration(UNCALIBRATED), Path(output).stem, each)
     write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
-    click.echo(fitted.page(found, "make calibration"), nl=False)
+    replayed = probability.left_out(each(rows), found.without)
+    click.echo(fitted.page(found, probability.scored(probability.ends(replayed)), "make calibration"), nl=False)
     return 0
 
 
