@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -153,6 +152,8 @@ def faults(folder: Path, files: Mapping[str, File], *, contents: bool = True) ->
             continue
         if size != listed.size:
             wrong[name] = f"{name} has {size:,} bytes, and {COMPLETE} lists {listed.size:,}"
+    from concurrent.futures import ThreadPoolExecutor  # loads logging
+
     whole = [name for name in files if contents and name not in wrong]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashlib lets go of the interpreter's lock
         for name, digest in pool.map(lambda name: (name, _digest_or_reason(folder / name)), whole):

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import zipfile
 
 OLDEST = (3, 11)
 CODE = os.path.join("meshwright", "code")
@@ -38,6 +37,8 @@ def main():  # type: ignore[no-untyped-def]  # noqa: ANN201
     have = digest(place) == asked["code"]
     say(kind="code", have=have)
     if not have:
+        import zipfile  # here, since launchers read this file as a module too
+
         packed = stdin.read(json.loads(stdin.readline() or b'{"bytes": 0}')["bytes"])
         try:
             unpack(packed, place)
@@ -80,6 +81,8 @@ def digest(place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
 
 def unpack(packed, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Put the files of a zip into a folder, which appears whole or not at all."""
+    import zipfile
+
     part = "{}.{}.part".format(place, os.getpid())  # noqa: UP032  # any Python 3 reads it
     try:
         zipfile.ZipFile(io.BytesIO(packed)).extractall(part)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 import re
 import shutil
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -116,6 +114,8 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
 
 
 def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+    import zipfile
+
     import yaml
 
     gpu = skypilot.accelerator(plan, asked.accelerator)
@@ -138,6 +138,8 @@ _WRITERS = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}
 
 def requirements() -> tuple[str, ...]:
     """What a node has to install: what this package needs to run, in the versions that are recorded of a run."""
+    from importlib import metadata  # takes long to load
+
     exact = versions()
     try:
         declared = metadata.requires("meshwright") or []

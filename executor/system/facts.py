@@ -12,7 +12,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ RECORDED_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft",
 
 def versions() -> dict[str, str]:
     """Python's and each package's that a run imports, as installed; one that is absent is left out."""
+    from importlib import metadata  # its parser of mail takes long to load, and most commands ask for no version
+
     found = {"python": sys.version.split()[0], "meshwright": __version__}
     for name in RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,8 @@ class Sources:
     @functools.cached_property
     def packed(self) -> bytes:
         """The zip. The same files make the same bytes; a host that has them never asks for it."""
+        import zipfile  # takes long to load
+
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in self.files.items():

@@ -18,10 +18,9 @@ FITS = "What fits"
 
 
 class Table(msgspec.Struct, frozen=True):
-    """One table: a title, what its columns mean, head and rows of text; the first `left` columns are words."""
+    """One table: a title, head and rows of text; the first `left` columns are words."""
 
     title: str
-    about: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int
@@ -44,15 +43,7 @@ def _memory(found: Summary) -> Table:
         )
         for one in found.memory
     ]  # fmt: skip
-    return Table(
-        "Peak memory",
-        "Errors are predicted / measured - 1: median and 90th percentile of their size, and the signed median (bias). "
-        "The kind is what the source measured: live tensors (allocated), the allocator's hold (reserved), or the whole "
-        "device.",
-        ("source", "model", "kind", "n", "median", "p90", "bias"),
-        tuple(rows),
-        3,
-    )
+    return Table("Peak memory", ("source", "model", "kind", "n", "median", "p90", "bias"), tuple(rows), 3)
 
 
 def _speed(found: Summary) -> Table:
@@ -66,8 +57,6 @@ def _speed(found: Summary) -> Table:
     ]  # fmt: skip
     return Table(
         "Step time, and bandwidth of collectives",
-        "Factors are the larger of predicted / measured and its inverse: 1 is right. Bias is the median ratio (above "
-        "1: predicted too slow; of bandwidth, too fast).",
         ("source", "model", "what", "n", "median", "p90", "bias", "scaled median", "scaled p90"),
         tuple(rows),
         3,
@@ -82,15 +71,7 @@ def _fit(found: Summary) -> Table:
         )
         for one in found.fit
     ]  # fmt: skip
-    return Table(
-        FITS,
-        "How runs ended, against what planner estimate says of them, with its usual headroom: yes and likely are "
-        "within the card less the headroom, close and no are not; the memory's band tells the words apart. Refused: a "
-        "rule of the engine forbids the layout.",
-        ("source", "run", *get_args(Verdict), "refused", "not predicted"),
-        tuple(rows),
-        2,
-    )
+    return Table(FITS, ("source", "run", *get_args(Verdict), "refused", "not predicted"), tuple(rows), 2)
 
 
 def _ranks(found: Summary) -> Table:
@@ -104,8 +85,6 @@ def _ranks(found: Summary) -> Table:
     ]  # fmt: skip
     return Table(
         "Which layout is best",
-        "Layouts of equal work that ran, at least five: Spearman's correlation of predicted and measured speed, and "
-        "what the first choice costs against the best that ran (0 %: it is the best).",
         ("source", "model", "first choice", "GPUs", "layouts", "correlation", "regret"),
         tuple(rows),
         3,
@@ -123,7 +102,6 @@ def _worst_memory(found: Summary) -> Table:
     ]  # fmt: skip
     return Table(
         "Largest errors of memory",
-        "Terms are those of live tensors at the predicted peak.",
         ("source", "row", "layout", "phase", "terms, GiB", "predicted, GiB", "measured, GiB", "error"),
         tuple(rows),
         5,
@@ -137,28 +115,18 @@ def _worst_speed(found: Summary) -> Table:
         for worst in one.worst
     ]
     return Table(
-        "Largest errors of time",
-        "Seconds a step; GB/s of bus bandwidth for collectives.",
-        ("source", "row", "layout", "what", "predicted", "measured", "error"),
-        tuple(rows),
-        4,
+        "Largest errors of time", ("source", "row", "layout", "what", "predicted", "measured", "error"), tuple(rows), 4
     )
 
 
 def _assumptions(found: Summary) -> Table:
     rows = tuple((one.source, one.text, str(one.rows)) for one in found.assumptions)
-    return Table(
-        "What was assumed",
-        "Facts that a source does not state, and that a prediction needs.",
-        ("source", "assumption", "rows"),
-        rows,
-        2,
-    )
+    return Table("What was assumed", ("source", "assumption", "rows"), rows, 2)
 
 
 def _skipped(found: Summary) -> Table:
     rows = tuple((one.source, one.text, str(one.rows)) for one in found.skipped)
-    return Table("Rows without a prediction", "And why.", ("source", "reason", "rows"), rows, 2)
+    return Table("Rows without a prediction", ("source", "reason", "rows"), rows, 2)
 
 
 def _terms(worst: WorstRow) -> str:

@@ -30,6 +30,39 @@ PARTS = ("fitted.md", "causes.md")
 AFTER = "Which layout is best"
 """The table behind which the parts stand: what follows is detail."""
 
+ABOUT = {
+    "By source": (
+        "Memory is the median and the 90th percentile of |predicted / measured - 1|, time those of the factor "
+        "between the two (bandwidth for collectives), then again after one scale for the whole source. Failures "
+        "recognised are runs that ended out of memory, or in a crash that the source lists with those, and were "
+        "predicted not to fit or refused. Rank correlation is Spearman's, the median over groups of equal work; a "
+        "first choice is the fastest layout of a group among those predicted to fit."
+    ),
+    "Peak memory": (
+        "Errors are predicted / measured - 1: median and 90th percentile of their size, and the signed median "
+        "(bias). The kind is what the source measured: live tensors (allocated), the allocator's hold (reserved), "
+        "or the whole device."
+    ),
+    "Step time, and bandwidth of collectives": (
+        "Factors are the larger of predicted / measured and its inverse: 1 is right. Bias is the median ratio "
+        "(above 1: predicted too slow; of bandwidth, too fast)."
+    ),
+    "What fits": (
+        "How runs ended, against what planner estimate says of them, with its usual headroom: yes and likely are "
+        "within the card less the headroom, close and no are not; the memory's band tells the words apart. "
+        "Refused: a rule of the engine forbids the layout."
+    ),
+    "Which layout is best": (
+        "Layouts of equal work that ran, at least five: Spearman's correlation of predicted and measured speed, "
+        "and what the first choice costs against the best that ran (0 %: it is the best)."
+    ),
+    "Largest errors of memory": "Terms are those of live tensors at the predicted peak.",
+    "Largest errors of time": "Seconds a step; GB/s of bus bandwidth for collectives.",
+    "What was assumed": "Facts that a source does not state, and that a prediction needs.",
+    "Rows without a prediction": "And why.",
+}
+"""What the columns of each table mean, by its title."""
+
 
 def of_rows(project: Path) -> str:
     """The page as it is for today's predictions of the rows in tests/truth."""
@@ -81,11 +114,6 @@ def _overview(found: Summary) -> Table:
         )
     return Table(
         "By source",
-        "Memory is the median and the 90th percentile of |predicted / measured - 1|, time those of the factor between "
-        "the two (bandwidth for collectives), then again after one scale for the whole source. Failures recognised are "
-        "runs that ended out of memory, or in a crash that the source lists with those, and were predicted not to fit "
-        "or refused. Rank correlation is Spearman's, the median over groups of equal work; a first choice is the "
-        "fastest layout of a group among those predicted to fit.",
         (
             "source", "rows", "predicted", "memory median / p90", "time factor", "after one scale",
             "failures recognised", "rank correlation", "first choice failed",
@@ -118,7 +146,7 @@ def _markdown(table: Table) -> str:
         "|" + "".join(_rule(place < table.left) for place in range(len(table.head))),
     ]
     rows = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table.rows]
-    return "\n".join([f"## {table.title}\n", f"{table.about}\n", *head, *rows, ""])
+    return "\n".join([f"## {table.title}\n", f"{ABOUT[table.title]}\n", *head, *rows, ""])
 
 
 def _rule(words: bool) -> str:

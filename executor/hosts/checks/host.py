@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -226,6 +225,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of what would run, by package; of torch that of the code which is imported, with the NCCL beside it."""
+    from importlib import metadata  # takes long to load
+
     found = facts.versions()
     spec = importlib.util.find_spec("torch")
     for place in (spec and spec.submodule_search_locations) or ():
