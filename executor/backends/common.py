@@ -18,6 +18,7 @@ from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import lora_targets
 from planner.parallelism.case import Case
 from planner.parallelism.rules import DEFAULTS, Rule, accepts, as_option, one_of
+from planner.spec import TrainingJob
 from planner.spec.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ def not_built(field: str, why: str) -> Rule:
         holds=lambda case: getattr(case.layout, field) == DEFAULTS[field],
         sentence=lambda case: f"it is planned, but not launchable yet: {why}",
         fix=lambda case: f"Use {field}={as_option(DEFAULTS[field])}",
+    )
+
+
+def _of_job(field: str, asked: Callable[[TrainingJob], bool], why: str) -> Rule:
+    """A rule against a choice of the job that the trainer does not build."""
+    return Rule(
+        name=f"{field} not launchable",
+        field=field,
+        holds=lambda case: not asked(case.job),
+        sentence=lambda case: f"it is planned, but not launchable yet: {why}",
+        fix=lambda case: "Leave it out, or plan it alone",
     )
 
 
@@ -122,6 +134,15 @@ TRAINER: tuple[Rule, ...] = (
         ),
         fix=lambda case: "Use method=lora",
     ),
+    _of_job("adapter_kind", lambda job: bool(job.adapters and job.adapters.kind != "lora"), "adapters are peft's LoRA"),
+    _of_job("modules_to_save", lambda job: bool(job.adapters and job.adapters.modules_to_save), "adapters are alone"),
+    _of_job(
+        "quantization",
+        lambda job: job.base_quantization is not None and job.base_quantization.base != "nf4",
+        "bases are packed into nf4",
+    ),
+    _of_job("step_in_backward", lambda job: job.optimizer.in_backward, "weights are stepped after backward"),
+    _of_job("paged_states", lambda job: job.optimizer.paged, "states stay on the devices"),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

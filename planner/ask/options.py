@@ -15,9 +15,9 @@ import msgspec
 from planner.ask.question import Pins, Question, checked_runtime
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.quantities import length, memory_bytes, real, share, whole, wholes
-from planner.inventory import default_lora, lora_targets
+from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
-from planner.parallelism.rules import one_of
+from planner.parallelism.rules import PAGED, one_of
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.lengths import by_data
@@ -26,6 +26,9 @@ from planner.spec.options import OPTIONS, of_part
 from planner.spec.preset_files import Folders
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
+
+OF_LORA = ("lora_rank", "lora_alpha", "lora_targets", "modules_to_save")
+"""Options that other adapters do not have."""
 
 Given = Mapping[str, Any]
 """Options by name as they were typed; None or absent is not given."""
@@ -156,7 +159,8 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
 
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:
-    method, adapters = given.get("method"), _first(given, "lora_rank", "lora_alpha", "lora_targets")
+    method = given.get("method")
+    adapters = _first(given, "adapter_kind", *OF_LORA)
     if adapters and method == "full":
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
     lora = _lora(given, model) if method in ("lora", "qlora") or adapters else None
@@ -181,6 +185,8 @@ def _optimizer(given: Given) -> Optimizer:
     optimizer, how = Optimizer(**fields("optimizer", given)), given.get("optimizer_implementation")
     if given.get("momentum") is not None and optimizer.name != "sgd":
         raise PlannerError("momentum", optimizer.momentum, "is a setting of sgd", "Add --optimizer sgd")
+    if optimizer.paged and optimizer.name not in PAGED:
+        raise PlannerError("paged_states", optimizer.name, f"are those of {one_of(PAGED)}", "Leave it out")
     if how is not None and optimizer.name not in STEPPED_BY_TORCH:
         rule = f"is a choice of torch's AdamW and SGD, and {optimizer.name} steps in one way only"
         raise PlannerError("optimizer_implementation", how, rule, "Leave it out, or use --optimizer adamw")
@@ -188,9 +194,13 @@ def _optimizer(given: Given) -> Optimizer:
 
 
 def _quantization(given: Given) -> Quantization | None:
-    method, typed = given.get("method") or "full", _first(given, "double_quant", "quant_storage")
+    method, typed = given.get("method") or "full", _first(given, "quantization", "double_quant", "quant_storage")
     if method == "qlora":
-        return Quantization(**fields("quantization", given))
+        found = Quantization(**fields("quantization", given))
+        nf4s = _first(given, "double_quant", "quant_storage")
+        if nf4s and found.base != "nf4":
+            raise PlannerError(nf4s, given[nf4s], f"is a setting of nf4, not of {found.base}", "Leave it out")
+        return found
     if typed:
         raise PlannerError(typed, given[typed], f"is a setting of qlora, not of {method}", "Add --method qlora")
     return None
@@ -207,6 +217,10 @@ def _mean_seq_len(given: Given, seq_len: int) -> int | None:
 def _lora(given: Given, model: ModelSpec) -> Lora:
     plain, legal = default_lora(model), lora_targets(model)
     found = fields("lora", given)
+    if (set_of_lora := _first(given, *OF_LORA)) and found.get("kind", plain.kind) != "lora":
+        raise PlannerError(
+            set_of_lora, given[set_of_lora], f"is a setting of LoRA, not of {found['kind']}", "Leave it out"
+        )
     rank, targets = found.get("rank", plain.rank), plain.targets
     if given.get("lora_targets") is not None:
         targets = tuple(name.strip() for name in str(given["lora_targets"]).split(","))
@@ -216,7 +230,25 @@ def _lora(given: Given, model: ModelSpec) -> Lora:
                 raise PlannerError("lora_targets", name, rule, did_you_mean(name, legal))
         if len(set(targets)) < len(targets):
             raise PlannerError("lora_targets", given["lora_targets"], "names a module twice", "Name each once")
-    return Lora(**{"rank": rank, "alpha": 2 * rank, "targets": targets} | found)
+    saved = _modules_to_save(given, model)
+    return Lora(**{"rank": rank, "alpha": 2 * rank, "targets": targets, "modules_to_save": saved} | found)
+
+
+def _modules_to_save(given: Given, model: ModelSpec) -> tuple[str, ...]:
+    """Modules beside the layers that are trained whole."""
+    if given.get("modules_to_save") is None:
+        return ()
+    names, legal = str(given["modules_to_save"]), savable_modules(model)
+    found = tuple(name.strip() for name in names.split(","))
+    for name in found:
+        if not legal:
+            rule = f"is a copy of the table that {model.name} has for both ends: not modelled"
+            raise PlannerError("modules_to_save", name, rule, "Leave it out, or use --method full")
+        if name not in legal:
+            raise PlannerError("modules_to_save", name, f"is not {one_of(legal)}", did_you_mean(name, legal))
+    if len(set(found)) < len(found):
+        raise PlannerError("modules_to_save", names, "names a module twice", "Name each once")
+    return found
 
 
 def _recipe(given: Given) -> Recipe:

@@ -14,7 +14,7 @@ from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.inventory import Compute, Weight, optimizers, unit_weights
-from planner.inventory.forms import CODE_BYTES, PACKED, is_layer_linear, nf4_state_bytes
+from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
@@ -68,6 +68,8 @@ def parallel_compute(case: Case) -> dict[str, Any]:
 def layer_form(case: Case) -> str:
     """How the layers' linear weights are held or multiplied."""
     if case.job.base_quantization is not None:
+        if case.job.base_quantization.base == "gptq":
+            return "gptq"
         return "nf4-double" if case.job.base_quantization.double else "nf4"
     return "fp8" if case.job.precision == "fp8" else "plain"
 
@@ -83,6 +85,11 @@ def adapter_bytes(case: Case) -> float:
     return float(BYTES["fp32"]) if case.lora is None or case.lora.upcast_adapters else base_weight_bytes(case)
 
 
+def trained_element_bytes(case: Case, unit: str) -> float:
+    """Bytes an element of what is trained of a unit takes: adapters are in layers, whole copies beside them."""
+    return adapter_bytes(case) if case.lora is not None and unit in LAYERS else base_weight_bytes(case)
+
+
 def trained_states(case: Case) -> StateBytes:
     """Bytes an element of trained weight costs where PyTorch's own optimizer updates it in place."""
     element = adapter_bytes(case) if case.lora is not None else base_weight_bytes(case)
@@ -92,6 +99,8 @@ def trained_states(case: Case) -> StateBytes:
 def stored_weight_bytes(case: Case, weight: Weight) -> Number:
     """Bytes an element of this weight takes where it rests between steps, a 4-bit one's scales and tables included."""
     if packed(case, weight) and case.job.base_quantization is not None:
+        if case.job.base_quantization.base == "gptq":
+            return gptq_element_bytes(weight.features[0])
         return CODE_BYTES + nf4_state_bytes(weight.elements, case.job.base_quantization.double) / weight.elements
     return adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
 
@@ -105,8 +114,9 @@ def whole_weight_bytes(case: Case) -> Number:
 
 
 def packed_weight_bytes(case: Case) -> Number:
-    """Bytes of the largest weight that is packed into 4 bits, before it is, on the device that packs it; else 0."""
-    each = base_weight_bytes(case)
+    """Bytes of the largest weight that is packed into 4 bits, before it is, on the device that packs it; else 0: a GPTQ
+    checkpoint has codes."""
+    each = 0.0 if layer_form(case) == "gptq" else base_weight_bytes(case)
     return maximum(0.0, *(weight.elements * each for _, weight in case.counted() if packed(case, weight)))
 
 
@@ -152,7 +162,9 @@ def updated(case: Case, *, sharded: bool) -> optimizers.Units:
 
 def _updated(case: Case, weight: Weight, sharded: bool) -> optimizers.Tensor:
     shards = case.shards(weight) if sharded else 1
-    return optimizers.Tensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS)
+    saved = case.lora is not None and not weight.adapter
+    own = base_weight_bytes(case) if saved else None
+    return optimizers.Tensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS, own)
 
 
 def moments(case: Case, *, sharded: bool) -> Number:

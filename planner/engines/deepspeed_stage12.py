@@ -131,7 +131,7 @@ def load_host(case: Case) -> Number:
 def holder(case: Case, stay: Held) -> Holder:
     """Beside what stays: gradients so far, and the bucket being filled."""
     each, stage = states(case), case.layout.zero_stage
-    bucket = bucket_elements(case)
+    bucket = allocated_bucket_elements(case)
     accumulated, on_host = _accumulated(case), accumulates_on_host(case)
 
     def held(moment: Moment, later: bool) -> Held:
@@ -158,6 +158,12 @@ def holder(case: Case, stay: Held) -> Holder:
         return stay | added | {"grads": grads, "buckets": buckets}
 
     return held
+
+
+def allocated_bucket_elements(case: Case) -> Number:
+    """Elements of the bucket being filled, and of a second one while the first is reduced beside backward
+    (setup_buckets under overlap_comm)."""
+    return bucket_elements(case) * (2 if case.layout.overlap_comm and case.layout.zero_stage else 1)
 
 
 def _accumulated(case: Case) -> Number:
@@ -216,7 +222,7 @@ def _touching(sizes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 
 def final_reduction(case: Case, stay: Held) -> Held:
     """The last reduction after backward: gradients are whole (up to stage 1) or in the last bucket."""
-    each, stage, bucket = states(case), case.layout.zero_stage, bucket_elements(case)
+    each, stage, bucket = states(case), case.layout.zero_stage, allocated_bucket_elements(case)
     held = dict(stay)
     if stage == 0:  # each bucket is copied to be reduced, in turn
         held["grads"] = held["grads"] + case.total(trainable=True) * each.grad

@@ -7,11 +7,20 @@ shards that wait in host memory beside one device (deepspeed.py).
 
 from __future__ import annotations
 
+from planner.basics.arith import Number
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import moments, optimizer_temporaries, packed_weight_bytes, trained_states
+from planner.engines.common import (
+    implementation,
+    moments,
+    optimizer_temporaries,
+    packed_weight_bytes,
+    trained_element_bytes,
+    trained_states,
+)
 from planner.engines.ddp import compute as compute  # the same module code under autocast
-from planner.engines.ddp import finished_elements, grad_bytes, waiting_elements, weight_bytes
-from planner.inventory import Moment
+from planner.engines.ddp import grad_bytes as in_one_format
+from planner.engines.ddp import waiting_elements, weight_bytes
+from planner.inventory import Moment, optimizers
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
@@ -38,6 +47,20 @@ rules: tuple[Rule, ...] = (
 )
 
 
+def grad_bytes(case: Case) -> Number:
+    """One whole set of gradients, in bytes: of adapters and of modules trained beside them each in their format."""
+    wide = trained_states(case).grad
+    less = [
+        case.elements(unit, trainable=True) * (wide - trained_element_bytes(case, unit)) for unit in ("embed", "tail")
+    ]
+    return in_one_format(case) - sum(less)
+
+
+def unit_grad_bytes(case: Case, unit: str) -> Number:
+    """Gradients of one occurrence of a unit, in bytes."""
+    return case.elements(unit, trainable=True) * trained_element_bytes(case, unit)
+
+
 def resident(case: Case) -> Held:
     """What stays between steps: weights and moments. Gradients are dropped at the end of a step (set_to_none)."""
     return {"params": weight_bytes(case), "optimizer": moments(case, sharded=False)}
@@ -47,6 +70,8 @@ def outside(case: Case) -> list[tuple[str, Held]]:
     """Building and the optimizer's step."""
     # While the last weight is packed into 4 bits; moments come with the first step.
     loading = {"params": weight_bytes(case), "temporaries": packed_weight_bytes(case)}
+    if case.job.optimizer.in_backward:  # there is nothing left to step
+        return [("load", loading), ("optimizer", resident(case))]
     step = resident(case) | {
         "grads": grad_bytes(case),
         "temporaries": optimizer_temporaries(case, trained_states(case).weight, sharded=False),
@@ -58,15 +83,41 @@ def holder(case: Case) -> Holder:
     """A gradient lives from its own backward to the end of the step; later micro-batches add to it in place.
 
     A tied table's first gradient is the head's own until the lookup's is there, and no weight's yet: logits' term.
+    Stepped inside backward, it lives while its weight is.
     """
-    element, whole, stay = trained_states(case).grad, grad_bytes(case), resident(case)
+    whole, stay, chosen = grad_bytes(case), resident(case), case.job.optimizer
 
     def held(moment: Moment, later: bool) -> Held:
+        element = trained_element_bytes(case, moment.unit)
         waiting = waiting_elements(case, moment) * element
-        made = whole if later else finished_elements(case, moment) * element - waiting
-        return stay | {"grads": made + moment.in_flight * element, "logits": waiting}
+        new = moment.in_flight * element
+        if chosen.in_backward:
+            return stay | {"grads": new, "logits": waiting, "temporaries": _stepping(case, moment, element)}
+        made = whole if later else finished_bytes(case, moment) - waiting
+        return stay | {"grads": made + new, "logits": waiting}
 
     return held
+
+
+def finished_bytes(case: Case, moment: Moment) -> Number:
+    """Bytes of the gradients that this backward has made so far."""
+    if moment.phase != "backward" or moment.unit == "loss":
+        return 0
+    done: Number = moment.unit_grads * trained_element_bytes(case, moment.unit)
+    if moment.unit != "tail":
+        done = done + unit_grad_bytes(case, "tail")
+    for unit, layers in case.layers_after(moment).items():
+        done = done + layers * unit_grad_bytes(case, unit)
+    return done
+
+
+def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:
+    """Temporaries of the weight at hand's own step, in bytes: taken to be made while what its gradient was made of is
+    still there, of which torch's hook on accumulated gradients finds a part let go."""
+    if moment.in_flight == 0:
+        return 0.0
+    alone: optimizers.Units = [([optimizers.flat(moment.in_flight)], 1)]
+    return optimizers.temporaries(case.job.optimizer, alone, element_bytes, implementation(case))
 
 
 def collectives(case: Case) -> list[Call]:

@@ -13,7 +13,7 @@ from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.engines.common import packed
 from planner.inventory import Weight
-from planner.inventory.forms import nf4_element_bytes
+from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share
@@ -163,8 +163,8 @@ def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Nu
 
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
-    if len(weight.shape) < 2 or weight.name == names_of(case.model.family).positions:
-        return 0  # norms and biases; a table of positions is looked up
+    if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
+        return 0  # norms and biases; originals of trained copies; a table of positions is looked up
     if not weight.expert or case.model.moe is None:
         return weight.elements
     layout, each = case.layout, weight.elements / weight.shape[0] * case.model.moe.top_k
@@ -289,7 +289,8 @@ def _unpacked_bytes(case: Case, unit: str) -> Number:
     if quantization is None:
         return 0.0
     elements = sum(weight.elements for weight in case.units()[unit] if packed(case, weight)) + 0.0
-    return unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes_of(case))
+    stored = gptq_element_bytes(case.model.hidden) if quantization.base == "gptq" else nf4_element_bytes(quantization)
+    return unpack_bytes(elements, stored, element_bytes_of(case))
 
 
 def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:

@@ -9,6 +9,7 @@ from planner.inventory.units import (
     default_lora,
     lora_targets,
     parameters,
+    savable_modules,
     unit_weights,
 )
 from planner.inventory.walk import Stage, Walk, walk
@@ -27,6 +28,7 @@ __all__ = [
     "local_part",
     "lora_targets",
     "parameters",
+    "savable_modules",
     "unit_weights",
     "walk",
 ]

@@ -10,6 +10,7 @@ from functools import partial
 from planner.inventory import fused, ops, rotary
 from planner.inventory.compute import Run
 from planner.inventory.joint import joint_projection
+from planner.inventory.llama_adapter import prompted
 from planner.inventory.names import names_of
 from planner.inventory.scores import is_math, is_written_out, math_attention, written_out_attention
 from planner.inventory.tape import Tensor
@@ -87,6 +88,8 @@ def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
         attended = fused.recomputed(tape, (q, k, v), partial(_core, run))
     else:
         attended = _core(run, (q, k, v))
+    if compute.lora is not None and compute.lora.kind != "lora":
+        attended = prompted(tape, q, attended, model)
     tape.drop(q, k, v)
     return tape.replaced(attended, compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias")))
 

@@ -13,6 +13,7 @@ from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
+from planner.inventory.llama_adapter import is_norm, shifted_and_scaled
 from planner.inventory.lora import with_adapter
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
@@ -161,14 +162,25 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     one_sequence: bool = False
 
     def trained(self, weight: Weight) -> Weight:
-        """The weight as the method has it: LoRA freezes everything but adapters, QLoRA packs the layers' matrices."""
+        """The weight as the method has it: LoRA freezes everything but adapters and what is trained whole beside them
+        (of which forward takes the trained copy), QLoRA packs the layers' matrices."""
         if self.layer_form != "plain" and is_layer_linear(weight, head=self.kernels.packed_head):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
-        return weight if self.lora is None or weight.adapter else msgspec.structs.replace(weight, trainable=False)
+        if self.lora is None or weight.adapter or weight.name.removesuffix(".bias") in self.lora.modules_to_save:
+            return weight
+        if self.scales_results and is_norm(weight):
+            return weight
+        return msgspec.structs.replace(weight, trainable=False)
 
     def adapter_of(self, weight: Weight) -> Lora | None:
         """The adapters, where the weight's linear module is one of their targets."""
-        return self.lora if self.lora is not None and weight.name.rpartition(".")[2] in self.lora.targets else None
+        low_rank = self.lora is not None and self.lora.kind == "lora"
+        return self.lora if low_rank and self.lora and weight.name.rpartition(".")[2] in self.lora.targets else None
+
+    @property
+    def scales_results(self) -> bool:
+        """Whether linear modules have a trained bias and scale."""
+        return self.lora is not None and self.lora.kind == "llama-adapter-v2"
 
     @property
     def adapter_product_bytes(self) -> float:
@@ -205,7 +217,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """A linear module without its adapter."""
         copied = self.autocast and self.element_bytes < self.weight_bytes
         codes = weight.elements * CODE_BYTES
-        return ops.linear(
+        output = ops.linear(
             tape,
             x,
             self.local(self.trained(weight)),
@@ -218,6 +230,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             term=term,
             bias=None if bias is None else self.local(bias),
         )
+        return shifted_and_scaled(tape, output, weight.features[0]) if self.scales_results else output
 
     def norm(
         self, tape: Tape, x: Tensor, weight: Weight, *, rows: int | None = None, scales_in_fp32: bool = False

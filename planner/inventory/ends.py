@@ -153,6 +153,7 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
             share=fused.CHUNK / max(fused.CHUNK, compute.seq_len) if in_fp32 else 1 / fused.PIECES,
             fp32_results=in_fp32,
             keeps_packed_input=compute.kernels.packed_input == "kept",
+            scales_logits=compute.scales_results,
         )
         tape.drop(normal)
         return loss

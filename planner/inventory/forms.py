@@ -1,4 +1,5 @@
-"""Forms in which a layer's linear weights are held or multiplied: 4-bit NormalFloat (QLoRA), 8-bit float (fp8).
+"""Forms in which a layer's linear weights are held or multiplied: 4-bit NormalFloat (QLoRA), 4-bit integers (GPTQ),
+8-bit float (fp8).
 
 What the linear function allocates for them stands in ops.py. Not here: who is asked for which (spec/job.py).
 """
@@ -22,6 +23,19 @@ PACKED = CODE_BYTES / BYTES["bf16"]
 """16-bit elements that one 4-bit weight is stored in."""
 NF4 = ("nf4", "nf4-double")
 """Forms of 4-bit weights: with fp32 scales, and with scales that are quantised too."""
+
+
+GPTQ_GROUP = 128
+"""Rows of a GPTQ checkpoint that share a scale and a zero (AutoGPTQ's BaseQuantizeConfig, group_size)."""
+GPTQ_UNPACKING_BYTES = 5.0
+"""Bytes an element while GPTQ's codes are unpacked: shifted 32-bit integers beside 8-bit ones (AutoGPTQ,
+nn_modules/qlinear/qlinear_cuda_old.py, forward)."""
+
+
+@formula(unit="bytes", source="AutoGPTQ, qlinear_cuda_old.py: 4-bit codes and zeros, fp16 scales, an int32 a row")
+def gptq_element_bytes(out_features: Number) -> Number:
+    """A 4-bit code of a weight with so many outputs, and its part of scales, zeros and group indices."""
+    return CODE_BYTES + (BYTES["fp16"] + CODE_BYTES) / GPTQ_GROUP + BYTES["fp32"] / out_features
 
 
 def is_layer_linear(weight: Weight, *, head: bool = False) -> bool:

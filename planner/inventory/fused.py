@@ -218,13 +218,15 @@ def chunked_cross_entropy(
     share: float,
     fp32_results: bool,
     keeps_packed_input: bool = False,
+    scales_logits: bool = False,
 ) -> Tensor:
     """Head and loss on pieces of the sequence, of which all logits stay; a piece has `share` of the tokens.
 
     torchtune's logits stay in the head's format, and fp32 copies and log-probabilities are a piece's
     (modules/loss/ce_chunked_output_loss.py, compiled). LitGPT's become fp32 all together (`fp32_results`, Fabric's
     convert_output): the training loop holds these, the graph their log-probabilities. Backward makes a piece's
-    gradients in fp32, then in the head's format; gradients of a trained head are added up piece by piece.
+    gradients in fp32, then in the head's format; gradients of a trained head are added up piece by piece. A head whose
+    results are scaled by trained numbers (`scales_logits`) keeps them.
     """
     vocab, hidden = weight.features
     rows = x.size.per_token / (element_bytes * hidden)
@@ -237,7 +239,10 @@ def chunked_cross_entropy(
     kept = [logits]
     if fp32_results:
         kept = [tape.new(wide, term=LOGITS)]
-        tape.drop(logits)
+        if scales_logits:
+            kept.append(logits)
+        else:
+            tape.drop(logits)
         kept.append(tape.new(wide, term=LOGITS))
     else:
         tape.release(tape.allocate(wide * share, LOGITS), tape.allocate(wide * share, LOGITS))

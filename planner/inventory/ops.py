@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.inventory.forms import CODE_BYTES, NF4, unpacked_scale_bytes
+from planner.inventory.forms import CODE_BYTES, GPTQ_UNPACKING_BYTES, NF4, unpacked_scale_bytes
 from planner.inventory.tape import GATHERED, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 
@@ -38,7 +38,7 @@ def linear(
 
     A 4-bit weight is unpacked for every product, its scales before it, and let go (bitsandbytes' MatMul4Bit); for an
     8-bit product weight, input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8,
-    dynamic scaling).
+    dynamic scaling). GPTQ's is unpacked by operations that autograd sees, so the graph keeps the 16-bit weight.
     An input of another format is cast anew for every call. A weight may be copied in the product's format
     (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at least until the forward
     is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`): with that of the
@@ -49,7 +49,10 @@ def linear(
     more = bias.elements if bias is not None else 0
     copies: tuple[Tensor, ...] = ()
     inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
-    if copies_weight:
+    if weight.form == "gptq":
+        tape.release(tape.allocate(Size(fixed=weight.elements * GPTQ_UNPACKING_BYTES)))
+        copies = (tape.new(Size(fixed=weight.elements * element_bytes), term=GATHERED),)
+    elif copies_weight:
         copies = (tape.new(Size(fixed=(weight.elements + more) * element_bytes), term=GATHERED),)
         if caches_copy and weight.trainable:
             tape.cache(copies[0])

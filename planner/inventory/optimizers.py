@@ -20,6 +20,8 @@ from planner.spec import Optimizer, Step
 FP32 = float(BYTES["fp32"])
 BLOCK_8BIT = 256
 """Elements that share one scale in bitsandbytes' 8-bit states."""
+MIN_PAGED_ELEMENTS = 100_000
+"""Smaller tensors keep their states on the device (bitsandbytes' optim/optimizer.py, get_state_buffer)."""
 MIN_8BIT_ELEMENTS = 4096
 """Smaller tensors keep fp32 states (bitsandbytes' min_8bit_size)."""
 NEWTON_SCHULZ_STEPS = 5
@@ -41,13 +43,19 @@ class Tensor(msgspec.Struct, frozen=True):
     """One trained tensor as the optimizer sees it on a rank.
 
     `elements` is this rank's part of it (padding included), of `shards` equal parts; `hidden` marks a weight of a
-    layer, which Muon takes when it is a matrix (embedding, head, norms and biases are left to AdamW).
+    layer, which Muon takes when it is a matrix (embedding, head, norms and biases are left to AdamW). `element_bytes`
+    are its own where it has another format than the other tensors.
     """
 
     shape: tuple[int, ...]
     elements: Number
     shards: Number = 1
     hidden: bool = True
+    element_bytes: float | None = None
+
+    def wide(self, element_bytes: float) -> float:
+        """Bytes of one of its elements, where the others' have so many."""
+        return element_bytes if self.element_bytes is None else self.element_bytes
 
     @property
     def matrix(self) -> bool:
@@ -141,14 +149,25 @@ def _two_at_once(before: Number, current: Number) -> Number:
 
 
 def _lists(units: Units, element_bytes: float) -> Number:
-    """One result for every tensor at once: torch.optim's list updates on GPUs."""
-    return sum(times * tensor.elements for tensors, times in units for tensor in tensors) * element_bytes
+    """One result for every tensor at once: torch.optim's list updates on GPUs, format by format, each of which holds
+    its results until the next one's are made."""
+    return sum(_by_format(units, element_bytes).values())
+
+
+def _by_format(units: Units, element_bytes: float) -> dict[float, Number]:
+    """Bytes of all tensors of each format: torch.optim groups its lists by it."""
+    found: dict[float, Number] = {}
+    for tensors, times in units:
+        for tensor in tensors:
+            wide = tensor.wide(element_bytes)
+            found[wide] = found.get(wide, 0.0) + times * tensor.elements * wide
+    return found
 
 
 def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number, Number], Number]) -> Number:
     """The fullest moment of a loop over tensors; `step` is given the tensor before and the current one."""
     order = [
-        tensor.elements
+        tensor.elements * tensor.wide(element_bytes) / element_bytes
         for tensors, times in units
         for _ in range(2 if is_column(times) else min(int(times), 2))
         for tensor in tensors
@@ -165,14 +184,15 @@ def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, ste
 
 
 def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
-    """torch/optim/adam.py: of lists the root of the second moment (torch 2.0: and its sum with epsilon); in the loop
-    the last denominator beside two of the current tensor; torch._fused_adamw_ writes nothing but weights and
-    moments."""
+    """torch/optim/adam.py: of lists the root of the second moment (torch 2.0: and its sum with epsilon, beside one
+    result of the formats before); in the loop the last denominator beside two of the current tensor;
+    torch._fused_adamw_ writes nothing but weights and moments."""
     if step == "fused":
         return _no_temporaries(units, element_bytes, settings, step)
     if step == "for-loop":
         return _loop(units, element_bytes, 2, _two_at_once)
-    return _lists(units, element_bytes) * (2 if step == "foreach-2.0" else 1)
+    more = maximum(0.0, *_by_format(units, element_bytes).values()) if step == "foreach-2.0" else 0.0
+    return _lists(units, element_bytes) + more
 
 
 def _sgd_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
@@ -257,8 +277,10 @@ RULES: dict[str, UpdateRule] = {
 
 
 def state_bytes(settings: Optimizer, tensor: Tensor, element_bytes: float) -> Number:
-    """Bytes of state one tensor costs; `element_bytes` is an element of what is updated."""
-    return RULES[settings.name].state(tensor, element_bytes, settings)
+    """Bytes of state one tensor costs; `element_bytes` is an element of what is updated. Of paged states those that
+    torch counts."""
+    held = RULES[settings.name].state(tensor, tensor.wide(element_bytes), settings)
+    return where(tensor.elements < MIN_PAGED_ELEMENTS, held, 0.0 * held) if settings.paged else held
 
 
 def temporaries(settings: Optimizer, units: Units, element_bytes: float, step: Step) -> Number:

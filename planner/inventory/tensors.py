@@ -53,8 +53,9 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `unit` is "embed", "dense" (each of the leading dense layers of a mixture of experts), "layer" (each of the other
     layers) or "tail". `adapter` marks LoRA's matrices. `split` is the dimension that tensor parallelism divides (None:
     every rank holds it whole), in `pieces` that cannot be divided further (heads; None: its rows). The first dimension
-    of an `expert` weight counts experts. `transposed` marks a matrix held as (in, out). `form` is how a linear function
-    finds it: "plain", or "nf4", "nf4-double" and "fp8" (forms.py).
+    of an `expert` weight counts experts. `transposed` marks a matrix held as (in, out). `replaced` marks a weight of
+    which forward uses a trained copy. `form` is how a linear function
+    finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (forms.py).
     """
 
     name: str
@@ -66,6 +67,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pieces: int | None = None
     expert: bool = False
     transposed: bool = False
+    replaced: bool = False
     form: str = "plain"
 
     def part(self, tp: Number = 1, ep: Number = 1) -> Weight:

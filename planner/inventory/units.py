@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
+
 from planner.inventory.block import layer_weights
 from planner.inventory.compute import Compute
-from planner.inventory.ends import first_weights, tail_weights
+from planner.inventory.ends import embedding_weight, first_weights, tail_weights
+from planner.inventory.llama_adapter import prompt_weights, scale_weights
 from planner.inventory.lora import adapter_weights
 from planner.inventory.moe import is_router
 from planner.inventory.tensors import Weight
@@ -36,15 +39,30 @@ def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[
     if lora is None:
         return units
     compute = Compute(weight_bytes=0, element_bytes=0, lora=lora)
-    return {unit: _with_adapters(weights, lora, compute) for unit, weights in units.items()}
+    return {unit: _with_adapters(model, weights, lora, compute) for unit, weights in units.items()}
 
 
-def _with_adapters(weights: tuple[Weight, ...], lora: Lora, compute: Compute) -> tuple[Weight, ...]:
+def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, compute: Compute) -> tuple[Weight, ...]:
     result: list[Weight] = []
     for weight in weights:
-        result.append(compute.trained(weight))
-        if weight.unit in LAYERS and weight.name.rpartition(".")[2] in lora.targets:
+        used = compute.trained(weight)
+        if lora.kind != "lora":
+            result.append(used)
+            continue
+        result.append(msgspec.structs.replace(used, trainable=False, replaced=used.trainable))
+        if used.trainable:  # peft's ModulesToSaveWrapper: forward goes through a trained copy
+            result.append(msgspec.structs.replace(used, name=f"{used.name}.modules_to_save"))
+        if weight.unit in LAYERS and lora.kind == "lora" and weight.name.rpartition(".")[2] in lora.targets:
             result.extend(adapter_weights(weight, lora))
+    if lora.kind == "lora" or not weights:
+        return tuple(result)
+    if weights[0].unit in LAYERS:
+        result.extend(prompt_weights(model, weights[0].unit))
+    if lora.kind == "llama-adapter-v2":
+        linears = (
+            weight for weight in weights if len(weight.shape) == 2 and weight.name != embedding_weight(model).name
+        )
+        result.extend(one for weight in linears for one in scale_weights(weight))
     return tuple(result)
 
 
@@ -69,6 +87,12 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
         if len(weight.shape) == 2 and not weight.expert and not is_router(weight, model)
     )
     return tuple(dict.fromkeys(names))
+
+
+def savable_modules(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the modules beside layers of which peft can train a whole copy: the table and the head, where these are
+    two. Of a table for both ends peft would train two copies that differ, which is not modelled."""
+    return () if model.tied else (embedding_weight(model).name, "lm_head")
 
 
 def default_lora(model: ModelSpec) -> Lora:

@@ -14,7 +14,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
-from planner.spec.engines import ENGINES, OFFLOADS, offloading
+from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, offloading
 from planner.spec.options import OF_AXIS
 
 if TYPE_CHECKING:
@@ -64,6 +64,14 @@ def _value(case: Case, field: str) -> Any:
         return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
     if field == "quant_storage":
         return None if case.job.base_quantization is None else case.job.base_quantization.storage
+    if field == "quantization":
+        return None if case.job.base_quantization is None else case.job.base_quantization.base
+    if field == "adapter_kind":
+        return None if case.job.adapters is None else case.job.adapters.kind
+    if field == "modules_to_save":
+        return None if case.job.adapters is None else ",".join(case.job.adapters.modules_to_save)
+    if field in ("step_in_backward", "paged_states"):
+        return case.job.optimizer.in_backward if field == "step_in_backward" else case.job.optimizer.paged
     return getattr(case.layout, field, getattr(case.job, field, None))
 
 
@@ -103,7 +111,7 @@ def _offered(field: str) -> Rule:
         field=field,
         holds=lambda case: not getattr(case.layout, field) or field in case.layout.facts.offloads,
         sentence=lambda case: f"the {case.layout.engine} engine keeps nothing in host memory",
-        fix=lambda case: f"Use {field}=false, or engine {' or '.join(offloading(field))}",
+        fix=lambda case: f"Use {field}=false, or engine {one_of(offloading(field))}",
     )
 
 
@@ -211,6 +219,72 @@ POSITIONS = Rule(
 )
 
 
+PAGED = ("adamw", "adamw-8bit")
+"""Optimizers of which bitsandbytes has one with paged states."""
+
+
+def _offered_by(field: str, asks: Callable[[Case], bool], has: Callable[[EngineFacts], bool], what: str) -> Rule:
+    """A choice of the job that engines of some kind have, `what` they do."""
+    return Rule(
+        name=f"{field} not offered by the engine",
+        field=field,
+        holds=lambda case: not asks(case) or has(case.layout.facts),
+        sentence=lambda case: f"the {case.layout.engine} engine does not {what}",
+        fix=lambda case: f"Leave it out, or use engine {one_of(engines_with(has))}",
+    )
+
+
+def _base(case: Case) -> str:
+    """The 4-bit format of a frozen base; nf4, which every engine with adapters has, where there is none."""
+    return "nf4" if case.job.base_quantization is None else case.job.base_quantization.base
+
+
+OFFERED: tuple[Rule, ...] = (
+    _offered_by(
+        "modules_to_save",
+        lambda case: bool(case.lora and case.lora.modules_to_save),
+        lambda facts: facts.saves_modules,
+        "train whole modules beside adapters, as far as is modelled",
+    ),
+    Rule(
+        name="adapters of LitGPT's alone",
+        field="adapter_kind",
+        holds=lambda case: case.lora is None or case.lora.kind == "lora" or case.parts.projections == "joint",
+        sentence=lambda case: "prompts that layers attend to are modelled in LitGPT's code alone",
+        fix=lambda case: "Use runtime litgpt-single, or leave it out",
+    ),
+    Rule(
+        name="GPTQ bases not offered by the engine",
+        field="quantization",
+        holds=lambda case: (
+            _base(case) in case.layout.facts.bases and (_base(case) == "nf4" or case.layout.zero_stage < 3)
+        ),
+        sentence=lambda case: f"a base in {_base(case)} is kept whole, on ranks that shard no weights",
+        fix=lambda case: "Use engine single, or deepspeed with zero_stage 1 or 2",
+    ),
+    _offered_by(
+        "step_in_backward",
+        lambda case: case.job.optimizer.in_backward,
+        lambda facts: facts.steps_in_backward,
+        "step weights inside backward",
+    ),
+    Rule(
+        name="a step inside backward takes one micro-batch",
+        field="grad_accum",
+        holds=lambda case: (not case.job.optimizer.in_backward) | (case.layout.grad_accum == 1),
+        sentence=lambda case: "gradients that are let go as soon as they are made cannot be added up",
+        fix=lambda case: "Use grad_accum=1, or leave out step_in_backward",
+    ),
+    _offered_by(
+        "paged_states",
+        lambda case: case.job.optimizer.paged,
+        lambda facts: facts.whole_copies,
+        "page the optimizer's states",
+    ),
+)
+"""What jobs ask that few engines have."""
+
+
 COMMON: tuple[Rule, ...] = (
     Rule(
         name="stage_layers are of whole ranks",
@@ -220,6 +294,7 @@ COMMON: tuple[Rule, ...] = (
         fix=lambda case: "Use virtual_stages=1, or leave stage_layers out",
     ),
     *OFFLOAD,
+    *OFFERED,
     Rule(
         name="group sizes do not multiply to the GPU count",
         field="dp_shard",

@@ -6,6 +6,7 @@ Light on purpose: no engine's code is imported for it. Not here: what an engine 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: bool = False  # splits the residual stream over tensor ranks unless told not to
     adapters: bool = False  # trains LoRA's adapters
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
+    saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
+    steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
+    bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
     superseded: bool = False  # predicted where it is named, proposed to nobody
@@ -57,6 +61,10 @@ _RECORDS = (
         usual_stage=0,
         copies="none",
         adapters=True,
+        offloads=("offload_activations",),
+        saves_modules=True,
+        steps_in_backward=True,
+        bases=("nf4", "gptq"),
     ),
     EngineFacts(
         name="ddp",
@@ -111,6 +119,7 @@ _RECORDS = (
         copies="shards",
         adapters=True,
         offloads=OFFLOADS,
+        bases=("nf4", "gptq"),
         secondary_shards=True,
     ),
     EngineFacts(
@@ -201,6 +210,11 @@ ENGINES = {facts.name: facts for facts in _RECORDS}
 """Every engine's facts by its name: its module's in planner/engines, with dashes."""
 
 
+def engines_with(holds: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
+    """Engines whose facts hold something."""
+    return tuple(sorted(facts.name for facts in _RECORDS if holds(facts)))
+
+
 def offloading(field: str) -> tuple[str, ...]:
     """Engines that can keep what a field of the layout names in host memory, but for superseded ones."""
-    return tuple(sorted(facts.name for facts in _RECORDS if field in facts.offloads and not facts.superseded))
+    return engines_with(lambda facts: field in facts.offloads and not facts.superseded)

@@ -14,13 +14,19 @@ Step = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
 Packing = Literal["padded", "packed"]
 Storage = Literal["bf16", "uint8"]
+BaseFormat = Literal["nf4", "gptq"]
+AdapterKind = Literal["lora", "llama-adapter", "llama-adapter-v2"]
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """Low-rank adapters (Hu et al. 2021) on the named linear modules of every layer.
 
+    Of another `kind` nothing else counts: prompts that every layer attends to (LLaMA-Adapter, Zhang et al. 2023), and
+    with them a trained bias and scale of every linear module and trained norms (version 2, Gao et al. 2023).
+
     `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32. `dropout` is the share of an
-    adapter's input that is zeroed.
+    adapter's input that is zeroed. Of `modules_to_save`, which are not in layers, whole copies are trained in the
+    base's own format, beside the frozen originals.
     """
 
     rank: int = 8
@@ -28,15 +34,19 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     targets: tuple[str, ...] = ("q_proj", "v_proj")
     upcast_adapters: bool = True
     dropout: float = 0.0
+    modules_to_save: tuple[str, ...] = ()
+    kind: AdapterKind = "lora"
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """QLoRA's frozen base (Dettmers et al. 2023): the layers' linear weights in blocks of 4-bit NormalFloat.
+    """QLoRA's frozen base (Dettmers et al. 2023): the layers' linear weights in blocks of 4-bit NormalFloat (`nf4`), or
+    in 4-bit integers by GPTQ (Frantar et al. 2022), as a checkpoint has them.
 
-    `double` quantises the blocks' scales too. `storage` is the format bitsandbytes packs the 4-bit codes in
+    Of nf4 `double` quantises the blocks' scales too, and `storage` is the format bitsandbytes packs the 4-bit codes in
     (bnb_4bit_quant_storage): sharding needs a floating one.
     """
 
+    base: BaseFormat = "nf4"
     double: bool = True
     storage: Storage = "bf16"
 
@@ -46,11 +56,15 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `implementation` is how torch's AdamW and SGD step: one kernel for the whole update (`fused`), one for each of its
     operations over lists of weights (`foreach`), or weight by weight (`for-loop`). None is the runtime's own, and on
-    CPU processes the loop. `momentum` is that of sgd (0: none).
+    CPU processes the loop. With `in_backward` each weight is stepped as soon as its gradient is made, which is then let
+    go. `paged` states are in CUDA's managed memory, which moves between host and device page by page and which torch
+    does not count (bitsandbytes). `momentum` is that of sgd (0: none).
     """
 
     name: OptimizerName = "adamw"
     implementation: Implementation | None = None
+    in_backward: bool = False
+    paged: bool = False
     lr: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from planner.spec.job import Implementation, Method, OptimizerName, Packing, Precision, Storage
+from planner.spec.job import AdapterKind, BaseFormat, Implementation, Method, OptimizerName, Packing, Precision, Storage
 from planner.spec.layout import RECOMPUTE, STRATEGIES, CpMethod, PpSchedule
 
 Kind = Literal[
@@ -99,6 +99,8 @@ TABLE = (
     Option("host_memory", "memory", "Memory of a node's host, such as 256GiB: for offload.", low=0, high=2.0**60),
     # The job.
     Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three"),
+    Option("adapter_kind", "choice", "LoRA, or what LitGPT has beside it.", "lora", choices=get_args(AdapterKind),
+           field="kind", replaced_by=("method",)),
     Option("lora_rank", "whole", "Rank of the adapters.", "lora", 1, 65_536, field="rank", replaced_by=("method",)),
     Option("lora_alpha", "whole", "Scale of the adapters.", "lora", 1, 2**20, default="twice the rank", field="alpha",
            replaced_by=("method",)),
@@ -106,6 +108,9 @@ TABLE = (
            replaced_by=("method",)),
     Option("lora_upcast", "switch", "Adapters in fp32 (peft's default).", "lora", field="upcast_adapters",
            replaced_by=("method",)),
+    Option("modules_to_save", "names", "Modules beside layers trained whole, by commas.", replaced_by=("method",)),
+    Option("quantization", "choice", "QLoRA: the base's 4-bit format.", "quantization", choices=get_args(BaseFormat),
+           field="base"),
     Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
     Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(Storage),
            field="storage"),
@@ -114,6 +119,8 @@ TABLE = (
     Option("optimizer_implementation", "choice", "How torch's AdamW or SGD steps.", "optimizer",
            choices=get_args(Implementation), default="the runtime's own", field="implementation",
            replaced_by=("runtime", "optimizer", "offload_optimizer")),
+    Option("step_in_backward", "switch", "Step each weight as its gradient is made.", "optimizer", field="in_backward"),
+    Option("paged_states", "switch", "Optimizer states in managed memory (bitsandbytes).", "optimizer", field="paged"),
     Option("lr", "real", "Peak learning rate.", "optimizer", 0, 1e3),
     Option("weight_decay", "real", "Weight decay.", "optimizer", 0, 1e3),
     Option("momentum", "real", "Momentum of sgd.", "optimizer", 0, 1),

@@ -25,6 +25,11 @@ COMPUTES = {
     "lora-bf16-fp32-adapters": Compute(2, 2, lora=Lora(), adapter_bytes=4),
     "lora-autocast": Compute(2, 2, autocast=True, lora=Lora(), adapter_bytes=4),
     "lora-all": Compute(4, 4, lora=Lora(targets=ALL_LINEAR)),
+    "lora-saved": Compute(4, 4, lora=Lora(modules_to_save=("embed_tokens", "lm_head"))),
+    "lora-saved-bf16-fp32-adapters": Compute(
+        2, 2, lora=Lora(modules_to_save=("embed_tokens", "lm_head")), adapter_bytes=4
+    ),
+    "lora-saved-recompute": Compute(4, 4, lora=Lora(modules_to_save=("lm_head",)), recompute="full"),
     "tied": Compute(4, 4),
     "packed": Compute(4, 4, masked=True),
     "packed-autocast": Compute(4, 2, autocast=True, masked=True),
@@ -53,15 +58,15 @@ def model_of(name: str) -> ModelSpec:
 
 def bytes_at(moment: Moment, model: ModelSpec, compute: Compute) -> float:
     """Live bytes of the walk and of the gradients made so far, as one process without any engine holds them."""
-    elements = {
+    trained = {
         unit: sum(w.elements * (4 if w.adapter else compute.weight_bytes) for w in weights if w.trainable)
         for unit, weights in unit_weights(model, compute.lora).items()
     }
-    grad_bytes = 4 if compute.lora else compute.weight_bytes
+    grad_bytes = 4 if compute.lora and moment.unit == "layer" else compute.weight_bytes
     grads = 0.0
     if moment.phase == "backward" and moment.unit != "loss":
         grads = (moment.unit_grads + moment.in_flight) * grad_bytes
         if moment.unit != "tail":
-            grads += elements["tail"]
-            grads += elements["layer"] * (model.layers - 1 - moment.layer if moment.unit == "layer" else model.layers)
+            grads += trained["tail"]
+            grads += trained["layer"] * (model.layers - 1 - moment.layer if moment.unit == "layer" else model.layers)
     return float(sum(size.at(BATCH, SEQ) for size in moment.live)) + grads

@@ -57,7 +57,11 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(
-            r=compute.lora.rank, lora_alpha=16, target_modules=list(compute.lora.targets), lora_dropout=0.0
+            r=compute.lora.rank,
+            lora_alpha=16,
+            target_modules=list(compute.lora.targets),
+            lora_dropout=0.0,
+            modules_to_save=list(compute.lora.modules_to_save) or None,
         )
         real = get_peft_model(real, config)
     if compute.recompute != "none":
@@ -70,10 +74,9 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
     with tracker:
         for step in range(2):
             real.zero_grad(set_to_none=True)
-            inert = sum(
-                t.numel() * t.element_size()
-                for t in (*real.parameters(), *real.buffers(), *scales(real), tokens, labels)
-            )
+            # Originals of trained copies are in no operation: the meter never sees them.
+            used = [weight for name, weight in real.named_parameters() if ".original_module." not in name]
+            inert = sum(t.numel() * t.element_size() for t in (*used, *real.buffers(), *scales(real), tokens, labels))
             with tracker.recording("forward"), torch.autocast("cpu", torch.bfloat16, enabled=compute.autocast):
                 apart = packed_in_two(compute) if compute.masked else {}
                 loss = real(

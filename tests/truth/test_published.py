@@ -83,9 +83,15 @@ def test_the_format_is_documented_field_by_field():
 
 
 def test_rows_of_one_device_are_predicted_as_one_device():
+    """But for Qwen's GPTQ bases, whose script starts DeepSpeed on one device too."""
     engines = {}
     for row in published_rows():
-        if row.method == "collective" or row.hardware.gpus != 1 or row.layout.zero_or_fsdp != "ddp":
+        if (
+            "gptq" in str(row.layout.quant)
+            or row.method == "collective"
+            or row.hardware.gpus != 1
+            or row.layout.zero_or_fsdp != "ddp"
+        ):
             continue
         try:
             engines[row.id] = case_of(row).layout.engine
@@ -129,7 +135,7 @@ def test_every_published_row_is_a_case_or_has_a_reason():
         ({"layout__precision": "int3"}, "precision int3 is not modelled"),
         ({"model__name": "blorp"}, "model blorp is unknown here"),
         ({"hardware__gpus": None}, "number of GPUs not stated"),
-        ({"method": "adapter"}, "method adapter is not modelled"),
+        ({"method": "adapter"}, "which LLaMA-Adapter is not stated, nor how much it trains"),
         (
             {"layout__optimizer": "adamw8bit"},
             "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors (torchao's does, and is not "

@@ -50,7 +50,6 @@ NOT_MODELLED = {
     **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
     "load_in_8bit": "8-bit base weights; 16-bit ones are estimated",
     "lora_dropout": "dropout keeps a mask and a copy of each adapted module's input",
-    "lora_modules_to_save": "whole modules trained beside the adapters",
     "lora_target_parameters": "adapters on parameters that are no linear module",
     "lora_*_kernel": "fused adapters keep less",
     "peft_use_dora": "DoRA's magnitudes and its extra products",
@@ -152,6 +151,7 @@ def _method(sheet: Sheet) -> None:
     else:
         trainer.targets(sheet, "lora_target_modules", absent_all=False)
         sheet.ignore("lora_target_linear", "off")
+    trainer.saved_modules(sheet, "lora_modules_to_save")
     if sheet.flag("peft_autocast_adapter_dtype") is False:
         sheet.means("lora_upcast", False, "peft_autocast_adapter_dtype")
     sheet.ignore("peft_autocast_adapter_dtype", "on, as is estimated")

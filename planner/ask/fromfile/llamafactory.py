@@ -43,7 +43,6 @@ NOT_MODELLED = {
     **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
     "fsdp_config": "a file of FSDP's switches is not read",
     "lora_dropout": "dropout keeps a mask and a copy of each adapted module's input",
-    "additional_target": "whole modules trained beside the adapters",
     "use_dora": "DoRA's magnitudes and its extra products",
     "pissa_init": "another start of the adapters",
     "use_galore": "GaLore's projected gradients",
@@ -135,6 +134,7 @@ def _method(sheet: Sheet) -> None:
             sheet.ignore(bits_key, why, "not modelled")
     sheet.plain({"lora_rank": Means("lora_rank", "whole", 8), "lora_alpha": Means("lora_alpha", "whole")})
     trainer.targets(sheet, "lora_target", absent_all=True)
+    trainer.saved_modules(sheet, "additional_target")
 
 
 def _recompute(sheet: Sheet) -> None:

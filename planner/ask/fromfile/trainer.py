@@ -100,6 +100,15 @@ def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
     sheet.means("lora_targets", ",".join(names), key)
 
 
+def saved_modules(sheet: Sheet, key: str) -> None:
+    """Modules trained whole beside the adapters: a list, or names with commas."""
+    value = sheet.data.get(key)
+    if value is None or value == []:
+        return
+    names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
+    sheet.means("modules_to_save", ",".join(names), key)
+
+
 def split(sheet: Sheet, *said: str, alone: bool = False) -> None:
     """DeepSpeed, FSDP or neither. `said` are the format's keys that ask for FSDP; `alone`: its section does so too."""
     words = sheet.data.get("fsdp") or []

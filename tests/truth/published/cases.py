@@ -8,22 +8,21 @@ row, which the score counts, or the reason why the row cannot be predicted. Not 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
 from planner.basics.errors import PlannerError
 from planner.calibrate.asked import CannotPredict
 from planner.engines import engine_of, nanotron
-from planner.inventory import default_lora, lora_targets
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
-from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Runtime, Step, TrainingJob, presets
+from planner.spec import Layout, ModelSpec, Runtime, Step, presets
 from planner.spec.engines import ENGINES
-from planner.spec.job import OptimizerName
 from tests.truth.published import sources
+from tests.truth.published.jobs import filled_of, job_of, quirk_of, said_of
 from tests.truth.published.machines import cluster_of
-from tests.truth.published.models import model_of, stated_seq_len
+from tests.truth.published.models import model_of
 from tests.truth.published.notes import Notes, unknown
 from tests.truth.published.rows import WordRow
 from tests.truth.published.sources import RowRuntime
@@ -53,18 +52,18 @@ def row_case(row: WordRow) -> RowCase:
 def _row_case(row: WordRow) -> RowCase:
     if row.method == "collective":
         raise CannotPredict("a collective's bandwidth, not a training step")
-    if row.method not in ("full", "pretrain", "lora", "qlora"):
+    if row.method not in ("full", "pretrain", "lora", "qlora", "adapter"):
         raise CannotPredict(f"method {row.method} is not modelled")
     notes = Notes()
     runtime_facts = _row_runtime(row)
     if runtime_facts is not None:
         notes.add(runtime_facts.guess)
-    notes.add(_quirk(row).note)
-    for pattern, why in _quirk(row).refuse:
-        if re.search(pattern, _said(row)):
+    notes.add(quirk_of(row).note)
+    for pattern, why in quirk_of(row).refuse:
+        if re.search(pattern, said_of(row)):
             raise CannotPredict(why)
     kind = row.measured.memory_kind
-    if row.measured.peak_memory_gib is not None and kind not in sources.MEMORY_KINDS and _quirk(row).memory is None:
+    if row.measured.peak_memory_gib is not None and kind not in sources.MEMORY_KINDS and quirk_of(row).memory is None:
         notes.add(f"memory kind {kind or 'not stated'}: held against reserved")
     stage, shards = _sharding(row, notes)
     if stage == "ddp" and row.hardware.gpus == 1:
@@ -72,10 +71,11 @@ def _row_case(row: WordRow) -> RowCase:
     runtime = _runtime(row, runtime_facts, stage)
     model = model_of(row, notes)
     cluster = cluster_of(row, notes)
-    job = _job(row, model, runtime_facts, notes)
+    job = job_of(row, model, runtime_facts, notes)
     layout = _layout(row, model, runtime, stage, shards, notes)
-    if runtime_facts is not None and runtime_facts.switches:
-        layout = msgspec.structs.replace(layout, **runtime_facts.switches | row.layout.switches)
+    if runtime_facts is not None:
+        fixed = runtime_facts.switches | runtime_facts.staged.get(stage, {})
+        layout = msgspec.structs.replace(layout, **fixed | row.layout.switches)
     case = Case(model, job, layout, cluster, runtime)
     try:
         check(case, engine_of(layout.engine).rules)
@@ -89,19 +89,19 @@ def memory_kind(row: WordRow) -> str | None:
     measured = row.measured
     if measured.peak_memory_gib is None:
         return None
-    return sources.MEMORY_KINDS.get(measured.memory_kind or "") or _quirk(row).memory or "reserved"
+    return sources.MEMORY_KINDS.get(measured.memory_kind or "") or quirk_of(row).memory or "reserved"
 
 
 def memory_stage(row: WordRow) -> Literal["fullest", "first"]:
     """The pipeline stage whose peak the source logs."""
-    logged = [stage for pattern, stage in _quirk(row).memory_stage if re.search(pattern, _said(row))]
+    logged = [stage for pattern, stage in quirk_of(row).memory_stage if re.search(pattern, said_of(row))]
     return logged[-1] if logged else row.measured.memory_stage
 
 
 def step_seconds(row: WordRow, case: Case) -> float | None:
     """Seconds of an optimizer step: as measured, or the wall time over the steps that a source's samples take; None
     where neither is known."""
-    samples, wall = _quirk(row).samples, row.measured.wall_time_s
+    samples, wall = quirk_of(row).samples, row.measured.wall_time_s
     if row.measured.step_time_s is not None or samples is None or wall is None:
         return row.measured.step_time_s
     return wall * case.layout.global_batch_size / samples
@@ -112,7 +112,7 @@ def step_seconds(row: WordRow, case: Case) -> float | None:
 
 def _row_runtime(row: WordRow) -> RowRuntime | None:
     """The table's entry; None for a runtime preset's own name."""
-    if (own := _quirk(row).runtime) is not None:
+    if (own := quirk_of(row).runtime) is not None:
         return own
     if row.runtime is None:
         raise CannotPredict("runtime not stated")
@@ -121,15 +121,6 @@ def _row_runtime(row: WordRow) -> RowRuntime | None:
     if row.runtime in presets.names("runtimes"):
         return None
     raise unknown("runtime", row.runtime, (*sources.RUNTIMES, *presets.names("runtimes")))
-
-
-def _quirk(row: WordRow) -> sources.Quirk:
-    return sources.QUIRKS.get(row.source.repo_or_paper, sources.NO_QUIRK)
-
-
-def _said(row: WordRow) -> str:
-    """What a row says of itself in words: the title of its table, and its notes."""
-    return f"{row.source.path_or_table or ''} {row.notes or ''}"
 
 
 _RUNTIMES: dict[tuple[Any, ...], Runtime] = {}
@@ -147,8 +138,8 @@ def _runtime(row: WordRow, facts: RowRuntime | None, stage: str) -> Runtime:
     old = facts.own and any(word in (row.source.path_or_table or "") for word in sources.OLD_MEGATRON)
     kernels = "megatron" if old else facts.kernels
     parts = facts.parts | (facts.compiled if row.layout.compile else {})
-    for pattern, more in _quirk(row).parts:
-        parts = parts | (more if re.search(pattern, _said(row)) else {})
+    for pattern, more in quirk_of(row).parts:
+        parts = parts | (more if re.search(pattern, said_of(row)) else {})
     key = (name, id(facts), stage, kernels, steps, *sorted(parts.items()))
     if key not in _RUNTIMES:
         _RUNTIMES[key] = _made_runtime(name, facts, stage, kernels, parts, steps)
@@ -159,7 +150,7 @@ def _steps(row: WordRow, facts: RowRuntime | None) -> Step:
     """How AdamW stepped: as the row says, else as its source does at that version, else in lists."""
     if row.layout.optimizer_implementation is not None:
         return row.layout.optimizer_implementation
-    fused = _quirk(row).fused
+    fused = quirk_of(row).fused
     if fused and re.search(fused, row.layout.zero_or_fsdp or ""):
         return "fused"
     return "foreach" if facts is None else facts.steps
@@ -183,87 +174,6 @@ def _made_runtime(
     )
 
 
-# -- the job ------------------------------------------------------------------------------------------------------
-
-
-def _job(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
-    layout = row.layout
-    seq_len = stated_seq_len(row)
-    if seq_len is None:
-        raise CannotPredict("sequence length not stated")
-    method = "full" if row.method == "pretrain" else row.method
-    quantized = layout.quant is not None and layout.quant != "none"
-    if quantized and str(layout.quant) not in sources.QUANTS:
-        raise CannotPredict(f"quantisation {layout.quant} is not modelled")
-    if quantized and method == "lora":
-        method = "qlora"
-    if method == "qlora" and not quantized:
-        notes.add("quantisation not stated: nf4")
-    double = sources.QUANTS.get(str(layout.quant), True)
-    return TrainingJob(
-        method=method,  # type: ignore[arg-type]  # one of full, lora, qlora
-        lora=_lora(row, model, facts, notes) if method != "full" else None,
-        quantization=Quantization(double=double, storage="bf16") if method == "qlora" else None,
-        precision=_precision(row, facts, notes),  # type: ignore[arg-type]  # one of the table's
-        optimizer=_optimizer(row, notes),
-        seq_len=seq_len,
-    )
-
-
-def _lora(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> Lora:
-    stated = row.lora
-    if stated is None or stated.rank is None:
-        raise CannotPredict("rank of the adapters not stated")
-    words = (stated.targets or "").lower()
-    targets = sources.TARGETS.get(words)
-    if targets is None and re.fullmatch(r"[a-z_]+_proj(,[a-z_]+_proj)*", words):
-        targets = words
-    if targets is None:
-        raise CannotPredict(
-            f"adapted modules are not modelled: {stated.targets}" if words else "adapted modules not stated"
-        )
-    if words.endswith("?"):
-        notes.add(f"adapted modules not stated: {targets}")
-    upcast = facts.upcasts_adapters if facts is not None else True
-    names, legal = tuple(targets.split(",")), lora_targets(model)
-    if set(names) == {"q_proj", "v_proj"} and not set(names) <= set(legal):
-        names = default_lora(model).targets  # one matrix holds both: about as many elements at the same rank
-        notes.add(f"adapters on q and v: on {', '.join(names)}")
-    if unknown := sorted(set(names) - set(legal)):
-        raise CannotPredict(f"adapted modules that {model.name} does not have: {', '.join(unknown)}")
-    return Lora(
-        rank=stated.rank,
-        alpha=stated.alpha or 2 * stated.rank,
-        targets=names,
-        upcast_adapters=upcast,
-        dropout=facts.dropout if facts is not None else 0.0,
-    )
-
-
-def _precision(row: WordRow, facts: RowRuntime | None, notes: Notes) -> str:
-    stated = row.layout.precision
-    if stated is None:
-        notes.add("precision not stated: bf16")
-        return "bf16"
-    if facts is not None and stated in facts.uncast:
-        return "pure-bf16"
-    if (known := sources.PRECISIONS.get(stated.lower())) is None:
-        raise CannotPredict(f"precision {stated} is not modelled")
-    return known
-
-
-def _optimizer(row: WordRow, notes: Notes) -> Optimizer:
-    stated = row.layout.optimizer
-    if stated is None:
-        notes.add("optimizer not stated: adamw")
-        return Optimizer()
-    words = stated.lower()
-    name = sources.OPTIMIZERS.get(words, words if words in get_args(OptimizerName) else None)
-    if name is None:
-        raise CannotPredict(f"optimizer {stated} is not modelled")
-    return Optimizer(name=name)  # type: ignore[arg-type]  # one of the table's
-
-
 # -- how it was split ----------------------------------------------------------------------------------------------
 
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "hsdp": 3}
@@ -271,7 +181,9 @@ STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, 
 
 def _sharding(row: WordRow, notes: Notes) -> tuple[str, int | None]:
     """(word of STAGES, ranks of one group of shards where the source says)."""
-    stated = row.layout.zero_or_fsdp or _filled(row).get("sharding")
+    stated = row.layout.zero_or_fsdp or filled_of(row).get("sharding")
+    if ran := filled_of(row).get("stage"):
+        return str(ran), None
     if stated is None:
         if row.layout.optimizer == "adam (distributed)":
             return "zero1", None
@@ -293,7 +205,7 @@ def _sharding(row: WordRow, notes: Notes) -> tuple[str, int | None]:
 
 def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards: int | None, notes: Notes) -> Layout:
     stated = row.layout
-    filled = _filled(row)
+    filled = filled_of(row)
     tp, pp, cp = (getattr(stated, axis) or 1 for axis in ("tp", "pp", "cp"))
     gpus = row.hardware.gpus or 1
     if stated.dp != gpus and (stated.tp is None or stated.pp is None):  # with as many replicas as GPUs both are 1
@@ -328,14 +240,6 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
         return msgspec.convert(values, Layout)
     except msgspec.ValidationError as error:
         raise CannotPredict(f"layout.switches: {error}") from None
-
-
-def _filled(row: WordRow) -> dict[str, Any]:
-    """What the row's source fills in where the row says nothing."""
-    filled: dict[str, Any] = {}
-    for pattern, guesses in _quirk(row).layout:
-        filled |= guesses if re.search(pattern, _said(row)) else {}
-    return filled
 
 
 def _batches(row: WordRow, dp: int, filled: dict[str, Any], notes: Notes) -> tuple[int, int]:

@@ -20,8 +20,8 @@ class RowRuntime(msgspec.Struct, frozen=True):
     `presets` are runtime presets by what is sharded ("single", "ddp", "zero1", ..., "zero3"), "*" for all others; `own`
     says that the preset is that very software, otherwise it is the nearest and `guess` says what differs. `kernels` is
     a preset and `parts` are changes to it, `compiled` more of them where torch.compile was on. `switches` are fields of
-    the layout that this software fixes. `uncast` are its words for pure 16-bit training. `steps` is how its AdamW
-    stepped when its rows were measured, where they do not say: as torch does by itself, unless its source says fused.
+    the layout that this software fixes, `staged` more by what is sharded. `uncast` are its words for pure 16-bit
+    training. `steps` is how its AdamW stepped when its rows were measured, where they do not say.
     """
 
     presets: dict[str, str]
@@ -30,6 +30,7 @@ class RowRuntime(msgspec.Struct, frozen=True):
     parts: dict[str, Any] = {}
     compiled: dict[str, Any] = {}
     switches: dict[str, Any] = {}
+    staged: dict[str, dict[str, Any]] = {}
     guess: str = ""
     uncast: tuple[str, ...] = ()
     upcasts_adapters: bool = False
@@ -103,9 +104,9 @@ class Quirk(msgspec.Struct, frozen=True):
     `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess,
-    `parts` are kernels, `memory_stage` the logged stage and `refuse` reasons, of rows whose table's title and notes
-    have the pattern. Rows stepped with a fused AdamW whose sharding has the pattern `fused`. A wall time is that of
-    `samples` sequences.
+    `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields of it and `refuse` reasons, of rows whose
+    title and notes have the pattern; a `stage` of the layout counts whatever the row says. Rows stepped with a fused
+    AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences.
     """
 
     runtime: RowRuntime | None = None
@@ -119,7 +120,11 @@ class Quirk(msgspec.Struct, frozen=True):
     refuse: tuple[tuple[str, str], ...] = ()
     fused: str = ""
     samples: int | None = None
+    optimizer: tuple[tuple[str, dict[str, Any]], ...] = ()
 
+
+FUSED_STEP = r"\+optimizer in backward|\+activation offload|\+8-bit AdamW"
+"""torchtune's rows since the optimizer steps inside backward (README.md: each row has what those before it have)."""
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
@@ -149,13 +154,24 @@ QUIRKS: dict[str, Quirk] = {
             upcasts_adapters=True,
             dropout=0.05,
             steps="foreach-2.0",
-            source="QwenLM/Qwen, finetune.py (LoraArguments) and README.md (torch 2.0)",
+            staged={
+                "zero2": {
+                    "reduce_bucket_elements": 200_000_000,
+                    "allgather_bucket_elements": 200_000_000,
+                    "overlap_comm": True,
+                }
+            },
+            source="QwenLM/Qwen, finetune.py (LoraArguments), finetune/ds_config_zero2.json and README.md (torch 2.0)",
         ),
         memory="device",
         note="memory kind not stated: as the card shows it",
         # finetune/ds_config_zero2.json and ds_config_zero3.json: optimizer AdamW, which DeepSpeed makes its FusedAdam
         # (runtime/engine.py, _configure_basic_optimizer); finetune.py alone leaves torch 2.0 its lists.
         fused="zero",
+        # finetune/finetune_qlora_single_gpu.sh: fp16 under ds_config_zero2.json on one device too, so that nothing is
+        # cast to fp32: DeepSpeed halves the model, and Accelerate converts no outputs of it.
+        layout=(("gptq", {"stage": "zero2"}),),
+        parts=(("gptq", {"loss": "native"}),),
     ),
     "PKU-DAIR/Hetu-Galvatron": Quirk(
         runtime=RowRuntime({"zero3": "galvatron"}, own=True),
@@ -170,13 +186,17 @@ QUIRKS: dict[str, Quirk] = {
         note="4096 tokens a sequence, not the key's 2048; accumulation not stated: 1",
     ),
     "pytorch/torchtune": Quirk(
-        layout=(("", {"recompute": "full", "grad_accum": 1}),),
+        # torchtune/datasets/_alpaca.py of the tutorials' time (cd779783f, April 2024): pairs are cut at 512 tokens.
+        layout=(("", {"recompute": "full", "grad_accum": 1, "seq_len": 512}),),
         # CEWithChunkedOutputLoss: logits in 16 bits, in pieces that are upcast one at a time.
-        parts=((r"models table|chunked CE|activation checkpointing", {"loss": "chunked"}),),
-        refuse=(
-            (r"unpacked alpaca", "sequences shorter than the stated most, by how much is not stated"),
-            (r"\+optimizer in backward", "an optimizer step inside backward is not modelled"),
+        parts=(
+            (
+                r"models table|[Cc]hunked CE|activation checkpointing|" + FUSED_STEP + r"|QLoRA \(same\)",
+                {"loss": "chunked"},
+            ),
         ),
+        refuse=((r"unpacked alpaca", "sequences shorter than the stated most, by how much is not stated"),),
+        optimizer=((FUSED_STEP, {"in_backward": True}), ("low-memory", {"in_backward": True, "paged": True})),
     ),
     "Lightning-AI/litgpt": Quirk(
         # finetune/lora.py of 2023: a Block is checkpointed under FSDP, nothing on one device.
@@ -321,6 +341,7 @@ PRECISIONS = {
     "fp8-sc": "fp8",
     "mxfp8": "fp8",
     "fp8 hybrid": "fp8",
+    "int4 gptq base + fp16": "fp16",
 }
 """By the rows' `precision` in lower case."""
 
@@ -333,6 +354,7 @@ OPTIMIZERS = {
     "adamw(bf16 states)": "adamw",
     "adamw8bit": "adamw-8bit",
     "8-bit adam (bnb)": "adamw-8bit",
+    "paged/8-bit, optimizer-in-backward": "adamw-8bit",
 }
 
 RECOMPUTE = {"none": "none", "full": "full", "attention": "attention", "sac:matmul": "sac:matmul"}
@@ -345,15 +367,21 @@ TARGETS = {
     "q,k,v,up,down,gate (script default)": "q_proj,k_proj,v_proj,gate_proj,up_proj,down_proj",
     "q,v,output + mlp (8b config default)": "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
     "c_attn,c_proj,w1,w2": ALL_LINEAR,
+    "c_attn,c_proj,w1,w2 + full embedding and output layers": ALL_LINEAR,
 }
 """Adapted modules, in Transformers' names for a Llama."""
+
+SAVED = {"c_attn,c_proj,w1,w2 + full embedding and output layers": ("embed_tokens", "lm_head")}
+"""Modules trained whole beside the adapters (Qwen's finetune.py, modules_to_save: wte and lm_head)."""
 
 OFFLOADS: dict[str, dict[str, bool]] = {
     "cpu params": {"offload_params": True, "offload_optimizer": True},
     "cpu params+activations": {"offload_params": True, "offload_optimizer": True, "offload_activations": True},
     "activations": {"offload_activations": True},
+    "cpu (params/optimizer, fused optimizer)": {"offload_params": True, "offload_optimizer": True},
 }
 
+GPTQ = "int4 (gptq)"
 QUANTS = {"nf4 (bnb)": True, "nf4": True, "bnb.nf4": False, "bnb.nf4-dq": True}
 """4-bit NormalFloat, and whether the scales are quantised too. torchtune's NF4 (torchao) always does that;
 fsdp_qlora takes Linear4bit's default, compress_statistics=True (bitsandbytes 0.43, nn/modules.py)."""

@@ -1,0 +1,231 @@
+"""Modules trained whole beside adapters, LLaMA-Adapter, GPTQ bases, steps inside backward and paged states, by
+hand.
+
+What peft and torch themselves hold of the first is in test_computes.py (lora-saved). Not here: rows (tests/truth).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.engines import engine_of
+from planner.engines.deepspeed_stage12 import allocated_bucket_elements
+from planner.figures.memory import memory_breakdown
+from planner.inventory import Compute, Stage, optimizers, parameters, unit_weights, walk
+from planner.inventory.forms import gptq_element_bytes
+from planner.inventory.tape import TERMS
+from planner.inventory.walk import kept_by_layer
+from planner.parallelism.case import Case
+from planner.parallelism.rules import broken
+from planner.spec import Layout, Lora, Optimizer, Quantization, TrainingJob, presets
+
+SEVEN_B = presets.model("7b")
+TABLE = 32000 * 4096
+"""Elements of Llama 2's embedding, and of its head."""
+RANK_8_ON_Q_AND_V = 4_194_304
+VERSION_2 = "llama-adapter-v2"
+BOTH = ("embed_tokens", "lm_head")
+
+
+def case(job: TrainingJob, runtime: str = "accelerate-single", **layout: object) -> Case:
+    chosen = presets.runtime(runtime)
+    values = {"engine": chosen.engine, "micro_batch_size": 1, "grad_accum": 1} | layout
+    return Case(SEVEN_B, job, Layout(**values), presets.cluster("a100-sxm-80gb", gpus=1), chosen)  # type: ignore[arg-type]
+
+
+def terms(one: Case, phase: str) -> dict[str, float]:
+    return next(found.terms for found in memory_breakdown(one).phases if found.phase == phase)
+
+
+# -- modules_to_save -----------------------------------------------------------------------------------------------
+
+
+def saving(*names: str) -> TrainingJob:
+    lists = Optimizer(implementation="foreach")
+    return TrainingJob(method="lora", lora=Lora(modules_to_save=names), seq_len=512, optimizer=lists)
+
+
+def test_a_saved_module_is_a_trained_16_bit_copy_with_its_own_gradient_and_states() -> None:
+    """Adapters are fp32 by peft's default: 4 bytes, and 4 + 8 more. Copies have 2 bytes, and 2 + 4 more."""
+    plain, saved = terms(case(saving()), "optimizer"), terms(case(saving(*BOTH)), "optimizer")
+
+    more = {name: saved[name] - plain[name] for name in saved if saved[name] != plain[name]}
+    assert more == {
+        "params": 2 * 2 * TABLE,
+        "grads": 2 * 2 * TABLE,
+        "optimizer": 2 * 4 * TABLE,
+        "temporaries": 2 * 2 * TABLE,  # lists of AdamW: a root of the second moment
+    }
+    assert plain["grads"] == 4 * RANK_8_ON_Q_AND_V
+
+
+def test_lists_of_torch_2_0_hold_a_second_result_of_one_format_at_a_time() -> None:
+    wide, narrow = optimizers.Tensor((10, 10), 100), optimizers.Tensor((30, 10), 300, element_bytes=2.0)
+    units: optimizers.Units = [([wide], 1), ([narrow], 1)]
+
+    assert optimizers.temporaries(Optimizer(), units, 4.0, "foreach") == 4 * 100 + 2 * 300
+    assert optimizers.temporaries(Optimizer(), units, 4.0, "foreach-2.0") == 4 * 100 + 2 * 300 + 2 * 300
+    assert optimizers.state_bytes(Optimizer(), narrow, 4.0) == 2 * 2 * 300
+
+
+def test_the_original_of_a_saved_module_stays_frozen_and_is_in_no_product() -> None:
+    units = unit_weights(SEVEN_B, Lora(modules_to_save=("lm_head",)))
+
+    original, copy = (weight for weight in units["tail"] if weight.name.startswith("lm_head"))
+    assert (original.trainable, original.replaced) == (False, True)
+    assert (copy.name, copy.trainable, copy.replaced, copy.elements) == ("lm_head.modules_to_save", True, False, TABLE)
+    assert not any(weight.trainable for weight in units["embed"])
+
+
+def test_a_head_that_is_trained_whole_costs_a_third_of_its_forward_more_in_backward() -> None:
+    from planner.figures.work import unit_work
+
+    def tail(one: Case) -> tuple[float, float]:
+        found = unit_work(one)["tail"]
+        return float(found.forward.flops), float(found.backward.flops)
+
+    plain, saved = tail(case(saving())), tail(case(saving("lm_head")))
+    assert saved[0] == plain[0] == 2 * TABLE * 512
+    assert saved[1] == 2 * plain[1] == 4 * TABLE * 512
+
+
+@pytest.mark.parametrize("runtime", ["accelerate-ddp", "accelerate-fsdp2", "deepspeed-zero"])
+def test_engines_that_count_one_format_of_trained_weights_refuse_saved_modules(runtime: str) -> None:
+    zero = {"deepspeed-zero": 2, "accelerate-fsdp2": 3}.get(runtime, 0)
+    one = case(saving(*BOTH), runtime, zero_stage=zero)
+
+    found = broken(one, engine_of(one.layout.engine).rules)
+    assert found is not None
+    assert found.fix(one) == "Leave it out, or use engine single" or found.field == "dp_replicate"
+
+
+# -- LLaMA-Adapter -------------------------------------------------------------------------------------------------
+
+
+def test_llama_adapters_train_prompts_gates_biases_scales_and_norms() -> None:
+    """Ten rows of 4096 and 32 gates in each of 32 layers. Version 2: a bias and a scale of the outputs of seven
+    matrices and of the head, and 65 norms: LitGPT trains 4,279,744, without prompts in two layers."""
+    prompts = 32 * (10 * 4096 + 32)
+    results = 2 * (32 * (5 * 4096 + 2 * 11008) + 32000) + 65 * 4096
+
+    first, second = (parameters(SEVEN_B, Lora(kind=kind), trainable=True) for kind in ("llama-adapter", VERSION_2))
+    assert first == prompts
+    assert second == prompts + results
+    assert second - 2 * (10 * 4096 + 32) == 4_279_744
+
+
+def test_a_layer_keeps_the_prompts_result_and_in_version_2_what_it_scales() -> None:
+    """Beside a frozen layer of 16 bits: attention over the prompt 2 h and its fp32 log-sum-exp a head. Version 2: the
+    outputs of seven matrices, the fp32 input of a norm's scale as its 16-bit form, twice."""
+    kernels = presets.kernels("litgpt")
+
+    def kept(kind: str) -> float:
+        compute = Compute(2, 2, lora=Lora(kind=kind, targets=()), adapter_bytes=2, kernels=kernels)  # type: ignore[arg-type]
+        return kept_by_layer(SEVEN_B, compute, "layer").per_token
+
+    frozen, first, second = kept("lora"), kept("llama-adapter"), kept(VERSION_2)
+    assert first - frozen == 2 * 4096 + 4 * 32
+    assert second - first == 2 * (5 * 4096 + 2 * 11008) + 2 * 2 * 4096
+
+
+# -- GPTQ ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gptq_weight_is_a_code_with_a_share_of_scale_zero_and_index() -> None:
+    """Of 4096 outputs: half a byte, an fp16 scale and half a byte of zero for 128, four bytes a row."""
+    assert gptq_element_bytes(4096) == 0.5 + 2.5 / 128 + 4 / 4096 == 0.5205078125
+
+
+def test_the_graph_keeps_what_gptq_unpacks_of_one_layer() -> None:
+    """Four matrices of 4096 x 4096 and three of 4096 x 11008, in 16 bits; none waits for another layer's backward."""
+    model, stage = SEVEN_B, Stage(first=True, last=True, dense=0, layers=32)
+    compute = Compute(2, 2, lora=Lora(), adapter_bytes=2, layer_form="gptq", recompute="full")
+    matrices = 4 * 4096 * 4096 + 3 * 4096 * 11008
+
+    gathered = [moment.live[TERMS.index("gathered")].fixed for moment in walk(model, compute, stage).moments]
+    assert max(gathered) == 2 * matrices
+
+
+def test_a_gptq_base_is_kept_whole_and_refused_where_weights_are_sharded() -> None:
+    job = TrainingJob(
+        method="qlora", lora=Lora(), quantization=Quantization(base="gptq"), precision="fp16", seq_len=512
+    )
+    held = {stage: case(job, "deepspeed-zero", zero_stage=stage) for stage in (2, 3)}
+    layers = 32 * (4 * 4096 * 4096 * gptq_element_bytes(4096) + 4096 * 11008 * (2 * gptq_element_bytes(11008)))
+    layers += 32 * 4096 * 11008 * gptq_element_bytes(4096)
+    norms = 65 * 4096
+
+    params = terms(held[2], "optimizer")["params"]
+    assert params == pytest.approx(layers + 2 * (2 * TABLE + norms + RANK_8_ON_Q_AND_V))
+    rules = engine_of("deepspeed").rules
+    assert broken(held[2], rules) is None
+    refused = broken(held[3], rules)
+    assert refused is not None and refused.field == "quantization"
+
+
+def test_zero_2_allocates_two_buckets_where_it_reduces_beside_backward() -> None:
+    job = TrainingJob(method="lora", lora=Lora(), seq_len=512)
+    asked = {"zero_stage": 2, "reduce_bucket_elements": 1000}
+
+    alone, beside = (case(job, "deepspeed-zero", overlap_comm=overlap, **asked) for overlap in (False, True))
+    assert (allocated_bucket_elements(alone), allocated_bucket_elements(beside)) == (1000, 2000)
+
+
+# -- a step inside backward, paged states, activations on the host -------------------------------------------------
+
+
+def stepped(**optimizer: object) -> TrainingJob:
+    return TrainingJob(precision="pure-bf16", seq_len=512, optimizer=Optimizer(**optimizer))  # type: ignore[arg-type]
+
+
+def test_a_step_inside_backward_holds_one_weights_gradient() -> None:
+    """The largest: the head's or the table's, 2 bytes x 32000 x 4096; the fused kernel makes nothing beside it."""
+    asked = stepped(in_backward=True, implementation="fused")
+    usual, inside = (terms(case(job, recompute="full"), "backward") for job in (stepped(), asked))
+
+    assert usual["grads"] > 2 * 6.7e9
+    assert inside["grads"] in (2 * TABLE, 0.0)
+    assert terms(case(asked), "optimizer")["grads"] == 0.0
+
+
+def test_lists_inside_backward_make_a_result_of_one_weight() -> None:
+    one = case(stepped(in_backward=True, implementation="foreach"), recompute="full")
+    holder = engine_of("single").holder(one)
+    moments = walk(SEVEN_B, engine_of("single").compute(one), one.walked_stage).moments
+
+    held = [holder(moment, False) for moment in moments if moment.in_flight == TABLE]
+    assert held
+    assert {(found["grads"], found["temporaries"]) for found in held} == {(2 * TABLE, 2 * TABLE)}
+
+
+def test_a_step_inside_backward_accumulates_nothing() -> None:
+    one = case(stepped(in_backward=True), grad_accum=2)
+
+    found = broken(one, engine_of("single").rules)
+    assert found is not None and found.field == "grad_accum"
+
+
+def test_paged_states_of_all_but_small_weights_are_not_torchs() -> None:
+    """Norms have 4096 weights, fewer than the 100,000 from which bitsandbytes pages: 65 of them, two moments of 1 byte
+    and two scales for 256."""
+    assert terms(case(stepped(name="adamw-8bit", paged=True)), "optimizer")["optimizer"] == 65 * 2 * (4096 + 4 * 16)
+
+
+def test_one_device_can_keep_activations_on_the_host() -> None:
+    """Of 32 inputs of recomputed layers one is on the device when the loss is worked out."""
+    alone, spared = (case(stepped(), recompute="full", offload_activations=on) for on in (False, True))
+    layer_input = 2 * 512 * 4096
+
+    before, after = (terms(one, "forward")["activations"] for one in (alone, spared))
+    assert before - after == pytest.approx(31 * layer_input)
+    assert broken(spared, engine_of("single").rules) is None
+
+
+def test_configurations_of_two_trainers_say_which_modules_are_saved(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from planner.ask import fromfile
+
+    axolotl = "base_model: llama-2-7b\nadapter: lora\nlora_r: 8\nlora_modules_to_save: [embed_tokens, lm_head]\n"
+    factory = "model_name_or_path: llama-2-7b\nfinetuning_type: lora\nadditional_target: embed_tokens,lm_head\n"
+    for name, text in (("axolotl", axolotl), ("llamafactory", factory)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+        assert fromfile.read(tmp_path / f"{name}.yaml").options["modules_to_save"] == "embed_tokens,lm_head"
