@@ -6,6 +6,7 @@ Not here: what a stage shards and sends (deepspeed_stage12.py, deepspeed_stage3.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -150,10 +151,11 @@ def flush_bytes(case: Case, moment: Moment, element_bytes: Callable[[int, int], 
     if case.layout.zero_stage <= 1 or moment.phase != "backward" or not moment.in_flight:
         return 0.0
     finished = int(finished_elements(case, moment))
-    for before, content in flushes(case, False)[:-1]:
-        if finished <= before < finished + moment.in_flight:
-            return content * element_bytes(before, content)
-    return 0.0
+    reductions = flushes(case, False)
+    place = bisect_left(reductions, (finished,))
+    before, content = reductions[min(place, len(reductions) - 1)]
+    within = place < len(reductions) - 1 and before < finished + moment.in_flight
+    return content * element_bytes(before, content) if within else 0.0
 
 
 def with_terms(held: Held, more: Held) -> Held:

@@ -7,6 +7,7 @@ measured there. Not here: stage 3 (deepspeed_stage3.py), or what all stages shar
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import lru_cache
 
 from planner.basics.arith import Number, by_value, ceil_div, maximum, where
@@ -183,7 +184,9 @@ def _partition_gradients(case: Case, finished: Number, accumulated: bool) -> Num
     (`grads_in_partition`), beside what is `accumulated` of earlier micro-batches.
     """
     sizes = trained_sizes(case)
-    reduced = sum(content for before, content in flushes(case, False)[:-1] if before < finished)
+    reductions = flushes(case, False)  # each comes once all before it and its own are finished; the last is to come
+    begun = min(bisect_left(reductions, (finished,)), len(reductions) - 1)
+    reduced = reductions[begun - 1][0] if begun else 0
     elements = by_value(lambda ranks: _kept(sizes, int(ranks), reduced, accumulated), case.layout.dp_shard)
     return elements * states(case).grad
 

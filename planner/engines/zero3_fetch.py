@@ -102,12 +102,13 @@ class _Use(msgspec.Struct, frozen=True):
 
 
 class _Buffer:
-    """What several weights were gathered into, until each of them has been used."""
+    """What several weights were gathered into, until each of them has been used: `unused` of `count` are left."""
 
-    __slots__ = ("copied", "elements", "unused")
+    __slots__ = ("count", "elements", "unused")
 
-    def __init__(self, unused: set[int], elements: float) -> None:
-        self.unused, self.elements, self.copied = unused, elements, False
+    def __init__(self, count: int, elements: float) -> None:
+        self.count = self.unused = count
+        self.elements = elements
 
 
 class _Whole:
@@ -175,7 +176,8 @@ def fetches(
     live: dict[tuple[str, str, int], float] = {}
     received: dict[tuple[str, str, int], float] = {}
     steps: dict[tuple[str, str, int], list[Step]] = {}
-    buffers: list[_Buffer] = []
+    buffers: dict[int, list[_Buffer]] = {}  # that a weight was gathered into and not yet used from
+    held = 0.0  # elements of the buffers that some weight was copied out of already
     whole = _Whole(sizes, in_elements)
 
     def look_ahead(phase: str) -> None:
@@ -194,7 +196,9 @@ def fetches(
         if not ahead:
             return
         if len(ahead) > 1:
-            buffers.append(_Buffer(set(ahead), sum(in_elements[index] for index in ahead)))
+            buffer = _Buffer(len(ahead), sum(in_elements[index] for index in ahead))
+            for index in ahead:
+                buffers.setdefault(index, []).append(buffer)
         by_format: dict[float | None, list[int]] = {}
         for index in ahead:
             by_format.setdefault(formats[index], []).append(sizes[index])
@@ -210,12 +214,12 @@ def fetches(
         if fetched_for[index] < step:
             fetched_for[index] = step
             queue = max(queue, step + 1)
-        for buffer in buffers:
-            if index in buffer.unused:
-                buffer.unused.discard(index)
-                buffer.copied = True
-        buffers = [buffer for buffer in buffers if buffer.unused]
-        held = sum([buffer.elements for buffer in buffers if buffer.copied])
+        for buffer in buffers.pop(index, ()):
+            if buffer.unused == buffer.count:
+                held += buffer.elements
+            buffer.unused -= 1
+            if not buffer.unused:
+                held -= buffer.elements
         look_ahead(use.phase)
         if use.phase == "forward" and weights[index][1] is not None and index in again_in_backward:
             whole.hold(index)

@@ -6,10 +6,12 @@ Works on one layout and on columns. Legend: P elements, L layers, s sequence, h 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import msgspec
 
 from planner.basics.arith import Number, ceil_div, is_column, where
-from planner.basics.formula import formula
+from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines.common import packed
 from planner.inventory import Weight
@@ -178,8 +180,25 @@ def element_bytes_of(case: Case) -> float:
 
 
 def unit_work(case: Case) -> dict[str, Work]:
-    """Work of one occurrence of each unit, wherever in a pipeline it stands."""
-    whole = case.unsplit
+    """Work of one occurrence of each unit, wherever in a pipeline it stands: worked out once for all layouts that
+    split a micro-batch and its weights alike. Under a trace it runs each time, or its steps would be missing there."""
+    layout = case.layout
+    splits = layout.tp, layout.ep, layout.cp, layout.micro_batch_size, layout.grad_accum
+    if watched() or is_column(*splits):
+        return _unit_work(case.unsplit)
+    asked = case.walked_model, case.job, case.parts, case.twice, layout.sequence_parallel, layout.recompute, *splits
+    if asked not in _WORKS:
+        if len(_WORKS) > 4096:
+            _WORKS.clear()
+        _WORKS[asked] = _unit_work(case.unsplit)
+    return _WORKS[asked]
+
+
+_WORKS: dict[Hashable, dict[str, Work]] = {}
+"""By everything of a case that `_unit_work` reads."""
+
+
+def _unit_work(whole: Case) -> dict[str, Work]:
     return {unit: _layer_work(whole, unit) if unit in LAYERS else _end_work(whole, unit) for unit in UNITS}
 
 
