@@ -36,6 +36,11 @@ def where(condition: Any, yes: Number, no: Number) -> Number:
     return yes if condition else no
 
 
+def in_shape_of(pattern: Number, value: Number = 0.0) -> Number:
+    """`value`, or nothing, in the shape of another figure: a number beside a number, a column beside a column."""
+    return value + 0.0 * pattern
+
+
 def maximum(first: Number, *rest: Number) -> Number:
     """The largest value, element by element."""
     if is_column(first, *rest):

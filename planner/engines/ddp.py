@@ -5,7 +5,7 @@ Measured on torch 2.13, accelerate 1.15. Not here: the ideal all-reduce (paralle
 
 from __future__ import annotations
 
-from planner.basics.arith import Number, ceil_div, maximum, minimum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     accelerate_compute,
@@ -76,8 +76,8 @@ def resident(case: Case) -> Held:
     return {
         "params": weight_bytes(case),
         "optimizer": moments(case, sharded=False),
-        "grads": whole if view else 0.0 * whole,
-        "buckets": 0.0 * whole if view else whole,
+        "grads": whole if view else in_shape_of(whole),
+        "buckets": in_shape_of(whole) if view else whole,
     }
 
 

@@ -6,7 +6,7 @@ deepspeed_stage3.py; this is the engine, which puts them together. Not here: the
 
 from __future__ import annotations
 
-from planner.basics.arith import Number, minimum
+from planner.basics.arith import Number, in_shape_of, minimum
 from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Call, Held, Holder
@@ -179,7 +179,7 @@ def step(case: Case) -> list[Held]:
     if _at_stage3(case):
         elements = minimum(elements, SUB_GROUP_ELEMENTS)
     # On the host one kernel updates in place, with the gradient that is there.
-    on_device = 0.0 * elements if case.layout.offload_optimizer else elements * each.master
+    on_device = in_shape_of(elements) if case.layout.offload_optimizer else elements * each.master
     updating = stay | {"temporaries": on_device + _step_temporaries(case, elements)}
     if case.layout.zero_stage == 0:
         updating["grads"] = case.total(trainable=True) * each.grad

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, is_column, maximum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Call, Held, Holder
@@ -112,7 +112,7 @@ def resident(case: Case) -> Held:
         "optimizer": part * each.master
         + optimizers.state_bytes(case.job.optimizer, optimizers.flat(part), each.master),
         "grads": zero.whole_bytes(flat, float(BYTES["fp32"])),
-        "buckets": 0.0 * flat,
+        "buckets": in_shape_of(flat),
     }
 
 

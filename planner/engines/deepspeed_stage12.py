@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import lru_cache
 
-from planner.basics.arith import Number, by_value, ceil_div, maximum, where
+from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, maximum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements
 from planner.engines.common import packed_weight_bytes
@@ -58,9 +58,9 @@ def resident(case: Case) -> Held:
     return {
         "params": whole_bytes(flat, each.weight) + frozen_bytes(case),
         "optimizer": optimizer_bytes(case, flat / shards) * (0.0 if offloaded else 1.0),
-        "grads": 0.0 * flat,
+        "grads": in_shape_of(flat),
         # ZeRO-Offload's temp_grad_buffer_for_gpu_offload: room for one weight's gradient.
-        "buckets": (largest_trained(case) * each.weight if offloaded else 0.0) + 0.0 * flat,
+        "buckets": in_shape_of(flat, largest_trained(case) * each.weight if offloaded else 0.0),
     }
 
 
@@ -98,7 +98,7 @@ def load(case: Case, on_host: Held) -> list[Held]:
     whole, flat, free = loaded_bytes(case), flat_bytes(case), _free_bytes(case)
     both = where(free >= flat, whole + flat, maximum(whole, frozen_bytes(case) + flat))
     drawn = drawn_bytes(case) if case.cluster.gpu.kind == "cpu" else packed_weight_bytes(case)
-    begun: list[Held] = [{"params": whole, "temporaries": drawn + 0.0 * whole}, {"params": both}]
+    begun: list[Held] = [{"params": whole, "temporaries": in_shape_of(whole, drawn)}, {"params": both}]
     return [*begun, with_terms(resident(case), on_host)] if on_host else begun
 
 
@@ -126,7 +126,7 @@ def load_host(case: Case) -> Number:
     where the device does not even hold the weights."""
     flat, free = flat_bytes(case), _free_bytes(case)
     waits = case.total(trainable=True) * states(case).weight + flat
-    return where((free >= 0) & (free < flat), waits, 0.0 * waits)
+    return where((free >= 0) & (free < flat), waits, in_shape_of(waits))
 
 
 def holder(case: Case, stay: Held) -> Holder:

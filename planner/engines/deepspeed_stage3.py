@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from planner.basics.arith import Number, ceil_div, is_column, maximum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import base_weight_bytes, layer_form, packed, packed_weight_bytes
 from planner.engines.deepspeed_common import (
@@ -72,7 +72,7 @@ def resident(case: Case) -> Held:
         "params": whole_bytes(shard_elements(case), 0.0 if layout.offload_params else each.weight) + scale_bytes(case),
         "optimizer": optimizer_bytes(case, trained) * (not layout.offload_optimizer),
         "grads": whole_bytes(trained, 0.0 if layout.offload_optimizer else each.grad),
-        "buckets": whole_bytes(bucket_elements(case), reduced_bytes(case)) + 0.0 * trained,
+        "buckets": in_shape_of(trained, whole_bytes(bucket_elements(case), reduced_bytes(case))),
     }
 
 
@@ -100,7 +100,7 @@ def load(case: Case, on_host: Held) -> list[Held]:
     shards = built["params"]
     drawn = narrowed_bytes(case) if case.cluster.gpu.kind == "cpu" else 0.0
     codes = packed_weight_bytes(case) * (1 + CODE_BYTES / base_weight_bytes(case))
-    filled: Held = {"params": shards, "temporaries": maximum(whole + drawn, codes) + 0.0 * shards}
+    filled: Held = {"params": shards, "temporaries": in_shape_of(shards, maximum(whole + drawn, codes))}
     # Every trained weight is gathered once, to hang its reduction on (stage3.py, create_reduce_and_remove_grad_hooks).
     hooked = max(weight.elements for _, weight in case.counted() if weight.trainable) * each.weight
     return [built | {"params": shards + hooked}, filled]

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, where
+from planner.basics.arith import Number, in_shape_of, is_column, where
 from planner.basics.units import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder, Pools
@@ -128,7 +128,7 @@ def filled(case: Case) -> Held:
         held["gathered"] = _units(case).all_gathered
     if not case.layout.sync_each_micro_batch:
         whole = sum(case.repeats(unit) * flat_gradient(case, unit) for unit in UNITS) + 0.0
-        held["grads"] = where(case.layout.grad_accum > 1, whole, 0.0 * whole)
+        held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
     return held
 
 

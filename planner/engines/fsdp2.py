@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, where
+from planner.basics.arith import Number, in_shape_of, is_column, where
 from planner.basics.units import BYTES
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
@@ -196,7 +196,7 @@ def filled_with(case: Case, gradient: Gradient) -> Held:
         held["gathered"] = sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
     if not case.layout.sync_each_micro_batch:
         whole = sum(case.repeats(unit) * gradient(unit) for unit in UNITS) + 0.0
-        held["grads"] = where(case.layout.grad_accum > 1, whole, 0.0 * whole)
+        held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
     return held
 
 
@@ -210,12 +210,12 @@ def load(case: Case) -> Held:
     weight in host memory; on a GPU only one that is packed into 4 bits there."""
     on_cpu = case.cluster.gpu.kind == "cpu"
     beside = part_bytes(case, case.shards) if on_cpu else packed_weight_bytes(case)
-    return {"params": device_shards(case), "temporaries": beside + 0.0 * device_shards(case)}
+    return {"params": device_shards(case), "temporaries": in_shape_of(device_shards(case), beside)}
 
 
 def device_shards(case: Case) -> Number:
     """Bytes of all weights' shards that rest on the device: none when they are offloaded."""
-    return 0.0 * weight_shards(case) if offloads(case) else weight_shards(case)
+    return in_shape_of(weight_shards(case)) if offloads(case) else weight_shards(case)
 
 
 def holder(case: Case, *, fp32_reduce: bool = False, communication: Communication | None = None) -> Holder:

@@ -8,7 +8,7 @@ CPU processes, what crosses a link is not. Not here: activations (memory.py), by
 
 from __future__ import annotations
 
-from planner.basics.arith import Number, where
+from planner.basics.arith import Number, in_shape_of, where
 from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp1, fsdp2
 from planner.engines.base import Held
 from planner.engines.common import moments, trained_states
@@ -61,7 +61,7 @@ def _stage12_transfers(case: Case) -> list[Transfer]:
     put, fetched = (where(accum > 1, accum, 0), accum - 1) if adds else (accum * 0, accum * 0)
     return [
         Transfer("backward", partition * each.master + whole * put, whole * fetched, True),
-        Transfer("optimizer", 0.0 * partition, partition * each.weight, False),
+        Transfer("optimizer", in_shape_of(partition), partition * each.weight, False),
     ]
 
 
@@ -70,19 +70,20 @@ def _stage3_transfers(case: Case) -> list[Transfer]:
     master's format; shards in host memory are fetched for every gather."""
     layout, each = case.layout, deepspeed_common.states(case)
     accum, trained = layout.grad_accum, deepspeed_stage3.shard_elements(case, trainable=True)
-    fetched = deepspeed_stage3.shard_elements(case) * each.weight * accum if layout.offload_params else 0.0 * trained
-    out = trained * (each.grad * accum + each.master) if layout.offload_optimizer else 0.0 * trained
-    sums = trained * each.grad * accum if layout.offload_optimizer else 0.0 * trained
+    nothing, shards = in_shape_of(trained), deepspeed_stage3.shard_elements(case)
+    fetched = shards * each.weight * accum if layout.offload_params else nothing
+    out = trained * (each.grad * accum + each.master) if layout.offload_optimizer else nothing
+    sums = trained * each.grad * accum if layout.offload_optimizer else nothing
     new = trained * each.weight
     crosses_at_step = layout.offload_optimizer != layout.offload_params
     step = Transfer(
         "optimizer",
-        new if crosses_at_step and layout.offload_params else 0.0 * new,
-        new if crosses_at_step and layout.offload_optimizer else 0.0 * new,
+        new if crosses_at_step and layout.offload_params else in_shape_of(new),
+        new if crosses_at_step and layout.offload_optimizer else in_shape_of(new),
         False,
     )
     return [
-        Transfer("forward", 0.0 * trained, fetched, True),
+        Transfer("forward", nothing, fetched, True),
         Transfer("backward", out, sums + fetched, True),
         step,
     ]
@@ -93,10 +94,10 @@ def _fsdp2_transfers(case: Case) -> list[Transfer]:
     weights' format. The tail is gathered once a micro-batch."""
     layout, accum = case.layout, case.layout.grad_accum
     shards = fsdp2.weight_shards(case)
-    again = shards - fsdp2.unit_weight_shards(case, "tail") if layout.reshard_after_forward else 0.0 * shards
+    again = shards - fsdp2.unit_weight_shards(case, "tail") if layout.reshard_after_forward else in_shape_of(shards)
     reductions = accum if layout.sync_each_micro_batch else accum * 0 + 1
     grads = fsdp2.trained_shards(case, trained_states(case).grad) * reductions
     return [
-        Transfer("forward", 0.0 * shards, shards * accum, True),
+        Transfer("forward", in_shape_of(shards), shards * accum, True),
         Transfer("backward", grads, again * accum, True),
     ]

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, maximum, where
+from planner.basics.arith import Number, in_shape_of, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
@@ -147,7 +147,7 @@ def load(case: Case) -> Held:
     there is one weight, in host memory."""
     parts = fsdp2.weight_shards(case)
     beside = part_bytes(case, case.shards) if case.cluster.gpu.kind == "cpu" else 0.0
-    return {"params": parts, "temporaries": beside + 0.0 * parts}
+    return {"params": parts, "temporaries": in_shape_of(parts, beside)}
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, maximum, minimum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
@@ -79,7 +79,7 @@ def leaving_bytes(op: str, transport: str, payload_bytes: Number, ranks: Number,
     shrink by being gathered first: the share of the peers that are outside. A chain is as slow as the pair at a border.
     """
     if op in NEIGHBOURLY:
-        return where(inside < ranks, WIRE[transport][op](payload_bytes, ranks), 0.0 * payload_bytes)
+        return where(inside < ranks, WIRE[transport][op](payload_bytes, ranks), in_shape_of(payload_bytes))
     if op in PAIRWISE:
         return WIRE[transport][op](payload_bytes, ranks) * (ranks - inside) / maximum(ranks - 1, 1)
     sent: Number = WIRE[transport][op](payload_bytes / inside, ranks / inside)
@@ -115,7 +115,7 @@ def traffic(case: Case, calls: Sequence[Call]) -> list[Traffic]:
                 inside=inside,
                 wire_bytes=wire_bytes,
                 leaving=leaving,
-                inter_bytes=leaving[node] if node < len(leaving) else 0.0 * wire_bytes,
+                inter_bytes=leaving[node] if node < len(leaving) else in_shape_of(wire_bytes),
             )
         )
     return found

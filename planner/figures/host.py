@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from planner.basics.arith import Number, is_column, maximum
+from planner.basics.arith import Number, in_shape_of, is_column, maximum
 from planner.engines import engine_of
 from planner.engines.base import Held, load_host_bytes, loads_whole_model
 from planner.engines.common import base_weight_bytes, whole_weight_bytes
@@ -57,8 +57,8 @@ def offload_traffic(case: Case) -> list[Transfer]:
     transfers = state_transfers(case)
     if case.layout.offload_activations:
         moved = _at(case, _kept_outside(case)) * case.layout.grad_accum
-        transfers.append(Transfer("forward", moved, 0.0 * moved, True))
-        transfers.append(Transfer("backward", 0.0 * moved, moved, True))
+        transfers.append(Transfer("forward", moved, in_shape_of(moved), True))
+        transfers.append(Transfer("backward", in_shape_of(moved), moved, True))
     return transfers
 
 

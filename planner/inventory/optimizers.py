@@ -12,7 +12,7 @@ from math import prod
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.spec import Optimizer, Step
@@ -109,7 +109,7 @@ def factored_bytes(rows: Number, columns: Number) -> Number:
 
 
 def _sgd_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
-    return one_moment_bytes(tensor.elements, element_bytes) if settings.momentum else 0.0 * tensor.elements
+    return one_moment_bytes(tensor.elements, element_bytes) if settings.momentum else in_shape_of(tensor.elements)
 
 
 def _adafactor_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
@@ -180,7 +180,7 @@ def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number
 
 def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
     """One kernel does the whole update in place."""
-    return 0.0 * next(tensor.elements for tensors, _ in units for tensor in tensors)
+    return in_shape_of(next(tensor.elements for tensors, _ in units for tensor in tensors))
 
 
 def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
@@ -280,7 +280,7 @@ def state_bytes(settings: Optimizer, tensor: Tensor, element_bytes: float) -> Nu
     """Bytes of state one tensor costs; `element_bytes` is an element of what is updated. Of paged states those that
     torch counts."""
     held = RULES[settings.name].state(tensor, tensor.wide(element_bytes), settings)
-    return where(tensor.elements < MIN_PAGED_ELEMENTS, held, 0.0 * held) if settings.paged else held
+    return where(tensor.elements < MIN_PAGED_ELEMENTS, held, in_shape_of(held)) if settings.paged else held
 
 
 def temporaries(settings: Optimizer, units: Units, element_bytes: float, step: Step) -> Number:

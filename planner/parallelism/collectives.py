@@ -6,7 +6,7 @@ Not here: which collectives a step makes (parallelism/ for the ideal, engines/ f
 
 from __future__ import annotations
 
-from planner.basics.arith import Number, where
+from planner.basics.arith import Number, in_shape_of, where
 from planner.basics.formula import formula
 
 RING = "ring algorithms; Thakur, Rabenseifner, Gropp 2005"
@@ -51,7 +51,7 @@ def all_to_all_bytes(payload_bytes: Number, ranks: Number) -> Number:
 @formula(unit="bytes", source="point to point: what is handed over crosses once")
 def send_bytes(payload_bytes: Number, ranks: Number) -> Number:
     """Bytes a rank sends to its neighbour in a chain of `ranks`: all of them, none when it is alone."""
-    return where(ranks > 1, payload_bytes, 0.0 * payload_bytes)
+    return where(ranks > 1, payload_bytes, in_shape_of(payload_bytes))
 
 
 _USUAL = {

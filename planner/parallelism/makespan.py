@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, maximum, minimum, where
+from planner.basics.arith import Number, in_shape_of, maximum, minimum, where
 from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of
 
 KINDS = "FBIW"
@@ -125,12 +125,12 @@ class _Chain(msgspec.Struct, frozen=True, dict=True):
         """All stages one after the other."""
         places = self.ranks * self.chunks
         more = (places - 2) * self.seconds.middle + self.seconds.last
-        return self.seconds.first + where(places > 1, more, 0.0 * more)
+        return self.seconds.first + where(places > 1, more, in_shape_of(more))
 
     def before(self, rank: Number) -> Number:
         """Stages ahead of a rank's first chunk."""
         more = self.seconds.first + (rank - 1) * self.seconds.middle
-        return where(rank > 0, more, 0.0 * more)
+        return where(rank > 0, more, in_shape_of(more))
 
     def on(self, rank: Number) -> Number:
         """All chunks of a rank."""
@@ -170,7 +170,7 @@ def lower_bound_s(
     """
     forward = _Chain(schedule, stages, virtual_stages, forward_s)
     backward = _Chain(schedule, stages, virtual_stages, backward_s)
-    hop = where(stages > 1, p2p_s, 0.0 * p2p_s)
+    hop = where(stages > 1, p2p_s, in_shape_of(p2p_s))
     bounds = [_one_micro_batch(forward, backward, hop, weight_grad_share)]
     for rank in (0 * stages, minimum(1, stages - 1), maximum(0, stages - 2), stages - 1):
         if schedule == "gpipe":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.basics.arith import Number, maximum
+from planner.basics.arith import Number, in_shape_of, maximum
 from planner.basics.formula import formula
 
 LAYERS_ON_DEVICE = 1
@@ -28,7 +28,7 @@ class Transfer(msgspec.Struct, frozen=True):
 @formula(unit="layers", source="saved tensors leave when the next layer begins; all but the last have left after it")
 def offloaded_layers(layers: Number) -> Number:
     """Layers whose saved tensors are in host memory when `layers` are done and one more is at work."""
-    return maximum(layers - LAYERS_ON_DEVICE, 0.0 * layers)
+    return maximum(layers - LAYERS_ON_DEVICE, in_shape_of(layers))
 
 
 @formula(unit="s", source="both directions of a full-duplex link at once; the slower decides")
