@@ -115,6 +115,7 @@ def test_optional_keys_are_read_as_transformers_reads_them(folder: Path, change:
     assert {key: getattr(model, key) for key in expected} == expected
 
 
+@pytest.mark.slow  # imports transformers; test_config_defaults.py has the same of every family by hand
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_absent_keys_take_the_defaults_of_transformers(folder: Path, kind: str):
     transformers = pytest.importorskip("transformers")
@@ -130,6 +131,7 @@ def test_absent_keys_take_the_defaults_of_transformers(folder: Path, kind: str):
     assert (model.tied, model.rope_theta) == (real.tie_word_embeddings, real.rope_parameters["rope_theta"])
 
 
+@pytest.mark.slow  # the next test is the same without transformers
 @pytest.mark.parametrize("name", presets.names("models"))
 def test_config_round_trips_through_the_real_config(folder: Path, name: str):
     transformers = pytest.importorskip("transformers")
