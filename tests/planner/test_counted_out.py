@@ -202,3 +202,21 @@ def test_a_candidate_beats_another_that_is_slower_or_larger_and_in_nothing_bette
     assert not beats(one, one) and not beats(one, candidate(1.0, 5.0))
     assert beats(one, candidate(2.0, 5.0)) and beats(one, candidate(1.0, 6.0)) and beats(one, candidate(2.0, 6.0))
     assert not beats(one, candidate(0.9, 6.0)) and not beats(one, candidate(2.0, 4.9))
+
+
+# -- host memory of ZeRO-Offload -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("stage", "accum", "kept"), [(1, 2, False), (2, 1, False), (2, 2, True), (2, 8, True)])
+def test_the_host_keeps_gradients_of_earlier_micro_batches_at_stage_2(stage: int, accum: int, kept: bool) -> None:
+    """One rank's partition in fp32, and in 16 bits what is uploaded and the largest weight: the table of 512 x 64."""
+    layout = Layout(engine="deepspeed", dp_shard=8, zero_stage=stage, grad_accum=accum, offload_optimizer=True)  # type: ignore[arg-type]
+    case = Case(MODEL, TrainingJob(), layout, NODE, presets.runtime("deepspeed-zero"))
+    trained = 7 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 176 * 64 + 2 * 64) + 2 * 512 * 64 + 64
+    partition = 2 * math.ceil(trained / 16)
+    more = 2 * deepspeed_stage12.touching_elements(case) if kept else 0
+    built, later = (deepspeed_stage12.host(case, built) for built in (True, False))
+
+    assert built["grads"] == 4 * partition
+    assert later["grads"] == 4 * partition + more
+    assert built["buckets"] == later["buckets"] == 2 * (partition + 512 * 64)
+    assert built["optimizer"] == later["optimizer"] == 12 * partition
+    assert deepspeed_stage12.largest_trained(case) == 512 * 64
