@@ -39,6 +39,18 @@ def stage_layers(layers: int, stages: int, explicit: Sequence[int] | None = None
     return tuple(explicit)
 
 
+def layers_beside_ends(layers: int, stages: int) -> tuple[int, ...] | None:
+    """Layers of each stage where the embedding and the head count as a layer each; None where that leaves a remainder.
+
+    DeepSpeed's partition_method type:transformer|embedding; Megatron-LM's account_for_embedding_in_pipeline_split and
+    account_for_loss_in_pipeline_split. Of 126 layers (Llama 3's 405B) on 16 stages the ends have 7 and others 8.
+    """
+    each, left = divmod(layers + 2, stages)
+    if left or stages < 2 or each < 2:
+        return None
+    return (each - 1, *[each] * (stages - 2), each - 1)
+
+
 def stages_fit(layers: Number, stages: Number, virtual_stages: Number) -> Any:
     """Whether every chunk gets a layer."""
     return stages * virtual_stages <= layers

@@ -18,6 +18,7 @@ from planner.parallelism.pipeline import (
     backward_sends,
     boundary_bytes,
     forward_sends,
+    layers_beside_ends,
     micro_batches_match_megatron,
     micro_batches_match_torch,
     stage_layers,
@@ -158,6 +159,13 @@ def test_layers_are_dealt_evenly_and_the_first_stages_take_what_is_left():
     assert stage_layers(32, 4) == (8, 8, 8, 8)
     assert stage_layers(30, 4) == (8, 8, 7, 7)
     assert stage_layers(30, 4, (9, 8, 8, 5)) == (9, 8, 8, 5)
+
+
+def test_embedding_and_head_may_count_as_a_layer_each() -> None:
+    assert layers_beside_ends(126, 16) == (7, *[8] * 14, 7)  # Llama 3's 405B: 128 slots
+    assert layers_beside_ends(70, 12) == (5, *[6] * 10, 5)  # BLOOM
+    assert layers_beside_ends(61, 16) is None  # 63 slots do not divide
+    assert layers_beside_ends(0, 2) is None  # no layer for the ends
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
 from tests.truth.published import reader
 from tests.truth.published.__main__ import published as commands
-from tests.truth.published.cases import case_of, row_case
+from tests.truth.published.cases import case_of, memory_stage, row_case
 from tests.truth.published.rows import Hardware, RowLayout, RowLora, RowModel, WordRow, word_row
 
 TRUTH = Path(__file__).resolve().parent
@@ -163,6 +163,29 @@ def test_a_row_without_a_case_says_why(changes, reason):
 def test_what_is_not_stated_is_an_assumption_of_the_row(field, assumption):
     assert row_case(one()).assumptions == ()
     assert row_case(one(**{field: None})).assumptions == (assumption,)
+
+
+def test_blooms_sections_say_how_gradients_were_summed_and_what_counts_as_a_layer():
+    rows = {row.id: row for row in published_rows() if row.id.startswith("bigscience_bloom")}
+    before, after = (case_of(rows[f"bigscience_bloom-{place}"]) for place in ("065", "139"))
+
+    assert (before.layout.engine, before.job.precision, before.layout.stage_layers) == (
+        "deepspeed-pipeline",
+        "fp16",
+        None,
+    )
+    # 70 layers and two ends on 12 stages
+    assert (after.job.precision, after.layout.stage_layers) == ("bf16", (5, *[6] * 10, 5))
+
+
+def test_galvatrons_rows_are_of_4096_tokens_and_of_the_stage_whose_rank_is_named():
+    rows = {row.id: row for row in published_rows() if row.id.startswith("galvatron")}
+    first, last = (rows[f"galvatron_profile-{place}"] for place in ("033", "034"))
+
+    assert case_of(first).job.seq_len == 4096
+    assert [memory_stage(row) for row in (first, last)] == ["first", "fullest"]
+    whole, split = (case_of(rows[f"galvatron_profile-{place}"]).runtime.parts for place in ("035", "037"))
+    assert (whole.vocab_parallel, split.vocab_parallel) == (False, True)
 
 
 def test_as_many_replicas_as_gpus_say_that_nothing_else_is_split():

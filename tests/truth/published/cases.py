@@ -15,6 +15,7 @@ import msgspec
 from planner.basics.errors import PlannerError
 from planner.calibrate.asked import CannotPredict
 from planner.engines import engine_of, nanotron
+from planner.parallelism import pipeline
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
 from planner.spec import Layout, ModelSpec, Runtime, Step, presets
@@ -222,6 +223,8 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
     }  # fmt: skip
     values |= _data_parallel(row, dp, engine, stage, shards, notes)
     values |= _pipeline(stated.vp, pp, model, engine)
+    if pp > 1 and filled.get("ends_count"):
+        values["stage_layers"] = pipeline.layers_beside_ends(model.layers, pp)
     if tp > 1:
         split = stated.sequence_parallel
         if split is None:

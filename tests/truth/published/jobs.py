@@ -108,7 +108,7 @@ def _adapter_kind(row: WordRow, model: ModelSpec) -> AdapterKind:
 
 
 def _precision(row: WordRow, facts: RowRuntime | None, notes: Notes) -> str:
-    stated = row.layout.precision
+    stated = filled_of(row).get("precision", row.layout.precision)
     if stated is None:
         notes.add("precision not stated: bf16")
         return "bf16"

@@ -47,10 +47,11 @@ RUNTIMES: dict[str, RowRuntime] = {
     "megatron": RowRuntime({"*": "megatron-core"}, own=True),
     "torchtitan": RowRuntime({"*": "torchtitan"}, own=True),
     "megatron-deepspeed": RowRuntime(
-        {"*": "megatron-core"},
+        {"*": "deepspeed-pipeline"},
         kernels="megatron",
-        guess="Megatron-DeepSpeed as Megatron-Core with a distributed optimizer",
-        source="bigscience-workshop/Megatron-DeepSpeed: Megatron-LM's modules of 2021; ZeRO-1, pipeline by DeepSpeed",
+        guess="DeepSpeed's pipeline and optimizers of 2022 as those of 0.19",
+        source="bigscience-workshop/Megatron-DeepSpeed: Megatron-LM's modules of 2021; ZeRO-1, pipeline by DeepSpeed; "
+        "deepspeed 0.7, runtime/bf16_optimizer.py: fp32 gradients whole, beside 16-bit ones until the next backward",
     ),
     "llm-foundry": RowRuntime(
         {"*": "accelerate-fsdp2"},
@@ -103,7 +104,8 @@ class Quirk(msgspec.Struct, frozen=True):
 
     `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
-    rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess,
+    rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
+    (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage),
     `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields of it and `refuse` reasons, of rows whose
     title and notes have the pattern; a `stage` of the layout counts whatever the row says. Rows stepped with a fused
     AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences.
@@ -210,6 +212,13 @@ QUIRKS: dict[str, Quirk] = {
     ),
     "MooreThreads/SimuMax": Quirk(
         note="communication was not overlapped and cross-entropy was fused: predicted with overlap and Megatron's",
+    ),
+    "bigscience-workshop/bigscience": Quirk(
+        # train/tr11-176B-ml/chronicles-prequel.md, "Rebalancing layers": from there on a BF16 optimizer just written,
+        # which sums gradients in fp32 where runs before summed in 16 bits (also those of the section "bf16"); and
+        # --pp-partition-method type:transformer|embedding, so that 2 + layers divide by the stages.
+        layout=(("", {"precision": "fp16"}), ("Rebalancing layers", {"precision": "bf16", "ends_count": True})),
+        note="precision by section: sums of gradients in 16 bits, from Rebalancing layers on in fp32",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
 }
