@@ -106,8 +106,12 @@ def _of_runtime(question: Question) -> Answer:
     if ranking.interrupted and not ranking.best:
         raise Cancelled
     layout = ranking.best[0].layout if ranking.best else ranking.smallest
+    if layout is None and not ranking.rejected:
+        # No sizes are left to look at: what was asked for is a layout that a rule names, or of one device alone.
+        layout = exact_layout(question)
+        check(case_of(question, layout), engine_of(layout.engine).rules)
     if layout is None:
-        why = max(ranking.rejected.items(), key=lambda pair: pair[1], default=("the options given leave none", 0))[0]
+        why = max(ranking.rejected.items(), key=lambda pair: pair[1])[0]
         name = question.pins.runtime.name if question.pins.runtime else None
         raise PlannerError("runtime", name, f"no layout is legal: {why}", "Change the number of GPUs or the options")
     one = estimate(question, strategy_name(layout), layout, considered=ranking.considered)

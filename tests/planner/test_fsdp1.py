@@ -7,6 +7,8 @@ import pytest
 
 from planner.ask import options
 from planner.ask.question import usual_runtime
+from planner.basics.errors import PlannerError
+from planner.decide.estimation import answer
 from planner.decide.recommendation import Constraints, recommend
 from planner.decide.space import spaces
 from planner.engines import engine_of
@@ -194,3 +196,15 @@ def test_gathers_have_memory_of_their_own_beside_what_wrapping_took() -> None:
     gathers = 2 * (TABLE + 2 * BLOCK)
     assert peak + bytes_beside(small, peak) == pytest.approx(loaded + shards + small_states + gathers, rel=1e-3)
     assert bytes_beside(large, memory_breakdown(large).peak.total) == pytest.approx(2 * BLOCK, rel=1e-2)
+
+
+def test_one_device_is_no_shard_and_what_leaves_no_size_is_refused_by_its_rule() -> None:
+    """torch turns to NO_SHARD by itself where there is one rank (_init_core_state)."""
+    asked = {"model": "llama-3.2-1b", "gpus": "1", "runtime": "pytorch-fsdp1"}
+
+    (alone,) = answer(options.question(asked)).estimates
+
+    assert (alone.case.layout.dp_replicate, alone.case.layout.dp_shard) == (1, 1)
+    assert alone.memory.phases[0].terms["temporaries"] == pytest.approx(4 * 128256 * 2048, rel=1e-3)  # the root's copy
+    with pytest.raises(PlannerError, match="does not split tp"):
+        answer(options.question(asked | {"tp": "2"}))
