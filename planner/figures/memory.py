@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.arith import Number, is_column, maximum, where
+from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Held, bytes_apart, load_host_bytes, stream_pools
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
@@ -324,12 +325,20 @@ def bytes_beside(case: Case, allocated: Number) -> Number:
     """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
     that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
     engine = engine_of(case.layout.engine)
-    apart = bytes_apart(engine, case)
+    apart = bytes_apart(engine, case) + logits_hole_bytes(case)
     pools = stream_pools(engine, case)
     if pools is None:
         return apart
     default = maximum(allocated - pools.gathers_in_use, pools.loaded)
     return apart + maximum(default + pools.gathers - allocated, 0.0)
+
+
+def logits_hole_bytes(case: Case) -> Number:
+    """Bytes of 16-bit logits let go once their fp32 copy is there, where the output is fp32 (shifted-fp32): all that
+    the loss makes after them is twice as large, so the allocator gives none of it their block."""
+    if case.parts.loss != "shifted-fp32" or not case.here.last:
+        return 0.0
+    return BYTES["bf16"] * case.tokens * case.model.vocab
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:

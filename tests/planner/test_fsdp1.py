@@ -208,3 +208,11 @@ def test_one_device_is_no_shard_and_what_leaves_no_size_is_refused_by_its_rule()
     assert alone.memory.phases[0].terms["temporaries"] == pytest.approx(4 * 128256 * 2048, rel=1e-3)  # the root's copy
     with pytest.raises(PlannerError, match="does not split tp"):
         answer(options.question(asked | {"tp": "2"}))
+
+
+def test_a_block_of_16_bit_logits_is_left_where_the_output_is_fp32() -> None:
+    plain = case(SHARDED)
+    kernels = msgspec.structs.replace(plain.runtime.parts, loss="shifted-fp32")
+    shifted = msgspec.structs.replace(plain, runtime=msgspec.structs.replace(plain.runtime, parts=kernels))
+
+    assert bytes_beside(shifted, 1e12) - bytes_beside(plain, 1e12) == 2 * 512 * 32000
