@@ -35,6 +35,7 @@ CODE = (".py", ".toml", ".sh", ".c", ".txt", ".yaml", "Makefile")
 OTHERS = {
     "torch": ("_context_parallel", "monitored_barrier", "MemTracker", "FSDPMemTracker"),
     "deepspeed": ("stage_1_and_2.py", "flat_buffer_bytes"),
+    "Megatron-DeepSpeed": ("--pp-partition-method",),
     "packaging": ("version.py",),
     "slurm": ("--requeue", "--exclusive", "--mem"),
     "kubernetes": ("openAPIV3Schema",),

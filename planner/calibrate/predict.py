@@ -27,11 +27,12 @@ from planner.spec.plan import PhaseMemory
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
-    measured (`memory_kind`, `memory_stage`), the other kinds are of the fullest stage,
-    `fits`, `verdict` and `fits_probability` are what `planner estimate` would say, with its usual headroom, and None
-    where the card's memory is unknown."""
+    measured (`memory_kind`, `memory_stage`), `logged_gib` the live bytes there, the other kinds are of the fullest
+    stage. `fits`, `verdict` and `fits_probability` are what `planner estimate` would say, with its usual headroom, and
+    None where the card's memory is unknown."""
 
     allocated_gib: float | None = None
+    logged_gib: float | None = None
     reserved_gib: float | None = None
     device_gib: float | None = None
     peak_memory_gib: float | None = None
@@ -137,6 +138,7 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
     bands = coefficients(case, calibration).bands
     return Figures(
         allocated_gib=allocated / GIB,
+        logged_gib=logged["allocated"] / GIB,
         reserved_gib=fullest["reserved"] / GIB,
         device_gib=device / GIB,
         peak_memory_gib=None if kind is None else logged[kind] / GIB,

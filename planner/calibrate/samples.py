@@ -80,7 +80,7 @@ def of_rows(rows: Sequence[Asked], calibration: Calibration) -> Gathered:
 
 def _of_row(one: Replayed) -> list[Sample]:
     row, case = one.row, one.case
-    if case is None or row.failed or one.predicted.allocated_gib is None:
+    if case is None or row.failed or one.predicted.logged_gib is None:
         return []
     measured, kind = row.measured, one.predicted.memory_kind
     peak = measured.peak_memory_gib
@@ -91,7 +91,7 @@ def _of_row(one: Replayed) -> list[Sample]:
         source=row.source.repo_or_paper,
         model=case.model.name,
         case=case,
-        live_bytes=(live := one.predicted.allocated_gib * GIB),
+        live_bytes=(live := one.predicted.logged_gib * GIB),
         apart_bytes=float(bytes_beside(case, live)),
         context_bytes=None if measured.context_gib is None else measured.context_gib * GIB,
     )

@@ -11,23 +11,18 @@ from click.testing import CliRunner
 
 from planner.ask.options import question
 from planner.basics.errors import PlannerError
-from planner.basics.formula import Noted, formula, trace, unrecorded
+from planner.basics.formula import Noted, trace, unrecorded
 from planner.cli import planner
 from planner.decide.estimation import answer
 from planner.decide.levers import LEAST, _regrouped, _steps, phase_bytes
 from planner.decide.phases import AT_WORK, IN_FLIGHT, SHARED, as_json_object, derived, explain_phase
 from planner.figures.memory import memory_breakdown
+from planner.inventory.optimizers import two_moment_bytes
 from planner.parallelism.case import Case
 from planner.spec.options import OPTIONS
 from planner.views.phase import phase_text, typed
 
 SEVEN_B = {"model": "7b", "gpus": "8", "method": "full", "dp_shard": "8"}
-
-
-@formula(unit="bytes", source="a test")
-def doubled(size: float) -> float:
-    """Twice the bytes."""
-    return 2 * size
 
 
 def explained(phase: str = "peak", **given: str):
@@ -162,17 +157,17 @@ def test_an_option_steps_to_its_neighbours_inside_its_bounds() -> None:
 
 def test_a_noted_number_knows_its_formulas_through_arithmetic_and_maxima() -> None:
     with trace("test", notes=True) as tree:
-        value = max(0.0, sum([doubled(3), 4]) * 2 / 4 - 0.5 + 0.0)
-        nested = doubled(doubled(1))
+        value = max(0.0, sum([two_moment_bytes(3, 1), 4]) * 2 / 4 - 0.5 + 0.0)
+        nested = two_moment_bytes(two_moment_bytes(1, 1), 1)
     assert value == 4.5
     assert isinstance(value, Noted)
-    assert value.formulas == ("doubled",)
-    assert (nested, nested.formulas) == (4, ("doubled",))
+    assert value.formulas == ("two_moment_bytes",)
+    assert (nested, nested.formulas) == (4, ("two_moment_bytes",))
     assert len(tree.steps) == 3
 
 
 def test_no_noted_number_is_left_once_the_trace_is_over() -> None:
-    assert not isinstance(doubled(3), Noted)
+    assert not isinstance(two_moment_bytes(3, 1), Noted)
     case, _ = explained(**SEVEN_B)
     for size in memory_breakdown(case).peak.terms.values():
         assert type(size) is float
@@ -181,9 +176,9 @@ def test_no_noted_number_is_left_once_the_trace_is_over() -> None:
 def test_what_is_not_recorded_is_in_no_trace() -> None:
     with trace("test") as tree:
         with unrecorded():
-            doubled(1)
-        doubled(2)
-    assert [step.inputs for step in tree.steps] == [{"size": 2}]
+            two_moment_bytes(1, 1)
+        two_moment_bytes(2, 1)
+    assert [step.inputs for step in tree.steps] == [{"elements": 2, "element_bytes": 1}]
 
 
 # -- as people see it ------------------------------------------------------------------------------------------------
