@@ -6,6 +6,7 @@ Not here: rows of our own, or the replay of either (planner/test_replay.py).
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from planner.calibrate.predict import replay
 from planner.calibrate.rows import Collective, Measured, Source, each_row
 from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
-from tests.truth.published import reader
+from tests.truth.published import reader, sources
 from tests.truth.published.__main__ import published as commands
 from tests.truth.published.cases import case_of, memory_stage, row_case
 from tests.truth.published.rows import Hardware, RowLayout, RowLora, RowModel, WordRow, word_row
@@ -49,6 +50,40 @@ def one(**changes: object) -> WordRow:
 
 def published_rows() -> list[WordRow]:
     return [row for row in each_row(sorted(TRUTH.glob("*.jsonl")), word_row) if isinstance(row, WordRow)]
+
+
+# -- nothing is looked up ------------------------------------------------------------------------------------------
+
+
+def noisy(row: WordRow, chance: random.Random) -> WordRow:
+    """The row under another name, with other figures for all that was measured, and nothing said of how it compares."""
+    figures = {
+        name: value * chance.uniform(0.1, 10)
+        for name in Measured.__struct_fields__
+        if isinstance(value := getattr(row.measured, name), float | int) and not isinstance(value, bool)
+    }
+    measured = msgspec.structs.replace(row.measured, **figures, oom=chance.random() < 0.5)
+    return msgspec.structs.replace(
+        row, id=f"noise-{chance.random()}", measured=measured, best_reported=not row.best_reported, boundary="noise",
+        per_rank_max_allocated_mb=None, derived_label=None,
+    )  # fmt: skip
+
+
+def test_names_and_figures_of_rows_replaced_by_noise_change_no_question():
+    chance = random.Random(13)
+    for row in published_rows():
+        asked, other = reader.question(row), reader.question(noisy(row, chance))
+
+        assert (asked.case, asked.cluster, asked.refusal) == (other.case, other.cluster, other.refusal), row.id
+        assert (asked.memory_kind, asked.assumptions) == (other.memory_kind, other.assumptions), row.id
+
+
+def test_a_source_s_facts_are_a_dozen_at_most_and_no_figure_of_a_row():
+    measured = {row.measured.peak_memory_gib for row in published_rows()} - {None}
+    for quirk in sources.QUIRKS.values():
+        assert sum(getattr(quirk, name) != getattr(sources.NO_QUIRK, name) for name in quirk.__struct_fields__) <= 12
+        numbers = {float(number) for number in re.findall(r"\d+\.\d+", repr(quirk))}
+        assert not measured & {number for number in numbers if number > 2}  # smaller ones are shares and versions
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
