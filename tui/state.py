@@ -32,9 +32,11 @@ from planner.studies.objectives import Reached
 from planner.views.ranking import failure_text
 from planner.views.render import (
     band_text,
+    batch_text,
     count_text,
     gib_text,
     layout_text,
+    name_text,
     only_offloaded,
     percent_text,
     seconds_text,
@@ -197,9 +199,9 @@ def _shown(given: Given, one: Estimate, asked: Question, *, recommended: bool = 
         for call in one.comm.engine
     ]  # fmt: skip
     return Shown(
-        name=one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})",
+        name=name_text(one),
         layout=layout_text(layout),
-        batch=f"{layout.micro_batch_size} x {layout.grad_accum}",
+        batch=batch_text(layout),
         terms=breakdown(one),
         device_bytes=memory.device_bytes,
         memory=format_bytes(memory.device_bytes),

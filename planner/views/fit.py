@@ -6,21 +6,10 @@ Not here: any figure (planner.studies.fit).
 from __future__ import annotations
 
 from planner.basics.tabletext import table
-from planner.basics.units import format_bytes
 from planner.decide.estimation import Answer
 from planner.studies.fit import Fits, Fitted
 from planner.views import strategy_text
-from planner.views.render import (
-    NOT_KNOWN,
-    band_text,
-    count_text,
-    headline,
-    host_text,
-    layout_text,
-    seconds_text,
-    trust_text,
-    verdicts_text,
-)
+from planner.views.render import NOT_KNOWN, cells, headline, host_text, trust_text, verdicts_text
 
 NAMES = {
     "gpus": "fewest GPUs",
@@ -28,22 +17,12 @@ NAMES = {
     "micro-batch": "largest micro-batch",
     "global-batch": "largest batch in one pass",
 }
+FIGURES = ("layout", "micro x accum", "memory/GPU", "band", "fits", "step", "tokens/s/GPU")
 
 
 def fit_text(found: Fits) -> str:
     """The table, then what stops each."""
-    head = (
-        "",
-        "what fits",
-        "strategy",
-        "layout",
-        "micro x accum",
-        "memory/GPU",
-        "band",
-        "fits",
-        "step",
-        "tokens/s/GPU",
-    )
+    head = ("", "what fits", "strategy", *FIGURES)
     parts = [headline(Answer(found.question, (), {}, None)), "", table(head, [_row(one) for one in found.found], 4), ""]
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
@@ -61,19 +40,7 @@ def fit_text(found: Fits) -> str:
 def _row(one: Fitted) -> tuple[str, ...]:
     if one.best is None:
         return (NAMES[one.quantity], NOT_KNOWN if one.interrupted else "nothing", *(NOT_KNOWN,) * 8)
-    layout = one.best.case.layout
-    return (
-        NAMES[one.quantity],
-        f"{one.value:,}",
-        strategy_text(one.best),
-        layout_text(layout),
-        f"{layout.micro_batch_size} x {layout.grad_accum}",
-        format_bytes(one.best.memory.device_bytes),
-        band_text(one.best),
-        one.best.verdict or NOT_KNOWN,
-        seconds_text(one.best.time.step_s),
-        count_text(one.best.throughput.tokens_per_s_per_gpu),
-    )
+    return (NAMES[one.quantity], f"{one.value:,}", strategy_text(one.best), *cells(one.best, FIGURES))
 
 
 def _offloaded(one: Fitted) -> str:

@@ -18,6 +18,7 @@ from planner.studies.objectives import Reached
 from planner.views.fit import NAMES, limit_text
 from planner.views.render import (
     REASON_COLUMNS,
+    batch_text,
     headline,
     host_text,
     layout_text,
@@ -81,7 +82,7 @@ def _value(value: object) -> str:
 
 
 def _batch(layout: Layout) -> str:
-    return f"{layout.engine}, micro-batch {layout.micro_batch_size} x {layout.grad_accum}"
+    return f"{layout.engine}, micro-batch {batch_text(layout)}"
 
 
 def _notes(one: Estimate, found: Recommendation) -> list[str]:
@@ -172,7 +173,7 @@ def _point(one: Candidate, first: Candidate) -> tuple[str, ...]:
     return (
         layout.engine,
         layout_text(layout),
-        f"{layout.micro_batch_size} x {layout.grad_accum}",
+        batch_text(layout),
         format_bytes(one.device_bytes),
         seconds_text(one.seconds_per_sequence),
         f"{one.seconds_per_sequence / first.seconds_per_sequence - 1:.1%}",

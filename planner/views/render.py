@@ -5,7 +5,7 @@ Not here: any figure (estimation.py, explanation.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from planner.ask.offloading import ways_out
 from planner.ask.question import case_of, warnings
@@ -83,13 +83,6 @@ def headline(found: Answer) -> str:
     return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
 
 
-HEAD = (
-    "strategy", "layout", "micro x accum", "memory/GPU", "band", "fits", "wire/GPU", "inter-node", "step",
-    "tokens/s/GPU", "MFU",
-)  # fmt: skip
-"""Of a table of layouts."""
-
-
 def _documents(job: TrainingJob) -> str:
     """How documents fill a sequence, when they do not do so exactly."""
     if job.mean_seq_len is None:
@@ -125,36 +118,26 @@ def name_text(one: Estimate) -> str:
 
 
 def layouts_table(
-    shown: Sequence[Estimate], recommended: int | None, layouts: Sequence[str] | None = None, head: str = HEAD[1]
+    shown: Sequence[Estimate], recommended: int | None, layouts: Sequence[str] | None = None, head: str = "layout"
 ) -> str:
     """One layout a row, host memory beside the device's where any row offloads; `layouts` stand in place of sizes."""
-    texts = layouts or [layout_text(one.case.layout) for one in shown]
-    rows = [
-        row_text(one, place == recommended, text) for place, (one, text) in enumerate(zip(shown, texts, strict=True))
-    ]
-    heads: tuple[str, ...] = (HEAD[0], head, *HEAD[2:])
-    if any(one.memory.host_node_bytes for one in shown):
-        place = HEAD.index("fits")
-        heads = (*heads[:place], "host/node", *heads[place:])
-        rows = [(*row[:place], host_text(one), *row[place:]) for row, one in zip(rows, shown, strict=True)]
-    return table(heads, rows, left=2)
+    names = [one for one in COLUMNS if one != HOST or any(estimate.memory.host_node_bytes for estimate in shown)]
+    rows = []
+    for place, one in enumerate(shown):
+        name, layout, *figures = cells(one, names)
+        mark = "* " if place == recommended else "  "
+        rows.append((mark + name, layouts[place] if layouts else layout, *figures))
+    return table((names[0], head, *names[2:]), rows, left=2)
 
 
-def row_text(one: Estimate, recommended: bool, layout: str) -> tuple[str, ...]:
-    """One layout's figures, in the columns of HEAD."""
-    return (
-        ("* " if recommended else "  ") + name_text(one),
-        layout,
-        f"{one.case.layout.micro_batch_size} x {one.case.layout.grad_accum}",
-        format_bytes(one.memory.device_bytes),
-        band_text(one),
-        one.verdict or NOT_KNOWN,
-        format_volume(one.comm.wire_bytes_per_rank),
-        format_volume(one.comm.inter_node_bytes_per_rank),
-        seconds_text(one.time.step_s),
-        count_text(one.throughput.tokens_per_s_per_gpu),
-        percent_text(one.throughput.mfu),
-    )
+def cells(one: Estimate, names: Iterable[str]) -> tuple[str, ...]:
+    """One estimate in the columns of these names."""
+    return tuple(COLUMNS[name](one) for name in names)
+
+
+def batch_text(layout: Layout) -> str:
+    """Sequences of a micro-batch, and how many of them a rank accumulates."""
+    return f"{layout.micro_batch_size} x {layout.grad_accum}"
 
 
 def host_text(one: Estimate) -> str:
@@ -169,6 +152,23 @@ def band_text(one: Estimate) -> str:
     """Device memory between which nine measurements of ten lie."""
     return format_byte_range(one.low_bytes, one.high_bytes)
 
+
+HOST = "host/node"
+COLUMNS: dict[str, Callable[[Estimate], str]] = {
+    "strategy": name_text,
+    "layout": lambda one: layout_text(one.case.layout),
+    "micro x accum": lambda one: batch_text(one.case.layout),
+    "memory/GPU": lambda one: format_bytes(one.memory.device_bytes),
+    "band": band_text,
+    HOST: host_text,
+    "fits": lambda one: one.verdict or NOT_KNOWN,
+    "wire/GPU": lambda one: format_volume(one.comm.wire_bytes_per_rank),
+    "inter-node": lambda one: format_volume(one.comm.inter_node_bytes_per_rank),
+    "step": lambda one: seconds_text(one.time.step_s),
+    "tokens/s/GPU": lambda one: count_text(one.throughput.tokens_per_s_per_gpu),
+    "MFU": lambda one: percent_text(one.throughput.mfu),
+}
+"""What tables of layouts have columns of."""
 
 VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
 """What the words mean that are neither yes nor no."""

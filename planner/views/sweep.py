@@ -9,8 +9,9 @@ from planner.ask.question import warnings
 from planner.basics.tabletext import table
 from planner.studies.sweep import Point, Sweep
 from planner.views import strategy_text
-from planner.views.render import NOT_KNOWN, count_text, layout_text, percent_text, seconds_text, trust_text
+from planner.views.render import NOT_KNOWN, cells, count_text, percent_text, seconds_text, trust_text
 
+PLACED = ("layout", "micro x accum")
 ABOVE = 1.0005
 """An efficiency from which it is printed as more than 100 %."""
 
@@ -19,18 +20,7 @@ def sweep_text(found: Sweep) -> str:
     """What is kept fixed, the table, and the verdict with its criterion."""
     question = found.question
     job = question.job
-    head = (
-        "GPUs",
-        "strategy",
-        "layout",
-        "micro x accum",
-        "batch",
-        "step",
-        "tokens/s",
-        "speed-up",
-        "efficiency",
-        "added",
-    )
+    head = ("GPUs", "strategy", *PLACED, "batch", "step", "tokens/s", "speed-up", "efficiency", "added")
     parts = [
         f"{question.model.name}, {job.precision}, {job.optimizer.name}, {job.seq_len} tokens, "
         f"on {question.cluster.gpu.name} ({question.cluster.name})",
@@ -98,13 +88,11 @@ def verdict(found: Sweep) -> str:
 def _row(point: Point) -> tuple[str, ...]:
     if point.best is None:
         return (str(point.gpus), "none", *("",) * 8)
-    layout = point.best.case.layout
     return (
         str(point.gpus),
         strategy_text(point.best),
-        layout_text(layout),
-        f"{layout.micro_batch_size} x {layout.grad_accum}",
-        str(layout.global_batch_size),
+        *cells(point.best, PLACED),
+        str(point.best.case.layout.global_batch_size),
         seconds_text(point.best.time.step_s),
         count_text(point.tokens_per_s),
         NOT_KNOWN if point.speedup is None else f"{point.speedup:.2f}x",
