@@ -17,7 +17,7 @@ import msgspec
 
 from executor.system.environment import masked
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import check_folder
 from planner.parallelism.backend import LaunchSpec
 from planner.spec.layout import strategy_name
@@ -35,6 +35,8 @@ WEIGHTS = "weights"
 ADAPTER = "adapter"
 DEFAULT_PARENT = "runs"
 TAIL_BYTES = 64 * 1024
+
+DAMAGED = "The run folder is damaged; run again"
 
 T = TypeVar("T")
 FolderState = Literal["whole", "deleted", "full"]
@@ -106,13 +108,9 @@ def check_new(folder: Path, option: str = "--run-dir") -> None:
 
 def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:
     """Make the folder with the plan and the backend's configuration files."""
-    try:
+    with refusing(OSError, "--run-dir", folder, "cannot be created", "Name another folder"):
         for name in (CONFIG, LOGS, MESH, MEASURED, FAILED):
             (folder / name).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlannerError(
-            "--run-dir", folder, f"cannot be created ({error.strerror})", "Name another folder"
-        ) from None
     write_whole(folder / PLAN, encode_plan(plan))
     for relative, text in files.items():
         target = folder / relative
@@ -124,11 +122,9 @@ def create(folder: Path, plan: Plan, files: dict[str, str]) -> None:
 
 def keep_room(folder: Path) -> None:
     """Take up the room that `keep_record` will want. Refuses (exit code 3) a disk that has none."""
-    try:
+    fix = "Free some space, or name a folder elsewhere"
+    with refusing(OSError, "--run-dir", folder, "cannot be written", fix, exit_code=3):
         (folder / ROOM).write_bytes(os.urandom(ROOM_BYTES))  # zeros would take none on a file system that compresses
-    except OSError as error:
-        rule, fix = f"cannot be written ({error.strerror})", "Free some space, or name a folder elsewhere"
-        raise PlannerError("--run-dir", folder, rule, fix, exit_code=3) from None
 
 
 def write_json(path: Path, value: object, *, private: bool = False) -> None:
@@ -343,12 +339,8 @@ def _lines(folder: Path) -> list[Logged]:
     if not path.is_file():
         return []
     whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    try:
+    with refusing(NOT_JSON, "run file", path, "cannot be read", DAMAGED):
         return [msgspec.json.decode(line, type=Logged) for line in whole]
-    except NOT_JSON as error:
-        raise PlannerError(
-            "run file", path, f"cannot be read ({error})", "The run folder is damaged; run again"
-        ) from None
 
 
 def rank_log(folder: Path, node: int, local_rank: int, stream: str) -> Path | None:
@@ -384,9 +376,5 @@ def last_text(path: Path) -> str:
 
 def read_json(path: Path, kind: type[T]) -> T:
     """One file of a run folder; refuses one that is damaged."""
-    try:
+    with refusing((OSError, *NOT_JSON), "run file", path, "cannot be read", DAMAGED):
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, *NOT_JSON) as error:
-        raise PlannerError(
-            "run file", path, f"cannot be read ({error})", "The run folder is damaged; run again"
-        ) from None

@@ -29,7 +29,7 @@ from executor.run.reap import GRACE_S, reap
 from executor.system import processes
 from executor.system.frames import Message
 from executor.watch.supervise import meanwhile, received_signals
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.spec.plan import write_whole
 
 RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
@@ -121,12 +121,9 @@ def _kept(place: str | None, name: str) -> Path:
 def _keep(folder: Path, asked: Asked) -> Path:
     """Have a run folder's checkpoints where they stay when it goes; where that is."""
     there = _kept(asked.place, asked.kept) / CHECKPOINTS
-    try:
+    with refusing(OSError, "--remote-dir", there, "cannot be made", "Name a folder on a disk with room", exit_code=3):
         there.mkdir(parents=True, mode=0o700, exist_ok=True)
         (folder / CHECKPOINTS).symlink_to(there)
-    except OSError as error:
-        rule = f"cannot be made ({error.strerror})"
-        raise PlannerError("--remote-dir", there, rule, "Name a folder on a disk with room", exit_code=3) from None
     return there
 
 
@@ -176,7 +173,7 @@ def _remove(place: Path) -> None:
 
 def _make(place: Path, files: dict[str, str]) -> None:
     """A copy of the run folder, readable by its owner alone."""
-    try:
+    with refusing(OSError, "--remote-dir", place, "cannot be made", "Name a folder on a disk with room", exit_code=3):
         place.mkdir(parents=True, mode=0o700)
         for name in (rundir.CONFIG, rundir.LOGS, rundir.MESH, rundir.MEASURED, rundir.FAILED):
             (place / name).mkdir()
@@ -185,9 +182,6 @@ def _make(place: Path, files: dict[str, str]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, text.encode())
         write_whole(place.with_suffix(f".{OWNER}"), f"{socket.gethostname()} {processes.identity()}".encode())
-    except OSError as error:
-        rule = f"cannot be made ({error.strerror})"
-        raise PlannerError("--remote-dir", place, rule, "Name a folder on a disk with room", exit_code=3) from None
 
 
 def remove_stale(runs: Path) -> list[str]:

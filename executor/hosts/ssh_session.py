@@ -31,7 +31,7 @@ from executor.system import frames
 from executor.system.frames import Message
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
-from planner.basics.errors import PlannerError, one_line
+from planner.basics.errors import PlannerError, one_line, refusing
 
 PROGRAM = "MESHWRIGHT_SSH"
 """Environment variable with another command than ssh, as GIT_SSH_COMMAND is for git."""
@@ -124,17 +124,15 @@ class Session:
 
     def start(self) -> None:
         """Begin to connect; `ready` says when that has come to an end."""
-        try:
+        command = words(self.machine)
+        with refusing(OSError, "ssh", command[0], "cannot be started", "Install OpenSSH's client", exit_code=3):
             self.process = subprocess.Popen(
-                words(self.machine),
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C is for the launcher, which tells the hosts
             )
-        except OSError as error:
-            rule = f"cannot be started ({error.strerror})"
-            raise PlannerError("ssh", words(self.machine)[0], rule, "Install OpenSSH's client", exit_code=3) from None
         assert self.process.stdin is not None
         self.writer = frames.Writer(self.process.stdin)
         for work in (self._listen, self._hear_errors):

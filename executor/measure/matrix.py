@@ -16,7 +16,7 @@ import msgspec
 from executor.measure.machine import Machine
 from planner.ask.options import question, typed
 from planner.ask.question import Question, case_of, exact_layout
-from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.errors import PlannerError, did_you_mean, refusing
 from planner.basics.units import GIB
 from planner.decide.answers import Estimate
 from planner.decide.estimation import estimate
@@ -91,15 +91,11 @@ def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
-    try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        rule = f"cannot be read ({error.strerror})"
-        raise PlannerError(
-            "--matrix", path, rule, f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PlannerError("--matrix", path, f"is not TOML: {error}", f"See {BUILT_IN.name}") from None
+    fix = f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}"
+    with refusing(OSError, "--matrix", path, "cannot be read", fix):
+        text = path.read_bytes()
+    with refusing((ValueError, RecursionError), "--matrix", path, "is not TOML", f"See {BUILT_IN.name}"):
+        raw = tomllib.loads(text.decode())
     tables = raw.get("cells")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise PlannerError("--matrix", path, "holds no [[cells]]", f"See {BUILT_IN.name}")

@@ -29,7 +29,7 @@ from executor.watch.failures import failures, last_error_line
 from executor.watch.supervise import Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, Ending
 from planner import __version__
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import check_folder
 from planner.calibrate.machine import preset_files
 from planner.calibrate.probe import Probe, check_probe, write_probe
@@ -129,11 +129,9 @@ def write(folder: Path, probe: Probe) -> tuple[Path, ...]:
     """probe.json and the presets that follow from it: made in full before the first is written."""
     presets = {folder / relative: text for relative, text in preset_files(probe).items()}
     for path in (folder / PROBE, *presets):
-        try:
+        rule = f"{path.parent} cannot be made"
+        with refusing(OSError, "--output", folder, rule, "Name a folder that can be created"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            rule = f"{path.parent} cannot be made ({error.strerror})"
-            raise PlannerError("--output", folder, rule, "Name a folder that can be created") from None
     for path, text in presets.items():
         rundir.write_whole(path, text.encode())
     write_probe(folder / PROBE, probe)

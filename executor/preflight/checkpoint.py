@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.spec import ModelSpec
 from planner.spec.huggingface import decoded, spec_of
 from planner.spec.plan import Plan
@@ -106,7 +106,5 @@ def _check_length(file: Path) -> None:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    try:
+    with refusing(OSError, FIELD, file, "cannot be read", "Check its permissions"):
         return decoded(file.read_bytes(), str(file))
-    except OSError as error:
-        raise PlannerError(FIELD, file, f"cannot be read ({error.strerror})", "Check its permissions") from None

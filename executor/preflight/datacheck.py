@@ -16,7 +16,7 @@ import executor
 from executor.preflight.checkpoint import check_checkpoint
 from executor.preflight.examples import KINDS, kind_of, read_examples
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.spec import TrainingJob
 from planner.spec.plan import Plan
 
@@ -134,15 +134,12 @@ def tokenizer_ids(path: Path) -> int | None:
     """One more than the largest id of a tokenizer.json; None where there is no such file."""
     if not path.is_file():
         return None
-    try:
+    damaged = (*NOT_JSON, KeyError, TypeError, ValueError, AttributeError)
+    with refusing(damaged, "recipe.tokenizer", path, "cannot be read", "Give a tokenizer.json or a tokenizer folder"):
         found: Any = msgspec.json.decode(path.read_bytes())
         words = found["model"]["vocab"]
         largest = max(words.values(), default=-1) if isinstance(words, dict) else len(words) - 1
         return 1 + max([largest, *(int(one["id"]) for one in found.get("added_tokens") or ())])
-    except (*NOT_JSON, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlannerError(
-            "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
-        ) from None
 
 
 def has_chat_template(path: Path) -> bool:

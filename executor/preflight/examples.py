@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 
 ROLES = ("system", "user", "assistant")
 
@@ -141,10 +141,8 @@ def _string(found: dict[str, Any], key: str, place: str, field: str) -> str:
 
 
 def _object(line: str, place: str, field: str) -> dict[str, Any]:
-    try:
+    with refusing(NOT_JSON, field, place, "is not JSON", "Write one JSON object a line"):
         found = msgspec.json.decode(line)
-    except NOT_JSON as error:
-        raise PlannerError(field, place, f"is not JSON ({error})", "Write one JSON object a line") from None
     if not isinstance(found, dict):
         raise PlannerError(field, place, "is not a JSON object", "Write one JSON object a line")
     return found

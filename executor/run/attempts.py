@@ -24,7 +24,7 @@ from executor.folder.rundir import Launcher, Logged
 from executor.folder.steplines import Lines
 from executor.run.prepare import Prepared
 from executor.watch.supervise import Echo
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.spec.plan import write_whole
 from planner.spec.record import Attempt, RunRecord
 
@@ -202,7 +202,8 @@ def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> 
     Whatever interrupts it, calling it again goes on with what is left. PlannerError where the folder takes no file.
     """
     folder = run / ATTEMPTS / str(1 + max(_numbers(run), default=0))
-    try:
+    rule, fix = "cannot be put aside for the next start", "Free some space, or look at its rights"
+    with refusing(OSError, "run", run, rule, fix, exit_code=3):
         folder.mkdir(parents=True)
         kept, cut = steplines.parted(run, step)
         last = max((line.time for _, line in (*kept, *cut)), default=0.0)
@@ -216,9 +217,6 @@ def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> 
         for name in MOVED:
             with suppress(FileNotFoundError):
                 os.rename(run / name, folder / name)
-    except OSError as error:
-        rule = f"cannot be put aside for the next start ({error.strerror})"
-        raise PlannerError("run", run, rule, "Free some space, or look at its rights", exit_code=3) from None
     return folder
 
 

@@ -5,7 +5,8 @@ Not here: the checks themselves. They stand next to what they protect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 LONGEST_LINE = 400
 """Characters of a line that says what is wrong: about 300 of words, more where paths are long."""
@@ -35,6 +36,24 @@ class PlannerError(Exception):
         fix = shortened(_sentence(_words(self.fix)), LONGEST_LINE // 2)
         room = LONGEST_LINE - len(head) - len(fix) - 3
         return f"{head}: {shortened(_sentence(_words(self.rule)), max(room, MOST_NAMES))} {fix}".strip()
+
+
+@contextmanager
+def refusing(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    field: str,
+    value: object,
+    rule: str,
+    fix: str = "",
+    *,
+    exit_code: int = 2,
+) -> Iterator[None]:
+    """Turn what is raised inside, where it is of these kinds, into a refusal that says why in the system's words."""
+    try:
+        yield
+    except kinds as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise PlannerError(field, value, f"{rule} ({why})", fix, exit_code=exit_code) from None
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 
 PROBE_SCHEMA = "probe/1"
 
@@ -181,15 +181,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_probe(path: Path) -> Probe:
     """The probe in a file. PlannerError for what cannot be read, is of another version, or holds no sensible number."""
-    try:
+    with refusing(OSError, "probe", path, "cannot be read"):
         raw = path.read_bytes()
-    except OSError as error:
-        raise PlannerError("probe", path, f"cannot be read ({error.strerror})") from None
-    try:
+    with refusing(NOT_JSON, "probe", path, "is not a probe", "Give the probe.json that executor probe wrote"):
         probe = msgspec.json.decode(raw, type=Probe)
-    except NOT_JSON as error:
-        rule = f"is not a probe ({error})"
-        raise PlannerError("probe", path, rule, "Give the probe.json that executor probe wrote") from None
     check_probe(probe, str(path))
     return probe
 

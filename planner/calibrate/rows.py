@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.spec.plan import Plan, decode_plan
 
 SCHEMA = "row/2"
@@ -178,23 +178,15 @@ def row_of(line: bytes, place: str) -> Row:
 
 def keys_of(line: bytes, place: str) -> dict[str, msgspec.Raw]:
     """A line's fields as they are written (PlannerError for what is no JSON object)."""
-    try:
+    with _refusing_line(line, place):
         return _KEYS.decode(line)
-    except msgspec.ValidationError as error:
-        raise _refusal(line, place, str(error)) from None
-    except NOT_JSON as error:
-        raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
 
 
 def decoded(line: bytes, place: str, kind: type[R]) -> R:
     """A line as a row of this kind (PlannerError with the field, and for a key of the source's own that is nearly one
     of ours: what it holds would count for nothing)."""
-    try:
+    with _refusing_line(line, place):
         row = msgspec.json.decode(line, type=kind)
-    except msgspec.ValidationError as error:
-        raise _refusal(line, place, str(error)) from None
-    except NOT_JSON as error:
-        raise PlannerError(place, None, f"is not a line of JSON ({error})", "One object a line") from None
     fields = frozenset(kind.__struct_fields__)
     others = keys_of(line, place).keys() - fields
     if others:
@@ -217,16 +209,14 @@ def encode_row(row: Row) -> bytes:
 def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     """Add rows to a file, each on disk before the next: a run that is cut short keeps what it measured (PlannerError
     where it cannot be written)."""
-    try:
-        with Path(path).open("ab") as stream:
-            for row in rows:
-                stream.write(encode_row(row))
-                stream.flush()
-                os.fsync(stream.fileno())
-    except OSError as error:
-        raise PlannerError(
-            "output", path, f"cannot be written ({error.strerror})", "Name a file that is yours"
-        ) from None
+    with (
+        refusing(OSError, "output", path, "cannot be written", "Name a file that is yours"),
+        Path(path).open("ab") as to,
+    ):
+        for row in rows:
+            to.write(encode_row(row))
+            to.flush()
+            os.fsync(to.fileno())
 
 
 def _known(value: dict[str, Any]) -> dict[str, Any]:
@@ -239,10 +229,18 @@ def _known(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[bytes]:
-    try:
+    with refusing(OSError, "rows", path, "cannot be read", "Give JSON Lines files"):
         return path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise PlannerError("rows", path, f"cannot be read ({error.strerror})", "Give JSON Lines files") from None
+
+
+@contextmanager
+def _refusing_line(line: bytes, place: str) -> Iterator[None]:
+    """What decoding a line refuses, with its field where it is JSON of another shape."""
+    with refusing(NOT_JSON, place, None, "is not a line of JSON", "One object a line"):
+        try:
+            yield
+        except msgspec.ValidationError as error:
+            raise _refusal(line, place, str(error)) from None
 
 
 def _refusal(line: bytes, place: str, told: str) -> PlannerError:

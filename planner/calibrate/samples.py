@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
@@ -112,13 +112,10 @@ def of_run(folder: Path) -> Sample:
     PlannerError for a folder without plan.json and run.json, a run that failed, and one that measured nothing.
     """
     plan = read_plan(folder / "plan.json")
-    try:
-        record = msgspec.json.decode((folder / "run.json").read_bytes(), type=RunRecord)
-    except OSError as error:
-        rule = f"has no run.json ({error.strerror})"
-        raise PlannerError("run", folder, rule, "Give folders that executor run made") from None
-    except NOT_JSON as error:
-        raise PlannerError("run", folder / "run.json", f"is not a record of a run ({error})") from None
+    with refusing(OSError, "run", folder, "has no run.json", "Give folders that executor run made"):
+        raw = (folder / "run.json").read_bytes()
+    with refusing(NOT_JSON, "run", folder / "run.json", "is not a record of a run"):
+        record = msgspec.json.decode(raw, type=RunRecord)
     if record.schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:
         raise PlannerError("run", folder / "run.json", f"has schema {record.schema}, not {RUN_SCHEMA}")
     if record.exit_code:

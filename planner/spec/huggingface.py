@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.spec import Mla, ModelSpec, Moe
 from planner.spec.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.spec.model import Activation, RopeScaling
@@ -269,19 +269,14 @@ class _Keys:
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise PlannerError("model", file, "is not a file", "Give a config.json, or the folder that holds one")
-    try:
+    with refusing(OSError, "model", file, "cannot be read"):
         return decoded(file.read_bytes(), str(file))
-    except OSError as error:
-        raise PlannerError("model", file, f"cannot be read ({error.strerror})") from None
 
 
 def decoded(raw: bytes, name: str) -> dict[str, Any]:
     """The object in a config.json, or a refusal that names it."""
-    try:
+    with refusing(NOT_JSON, name, None, "is not a JSON object", "Give the config.json of a Hugging Face model"):
         return msgspec.json.decode(raw, type=dict[str, Any])
-    except NOT_JSON as error:
-        fix = "Give the config.json of a Hugging Face model"
-        raise PlannerError(name, None, f"is not a JSON object ({error})", fix) from None
 
 
 def _refuse_what_no_spec_says(keys: _Keys, kind: str, form: Format) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from planner import __version__
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole as write_whole  # others ask for it here
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 
@@ -197,8 +197,5 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """`decode_plan` of a file."""
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise PlannerError("plan", path, f"cannot be read ({error.strerror})", WRITTEN) from None
-    return decode_plan(raw, str(path))
+    with refusing(OSError, "plan", path, "cannot be read", WRITTEN):
+        return decode_plan(Path(path).read_bytes(), str(path))

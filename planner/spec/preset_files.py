@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import planner
-from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.errors import PlannerError, did_you_mean, refusing
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
@@ -104,13 +104,11 @@ def merged_aliases(kind: str, folders: Folders) -> dict[str, str]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file whose numbers are all finite."""
-    try:
-        with path.open("rb") as stream:
-            raw = tomllib.load(stream)
-    except OSError as error:
-        raise PlannerError("preset", path, f"cannot be read ({error.strerror})", "Name a TOML file") from None
-    except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 are both ValueError
-        raise PlannerError(str(path), None, f"is not TOML ({error})", "Copy a neighbouring file and edit it") from None
+    with refusing(OSError, "preset", path, "cannot be read", "Name a TOML file"):
+        text = path.read_bytes()
+    # Bad TOML and bad UTF-8 are both ValueError.
+    with refusing((ValueError, RecursionError), str(path), None, "is not TOML", "Copy a neighbouring file and edit it"):
+        raw = tomllib.loads(text.decode())
     for key, value in _no_numbers(raw):
         raise PlannerError(f"{path}: {key.removeprefix('.')}", value, "is not a sensible number")
     return raw

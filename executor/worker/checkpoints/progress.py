@@ -21,7 +21,7 @@ from executor.folder.steplines import ROLLED_BACK
 from executor.system.facts import versions
 from executor.worker.checkpoints.saver import Saved
 from executor.worker.data.rows import Rows
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.plan import Plan
 from planner.spec.record import BadStep
@@ -134,11 +134,8 @@ class Reporter:
         if not self.speaks:
             return
         path = self.folder / "metrics.jsonl"
-        try:
-            with path.open("ab") as lines:
-                lines.write(msgspec.json.encode(line) + b"\n")
-        except OSError as error:
-            raise PlannerError("output", path, f"cannot be written ({error.strerror})", exit_code=5) from None
+        with refusing(OSError, "output", path, "cannot be written", exit_code=5), path.open("ab") as lines:
+            lines.write(msgspec.json.encode(line) + b"\n")
 
     def say(self, line: str) -> None:
         """One line for people."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 LARGEST_BYTES = 2**20
@@ -26,11 +26,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise PlannerError("from", path, "is not a YAML, JSON or TOML file", f"Known endings: {', '.join(SUFFIXES)}")
     if not file.is_file():
         raise PlannerError("from", path, "is not a file", "Give a training configuration")
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise PlannerError("from", path, f"cannot be read ({error.strerror})") from None
+    with refusing(OSError, "from", path, "cannot be read"), file.open("rb") as opened:
+        raw = opened.read(LARGEST_BYTES + 1)
     if len(raw) > LARGEST_BYTES:
         raise PlannerError("from", path, f"is larger than {LARGEST_BYTES} bytes", "Give a training configuration")
     kind = file.suffix.lower().lstrip(".")
