@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import msgspec
 
@@ -91,13 +91,14 @@ class Fetches(msgspec.Struct, frozen=True):
         return fullest.live, fullest.received
 
 
-class _Use(msgspec.Struct, frozen=True):
-    """One module at one moment of the trace; `again` in a forward that runs again."""
+class _Run(msgspec.Struct, frozen=True):
+    """What one unit uses one after the other in the trace, by the weights' indices; `again` in a forward that runs
+    again."""
 
     phase: str
     unit: str
     layer: int
-    weight: int  # index of the weight tensor
+    weights: list[int]
     again: bool = False
 
 
@@ -160,15 +161,17 @@ def fetches(
     again in backward."""
     form = "plain" if codes is None else codes.form
     compute = Compute(weight_bytes=0, element_bytes=0, lora=lora, layer_form=form, tp=tp, kernels=kernels)
-    uses, weights, frozen = _trace(model, lora, compute, codes, recomputes)
+    runs, weights, frozen = _trace(model, lora, compute, codes, recomputes)
+    order = [index for run in runs for index in run.weights]
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     in_elements = [size * ratio for size, ratio in zip(sizes, ratios, strict=True)]
-    again_in_backward = {use.weight for use in uses if use.phase == "backward"}
+    again_in_backward = {index for run in runs if run.phase == "backward" for index in run.weights}
+    graph_holds = {index for index, (_, code) in enumerate(weights) if code is not None} & again_in_backward
     formats = [_format(code, codes) for _, code in weights]
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
-    following = _next_uses(uses)
-    passed = [0, *accumulate(sizes[use.weight] for use in uses)]  # elements traversed before each step
+    following = _next_uses(order)
+    passed = [0, *accumulate([sizes[index] for index in order])]  # elements traversed before each step
     waiting: list[int] = []  # frozen weights that a forward run again has fetched, until its layer's first backward
     fetched_for = [-1] * len(sizes)
     queue = 0  # the next use that the prefetcher has not looked at
@@ -179,76 +182,86 @@ def fetches(
     buffers: dict[int, list[_Buffer]] = {}  # that a weight was gathered into and not yet used from
     held = 0.0  # elements of the buffers that some weight was copied out of already
     whole = _Whole(sizes, in_elements)
+    gathered = whole.indices
 
     def look_ahead(phase: str) -> None:
         nonlocal queue
         ahead: list[int] = []
         coming_elements = 0
         room = min(limits.max_live - whole.elements, limits.prefetch) if limits.prefetch else 0
-        while queue < len(uses) and coming_elements < room:
-            coming = uses[queue].weight
-            fetched_for[coming] = max(fetched_for[coming], queue)
-            if coming not in whole.indices and coming not in persistent:
+        while queue < len(order) and coming_elements < room:
+            coming = order[queue]
+            fetched_for[coming] = queue
+            if coming not in gathered and coming not in persistent:
                 ahead.append(coming)
                 coming_elements += sizes[coming]
                 whole.take(coming)
             queue += 1
-        if not ahead:
-            return
-        if len(ahead) > 1:
+        if len(ahead) == 1:
+            gathers.append(Gather(phase, (sizes[ahead[0]],), formats[ahead[0]]))
+        elif ahead:
             buffer = _Buffer(len(ahead), sum(in_elements[index] for index in ahead))
+            by_format: dict[float | None, list[int]] = {}
             for index in ahead:
                 buffers.setdefault(index, []).append(buffer)
-        by_format: dict[float | None, list[int]] = {}
-        for index in ahead:
-            by_format.setdefault(formats[index], []).append(sizes[index])
-        gathers.extend(Gather(phase, tuple(together), code) for code, together in by_format.items())  # a call a format
+                by_format.setdefault(formats[index], []).append(sizes[index])
+            gathers.extend(Gather(phase, tuple(sent), code) for code, sent in by_format.items())  # a call a format
 
     for _ in range(ROOTS):
         look_ahead("forward")
-    for step, use in enumerate(uses):
-        index = use.weight
-        if index not in whole.indices and index not in persistent:
-            gathers.append(Gather(use.phase, (sizes[index],), weights[index][1]))
-            whole.take(index)
-        if fetched_for[index] < step:
-            fetched_for[index] = step
-            queue = max(queue, step + 1)
-        for buffer in buffers.pop(index, ()):
-            if buffer.unused == buffer.count:
-                held += buffer.elements
-            buffer.unused -= 1
-            if not buffer.unused:
-                held -= buffer.elements
-        look_ahead(use.phase)
-        if use.phase == "forward" and weights[index][1] is not None and index in again_in_backward:
-            whole.hold(index)
-        place = (use.phase, use.unit, use.layer)
-        whole_now = whole.beside if codes else whole.elements
-        if place not in live or whole_now + held > live[place] + received[place]:
-            live[place], received[place] = whole_now, held
-        if use.phase == "backward" and use.unit in LAYERS:
-            uses_here = steps.setdefault(place, [])
-            made = uses_here[-1].after if uses_here else 0
-            gradient = 0 if use.again or index in frozen else sizes[index]
-            uses_here.append(Step(made, made + gradient, whole_now, held))
-        if use.phase == "backward":
-            whole.let_go(index)
-        again = following[step]
-        reused_soon = again is not None and passed[again] - passed[step + 1] < limits.max_reuse
-        released = [index] if fetched_for[index] <= step and not reused_soon else []
-        if use.again and index in frozen:
-            waiting.append(index)
-            released = []
-        elif use.phase == "backward" and waiting:
-            released, waiting = [*waiting, *released], []
-        for gone in released:
-            whole.release(gone)
-        if use.phase == "forward" and use.unit == "tail":
+    step = -1
+    for run in runs:
+        phase, place = run.phase, (run.phase, run.unit, run.layer)
+        in_forward, steps_here = phase == "forward", None
+        if not in_forward and run.unit in LAYERS:
+            steps_here = steps.setdefault(place, [])
+            made = steps_here[-1].after if steps_here else 0
+        fullest = live[place] + received[place] if place in live else -1.0
+        for index in run.weights:
+            step += 1
+            if index not in gathered and index not in persistent:
+                gathers.append(Gather(phase, (sizes[index],), weights[index][1]))
+                whole.take(index)
+            if fetched_for[index] < step:
+                fetched_for[index] = step
+                queue = max(queue, step + 1)
+            if index in buffers:
+                for buffer in buffers.pop(index):
+                    if buffer.unused == buffer.count:
+                        held += buffer.elements
+                    buffer.unused -= 1
+                    if not buffer.unused:
+                        held -= buffer.elements
+            if queue < len(order):
+                look_ahead(phase)
+            if in_forward and index in graph_holds:
+                whole.hold(index)
+            whole_now = whole.beside if codes else whole.elements
+            if whole_now + held > fullest:
+                fullest = whole_now + held
+                live[place], received[place] = whole_now, held
+            if steps_here is not None:
+                after = made if run.again or index in frozen else made + sizes[index]
+                steps_here.append(Step(made, after, whole_now, held))
+                made = after
+            if codes and not in_forward:
+                whole.let_go(index)
+            if run.again and index in frozen:
+                waiting.append(index)
+                continue
+            if waiting and not in_forward:
+                for gone in waiting:
+                    whole.release(gone)
+                waiting = []
+            if fetched_for[index] <= step:
+                again = following[step]
+                if again is None or passed[again] - passed[step + 1] >= limits.max_reuse:
+                    whole.release(index)
+        if in_forward and run.unit == "tail":
             whole_now = whole.beside if codes else whole.elements
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
             received[("forward", "loss", -1)] = received[("backward", "loss", -1)] = held
-    by_use = {place: tuple(uses_here) for place, uses_here in steps.items()}
+    by_use = {place: tuple(steps_here) for place, steps_here in steps.items()}
     return Fetches(tuple(gathers), live, received, by_use, tuple(weights[index] for index in sorted(persistent)))
 
 
@@ -260,16 +273,16 @@ def _format(code: float | None, codes: Codes | None) -> float | None:
 
 def _trace(
     model: ModelSpec, lora: Lora | None, compute: Compute, codes: Codes | None, recomputes: bool
-) -> tuple[list[_Use], list[tuple[int, float | None]], set[int]]:
-    """Every use of a weight in a step, forward then backward, of each weight the elements and `Gather.code`, and which
-    are frozen."""
+) -> tuple[list[_Run], list[tuple[int, float | None]], set[int]]:
+    """Every use of a weight in a step, unit by unit, forward then backward, of each weight the elements and
+    `Gather.code`, and which are frozen."""
     units = unit_weights(model, lora)
     sizes: list[tuple[int, float | None]] = []
     modules: list[str] = []
-    forward: list[_Use] = []
+    forward: list[_Run] = []
     trained_so_far = recomputes  # the table's rows are asked for their gradient then, see ends.walk_embedding
     frozen: set[int] = set()
-    needs_backward: list[bool] = []
+    needs_backward: list[list[bool]] = []  # of each run, weight by weight
     order: dict[str, tuple[int, int]] = {}
 
     def fetched(weights: Iterable[Weight]) -> list[tuple[Weight, int, float | None]]:
@@ -283,17 +296,21 @@ def _trace(
     def run(unit: str, layer: int, weights: list[tuple[Weight, int, float | None]]) -> None:
         nonlocal trained_so_far
         trained_here: list[Weight] = []
+        needed: list[bool] = []
+        first_index = len(sizes)
         for weight, elements, code in weights:
             # Modules that read the same tensor need a backward only for what was trained before that tensor.
-            needed = weight.trainable or trained_so_far
-            needs_backward.append(needed or any(_reads_after(weight, one, order) for one in trained_here))
+            needed.append(
+                weight.trainable or trained_so_far or any(_reads_after(weight, one, order) for one in trained_here)
+            )
             if weight.trainable:
                 trained_here.append(weight)
             else:
                 frozen.add(len(sizes))
-            forward.append(_Use("forward", unit, layer, len(sizes)))
             modules.append(weight.name.removesuffix(".bias"))
             sizes.append((elements, code))
+        forward.append(_Run("forward", unit, layer, list(range(first_index, len(sizes)))))
+        needs_backward.append(needed)
         trained_so_far = trained_so_far or bool(trained_here)
 
     first = {weight.name for weight in first_weights(model)} if model.tied else set()
@@ -309,22 +326,19 @@ def _trace(
             layer += 1
     run("tail", -1, fetched(weight for weight in units["tail"] if weight not in table))
     if table:  # tied: the head uses the embedding's weight again
-        needs_backward.append(True)
-        forward.append(_Use("forward", "tail", -1, 0))
-    backward: list[_Use] = []
-    for (unit, at), group in groupby(zip(reversed(forward), reversed(needs_backward), strict=True), _place):
-        uses = list(group)
-        if recomputes and unit in LAYERS and any(needed for _, needed in uses):
+        needs_backward.append([True])
+        forward.append(_Run("forward", "tail", -1, [0]))
+    backward: list[_Run] = []
+    for one, needed in zip(reversed(forward), reversed(needs_backward), strict=True):
+        if recomputes and one.unit in LAYERS and any(needed):
             # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
-            last = modules[uses[0][0].weight]
-            again = [use.weight for use, _ in reversed(uses) if modules[use.weight] != last]
-            backward += [_Use("backward", unit, at, weight, again=True) for weight in again]
-        backward += [_Use("backward", unit, at, use.weight) for use, needed in uses if needed]
+            last = modules[one.weights[-1]]
+            again = [index for index in one.weights if modules[index] != last]
+            backward.append(_Run("backward", one.unit, one.layer, again, again=True))
+        asked = [index for index, needs in zip(reversed(one.weights), reversed(needed), strict=True) if needs]
+        if asked:
+            backward.append(_Run("backward", one.unit, one.layer, asked))
     return forward + backward, sizes, frozen
-
-
-def _place(one: tuple[_Use, bool]) -> tuple[str, int]:
-    return one[0].unit, one[0].layer
 
 
 def _reads_after(weight: Weight, trained: Weight, order: dict[str, tuple[int, int]]) -> bool:
@@ -338,11 +352,12 @@ def _base_name(weight: Weight) -> str:
     return weight.name.partition(".lora_")[0]
 
 
-def _next_uses(uses: list[_Use]) -> list[int | None]:
+def _next_uses(order: list[int]) -> list[int | None]:
     """For every step, the next step that uses the same weight."""
-    coming: dict[int, int] = {}
-    found: list[int | None] = [None] * len(uses)
-    for step in range(len(uses) - 1, -1, -1):
-        found[step] = coming.get(uses[step].weight)
-        coming[uses[step].weight] = step
+    latest: dict[int, int] = {}
+    found: list[int | None] = [None] * len(order)
+    for step, index in enumerate(order):
+        if index in latest:
+            found[latest[index]] = step
+        latest[index] = step
     return found
