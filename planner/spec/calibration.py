@@ -6,8 +6,6 @@ and in the end of uncalibrated.toml, whose entries are guesses and say so. Not h
 formulas that the numbers go into (steptime.py, memory.py, linktime.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -159,14 +157,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overlap: tuple[OverlapEntry, ...] = ()
     links: tuple[LinkEntry, ...] = ()
     bands: tuple[BandEntry, ...] = ()
-    base: Calibration | None = None
+    base: "Calibration | None" = None
 
     @property
-    def chain(self) -> tuple[Calibration, ...]:
+    def chain(self) -> tuple["Calibration", ...]:
         """This one and those it is based on, one after the other."""
         return (self, *(self.base.chain if self.base else ()))
 
-    def of(self, runtime: str, gpu: str, kind: str) -> Coefficients:
+    def of(self, runtime: str, gpu: str, kind: str) -> "Coefficients":
         """What is known about a runtime (preset's name) on a device (GPU preset's name, and its kind).
 
         For each number the first calibration in the chain that has it decides; inside one, the entry that names most:

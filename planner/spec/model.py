@@ -4,8 +4,6 @@ The defaults are a Llama's. Not here: its tensors and their names (inventory/), 
 its presets (presets.py).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -4,8 +4,6 @@ Not here: where the files are (preset_files.py), the facts (presets/*.toml), or 
 (huggingface.py).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Whose code runs: an engine, the model code's kernels, and what its allocator adds."""
 
-from __future__ import annotations
-
 import msgspec
 
 from planner.spec.job import Step
