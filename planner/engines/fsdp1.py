@@ -58,11 +58,18 @@ rules: tuple[Rule, ...] = (
 # -- what a unit has -------------------------------------------------------------------------------------------------
 
 
+def _joined(unit: str) -> tuple[str, ...]:
+    """The units whose weights one flat parameter joins with this one's."""
+    return (unit,) if unit in LAYERS else ("embed", "tail")
+
+
 def _flat(case: Case, unit: str) -> list[Weight]:
-    """The weights whose flat parameters have gradients: all of a unit where any is trained, unless adapters have flat
-    parameters of their own."""
-    trained = [weight for weight in case.units()[unit] if weight.trainable]
-    return trained if case.runtime.adapter_units or not trained else list(case.units()[unit])
+    """The unit's weights whose flat parameters have gradients: all where any of the flat parameter is trained, unless
+    adapters have flat parameters of their own."""
+    own = case.units()[unit]
+    if case.runtime.adapter_units:
+        return [weight for weight in own if weight.trainable]
+    return list(own) if any(one.trainable for part in _joined(unit) for one in case.units()[part]) else []
 
 
 def flat_gradient(case: Case, unit: str) -> Number:
@@ -245,8 +252,37 @@ def _small(case: Case) -> Number:
 
 
 def collectives(case: Case) -> list[Call]:
-    """FSDP2's bytes of flat parameters; under NO_SHARD each unit's gradient is reduced over all ranks alone."""
-    return _between_replicas(case, fsdp2.collectives(case))
+    """Of a flat parameter with any gradient all is reduced. The root is gathered once a micro-batch, and nothing is
+    there to compute meanwhile; under NO_SHARD gradients are reduced over all ranks alone."""
+    layout = case.layout
+    once = layout.grad_accum * 0 + 1
+    reductions = layout.grad_accum if layout.sync_each_micro_batch else once
+    # What SHARD_GRAD_OP leaves gathered is let go by the step's last backward alone under no_sync.
+    kept = not layout.reshard_after_forward and not layout.sync_each_micro_batch
+    rounds = once if kept else layout.grad_accum
+    calls: list[Call] = []
+    for unit in ("root", *(one for one in LAYERS if case.units()[one])):
+        in_layers, parts = unit in LAYERS, _joined(unit)
+        times: Number = case.repeats(unit) if in_layers else 1
+        apart: Number = _apart(case, parts)
+        send = partial(Call, unit=unit, overlappable=in_layers)
+        count, weights = rounds * times * (1 + apart), rounds * times * sum(fsdp2.gathered(case, one) for one in parts)
+        calls.append(send("all_gather", "dp_shard", phase="forward", count=count, payload_bytes=weights))
+        if layout.reshard_after_forward and in_layers:
+            calls.append(send("all_gather", "dp_shard", phase="backward", count=count, payload_bytes=weights))
+        if any(_flat(case, one) for one in parts):
+            count = reductions * times * (apart if case.runtime.adapter_units else 1)
+            grads = reductions * times * sum(flat_gradient(case, one) for one in parts)
+            calls.append(send("reduce_scatter", "dp_shard", phase="backward", count=count, payload_bytes=grads))
+            shards = grads / layout.dp_shard
+            calls.append(send("all_reduce", "dp_replicate", phase="backward", count=count, payload_bytes=shards))
+    return _between_replicas(case, calls)
+
+
+def _apart(case: Case, parts: tuple[str, ...]) -> int:
+    """Flat parameters that adapters of one unit have for themselves."""
+    weights = [one for part in parts for one in case.units()[part] if one.trainable]
+    return len(weights) if case.runtime.adapter_units else 0
 
 
 def ideal(case: Case) -> list[Call]:
@@ -256,6 +292,9 @@ def ideal(case: Case) -> list[Call]:
 
 def _between_replicas(case: Case, calls: list[Call]) -> list[Call]:
     """The calls, but for those within groups of one; in columns these send nothing."""
-    if is_column(case.layout.dp_shard) or case.layout.dp_shard > 1:
-        return calls
-    return [call for call in calls if call.axis == "dp_replicate"]
+    alone = {
+        axis
+        for axis in ("dp_shard", "dp_replicate")
+        if not is_column(ranks := getattr(case.layout, axis)) and ranks == 1
+    }
+    return [call for call in calls if call.axis not in alone]

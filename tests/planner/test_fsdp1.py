@@ -139,6 +139,46 @@ def test_hybrid_shards_hold_what_shards_hold_and_reduce_once_more() -> None:
     assert sum(call.payload_bytes for call in reduced) == pytest.approx(2 * (TABLE + 32 * BLOCK) / 2, rel=1e-3)
 
 
+def sent(
+    layout: Layout, *, lora: bool = False, own_units: bool = False
+) -> dict[tuple[str, str, str], tuple[int, float]]:
+    """(calls, elements) of a step by operation, unit and phase, everything in 16 bits."""
+    calls = engine_of("fsdp1").collectives(case(layout, lora=lora, own_units=own_units))
+    return {(one.op, one.unit, one.phase): (one.count, round(one.payload_bytes / 2)) for one in calls}
+
+
+NORM = 4096
+"""Elements of the last norm, which the root joins with embedding and head."""
+
+
+def test_the_root_is_one_flat_parameter_that_is_gathered_once() -> None:
+    assert sent(changed(grad_accum=3)) == {
+        ("all_gather", "root", "forward"): (3, 3 * (TABLE + NORM)),
+        ("reduce_scatter", "root", "backward"): (1, TABLE + NORM),
+        ("all_gather", "layer", "forward"): (3 * 32, 3 * 32 * BLOCK),
+        ("all_gather", "layer", "backward"): (3 * 32, 3 * 32 * BLOCK),
+        ("reduce_scatter", "layer", "backward"): (32, 32 * BLOCK),
+    }
+
+
+@pytest.mark.parametrize(("own_units", "units", "reduced"), [(False, 1, BLOCK + ADAPTERS), (True, 4, ADAPTERS)])
+def test_frozen_elements_of_a_flat_parameter_are_reduced_too(own_units: bool, units: int, reduced: int) -> None:
+    """But where A and B on queries and values are four flat parameters of their own; a frozen root has no gradient."""
+    found = sent(SHARDED, lora=True, own_units=own_units)
+
+    assert found["reduce_scatter", "layer", "backward"] == (32 * units, 32 * reduced)
+    assert ("reduce_scatter", "root", "backward") not in found
+    assert found["all_gather", "layer", "forward"] == (32 * (5 if own_units else 1), 32 * (BLOCK + ADAPTERS))
+
+
+def test_what_no_sync_keeps_gathered_is_gathered_once_a_step() -> None:
+    found = sent(changed(reshard_after_forward=False, grad_accum=3))
+
+    assert found["all_gather", "layer", "forward"] == (32, 32 * BLOCK)
+    assert found["all_gather", "root", "forward"] == (1, TABLE + NORM)
+    assert ("all_gather", "layer", "backward") not in found
+
+
 def test_no_shard_sends_gradients_alone() -> None:
     calls = engine_of("fsdp1").collectives(case(changed(zero_stage=0, dp_shard=1, dp_replicate=2)))
 

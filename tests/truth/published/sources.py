@@ -54,18 +54,20 @@ RUNTIMES: dict[str, RowRuntime] = {
         "deepspeed 0.7, runtime/bf16_optimizer.py: fp32 gradients whole, beside 16-bit ones until the next backward",
     ),
     "llm-foundry": RowRuntime(
-        {"*": "accelerate-fsdp2"},
+        {"*": "pytorch-fsdp1"},
         parts={"norm": "fused", "loss": "native"},
         switches={"sync_each_micro_batch": True},
-        guess="FSDP1 as FSDP2, Composer's trainer as Accelerate, flash-attn's fused loss as PyTorch's in 16 bits",
+        steps="for-loop",
+        guess="flash-attn's fused loss as PyTorch's in 16 bits, mixed_precision DEFAULT's fp32 reductions in 16 bits",
         source="llm-foundry, models/mpt/modeling_mpt.py: low-precision layernorm, plain MLP, fused_crossentropy; "
+        "yamls/pretrain/mpt-7b.yaml: decoupled_adamw, a for loop (Composer, optim/decoupled_weight_decay.py); "
         "Composer, distributed/dist_strategy.py, ddp_sync_context: FSDP reduces every micro-batch",
     ),
     "fms-fsdp": RowRuntime(
-        {"*": "accelerate-fsdp2"},
+        {"*": "pytorch-fsdp1"},
         compiled=COMPILED,
-        guess="FSDP1 as FSDP2, torch.compile as fused norm, rotary and MLP",
-        source="foundation-model-stack/fms-fsdp, README.md: FSDP1, torch.compile, PyTorch's attention",
+        guess="torch.compile as fused norm, rotary and MLP",
+        source="foundation-model-stack/fms-fsdp 5a296af, main_training_llama.py: FSDP by block, AdamW in lists",
     ),
     "internevo": RowRuntime(
         {"*": "megatron-core", "zero3": "accelerate-fsdp2"},
