@@ -75,8 +75,8 @@ def test_rows_of_ones_own_are_replayed_by_the_installed_command(installed: Path,
     files = [documented(tmp_path), OWN]
     answer = json.loads(done(installed / "planner", "replay", *files, "--json", cwd=tmp_path))
 
-    assert [row["skipped"] for row in answer["rows"]] == [None] * 14
-    assert sum(row["predicted"]["allocated_gib"] is not None for row in answer["rows"]) == 13
+    assert [row["skipped"] for row in answer["rows"]] == [None] * 15
+    assert sum(row["predicted"]["allocated_gib"] is not None for row in answer["rows"]) == 14
 
 
 def test_rows_of_before_are_replayed_by_the_installed_command(installed: Path, tmp_path: Path):

@@ -16,12 +16,12 @@ from planner.ask.options import cluster_of, question, typed
 from planner.ask.question import case_of, check_batch, exact_layout
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.calibrate import old_rows
-from planner.calibrate.rows import OldRow, Row, Unread, each_row, row_of
+from planner.calibrate.rows import Measured, OldRow, Row, Unread, each_row, row_of
 from planner.engines import engine_of
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
 from planner.spec import Cluster
-from planner.spec.options import OPTIONS
+from planner.spec.options import DEFAULT_SEQ_STEP, OPTIONS
 
 NEEDED = ("model", "runtime", "seq_len", "micro_batch_size")
 """Options without which a measurement is of nothing in particular, beside a cluster or a GPU."""
@@ -105,7 +105,16 @@ def _case(row: Row) -> Case:
         return Case.of(row.plan)
     if isinstance(row, OldRow):
         return old_rows.as_run(row, _of_options(old_rows.options(row)))
-    return _of_options(row.options or {})
+    given = {name: value for name, value in (row.options or {}).items() if value is not None}
+    return _of_options(_smallest(row.measured) | given)
+
+
+def _smallest(measured: Measured) -> dict[str, int]:
+    """Options of which nothing but the largest was measured: any value asks the same question, so the smallest."""
+    if measured.of_a_run:
+        return {}
+    micro = {"micro_batch_size": 1} if measured.largest_micro_batch is not None else {}
+    return micro | ({"seq_len": DEFAULT_SEQ_STEP} if measured.largest_seq_len is not None else {})
 
 
 def _of_options(options: Mapping[str, Any]) -> Case:

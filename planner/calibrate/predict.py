@@ -7,6 +7,7 @@ far off a prediction is (score.py), or what the terms of a peak are (memory.py: 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
@@ -15,6 +16,7 @@ from planner.basics.errors import one_line
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, CannotPredict
 from planner.calibrate.collective import bus_bandwidth_gbps
+from planner.calibrate.largest import largest_micro_batch, largest_seq_len
 from planner.calibrate.rows import Measured, Row, Source, Unread
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
@@ -29,7 +31,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
     measured (`memory_kind`, `memory_stage`), `logged_gib` the live bytes there, the other kinds are of the fullest
     stage. `fits`, `verdict` and `fits_probability` are what `planner estimate` would say, with its usual headroom, and
-    None where the card's memory is unknown."""
+    None where the card's memory is unknown. The largest that fits, of those that were measured, use all of it."""
 
     allocated_gib: float | None = None
     logged_gib: float | None = None
@@ -43,6 +45,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     fits_probability: float | None = None
     busbw_gbps: float | None = None
+    largest_micro_batch: float | None = None
+    largest_seq_len: float | None = None
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -115,7 +119,7 @@ def measures_anything(row: Row) -> bool:
     """Whether there is a figure, or a failure, to hold a prediction against."""
     one = row.measured
     figures = (one.peak_memory_gib, one.reserved_gib, one.device_gib, one.tokens_per_s_per_gpu, one.step_time_s)
-    return row.failed or any(figure is not None for figure in figures)
+    return row.failed or one.largest or any(figure is not None for figure in figures)
 
 
 def calibrated(case: Case, calibration: Calibration) -> Case:
@@ -136,6 +140,8 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
     time = step_time(case, calibration)
     speed = throughput(case, time)
     bands = coefficients(case, calibration).bands
+    edges = partial(_device_bytes, walks=walks)
+    measured = asked.row.measured
     return Figures(
         allocated_gib=allocated / GIB,
         logged_gib=logged["allocated"] / GIB,
@@ -148,7 +154,13 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
         verdict=verdict(device, bands, gpu.memory_bytes, DEFAULT_HEADROOM),
         fits_probability=fit_probability(device, bands, gpu.memory_bytes),
+        largest_micro_batch=None if measured.largest_micro_batch is None else largest_micro_batch(case, edges),
+        largest_seq_len=None if measured.largest_seq_len is None else largest_seq_len(case, edges),
     )
+
+
+def _device_bytes(case: Case, walks: Walks) -> float:
+    return _by_kind(case, _allocated(case, walks))["device"]
 
 
 def _by_kind(case: Case, allocated: float) -> dict[str, float]:

@@ -40,7 +40,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     "unknown"; `memory_stage` is the pipeline stage of the rank that it was read on. `phases_gib` are allocated peaks
     by phase (load, forward, backward, optimizer), `terms_gib` what lived at the peak by the planner's terms,
     `context_gib` device memory beside what the allocator reserved. `oom` None: the source does not tell an
-    out-of-memory from another crash.
+    out-of-memory from another crash. `largest_micro_batch` and `largest_seq_len` are the largest that ran where the
+    next step was out of memory, all else being what the row says.
     """
 
     peak_memory_gib: Positive | None = None
@@ -62,6 +63,19 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     busbw_gbps: Positive | None = None
     algbw_gbps: Positive | None = None
     oom: bool | None = None
+    largest_micro_batch: Positive | None = None
+    largest_seq_len: Positive | None = None
+
+    @property
+    def of_a_run(self) -> bool:
+        """Whether there is a figure of the very batch and length that the row says, not of the largest alone."""
+        figures = (self.peak_memory_gib, self.reserved_gib, self.device_gib, self.tokens_per_s_per_gpu)
+        return self.oom is not None or any(one is not None for one in (*figures, self.step_time_s))
+
+    @property
+    def largest(self) -> bool:
+        """Whether the largest micro-batch or length that ran is known."""
+        return self.largest_micro_batch is not None or self.largest_seq_len is not None
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

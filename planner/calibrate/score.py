@@ -59,6 +59,17 @@ class SpeedScore(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[WorstRow, ...] = ()
 
 
+class LargestScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest micro-batch (`what` "micro_batch") or length ("seq_len") that fits, as ratios of what ran; `model`
+    None is all of the source."""
+
+    source: str
+    model: str | None
+    what: str
+    factors: Factors
+    worst: tuple[WorstRow, ...] = ()
+
+
 class RankScore(msgspec.Struct, frozen=True, kw_only=True):
     """Layouts of one model on so many GPUs: Spearman's correlation of predicted and measured speed, and what the
     first choice among those predicted to fit would have cost (`regret`: the best's speed over its own, - 1; None: the
@@ -100,6 +111,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, tuple[int, int]]
     memory: tuple[MemoryScore, ...]
     speed: tuple[SpeedScore, ...]
+    largest: tuple[LargestScore, ...]
     ranks: tuple[RankScore, ...]
     fit: tuple[FitScore, ...]
     skipped: tuple[Counted, ...]
@@ -113,6 +125,7 @@ def summary(replayed: Sequence[Replayed]) -> Summary:
         rows={source: (len(them), sum(one.skipped is None for one in them)) for source, them in by_source.items()},
         memory=tuple(_memory(by_source)),
         speed=tuple(_speed(by_source)),
+        largest=tuple(_largest(by_source)),
         ranks=tuple(_ranks(by_source)),
         fit=tuple(_fits(by_source)),
         skipped=_counted(by_source, lambda one: (one.skipped,) if one.skipped else ()),
@@ -148,6 +161,14 @@ def time_points(replayed: Iterable[Replayed]) -> Iterator[Point]:
             yield one, predicted, measured
 
 
+def largest_points(replayed: Iterable[Replayed], what: str) -> Iterator[Point]:
+    """Every largest micro-batch or length that was measured and predicted."""
+    for one in replayed:
+        predicted, measured = (getattr(of, f"largest_{what}") for of in (one.predicted, one.row.measured))
+        if predicted is not None and measured is not None:
+            yield one, predicted, measured
+
+
 def _bandwidth_points(replayed: Iterable[Replayed]) -> Iterator[Point]:
     for one in replayed:
         if one.predicted.busbw_gbps is not None and one.row.measured.busbw_gbps is not None:
@@ -177,6 +198,17 @@ def _speed(by_source: dict[str, list[Replayed]]) -> Iterator[SpeedScore]:
             )
             for model, some in _by_model(points):
                 yield SpeedScore(source=source, model=model, what=what, factors=_factors(some))
+
+
+def _largest(by_source: dict[str, list[Replayed]]) -> Iterator[LargestScore]:
+    for source, them in by_source.items():
+        for what in ("micro_batch", "seq_len"):
+            if not (points := list(largest_points(them, what))):
+                continue
+            far = _worst(points, terms=False)
+            yield LargestScore(source=source, model=None, what=what, factors=_factors(points), worst=far)
+            for model, some in _by_model(points):
+                yield LargestScore(source=source, model=model, what=what, factors=_factors(some))
 
 
 def _errors(points: Sequence[Point]) -> Errors:

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 
 from planner.ask.question import Verdict
-from planner.calibrate.score import Summary, WorstRow
+from planner.calibrate.score import LargestScore, SpeedScore, Summary, WorstRow
 
 NO = "–"
 FITS = "What fits"
@@ -29,8 +29,8 @@ class Table(msgspec.Struct, frozen=True):
 def tables(found: Summary) -> list[Table]:
     """Those that have rows, in the order people read them."""
     made = [
-        _memory(found), _speed(found), _fit(found), _ranks(found), _worst_memory(found), _worst_speed(found),
-        _assumptions(found), _skipped(found),
+        _memory(found), _speed(found), _largest(found), _fit(found), _ranks(found), _worst_memory(found),
+        _worst_speed(found), _assumptions(found), _skipped(found),
     ]  # fmt: skip
     return [table for table in made if table.rows]
 
@@ -61,6 +61,17 @@ def _speed(found: Summary) -> Table:
         tuple(rows),
         3,
     )
+
+
+def _largest(found: Summary) -> Table:
+    rows = [
+        (
+            one.source, one.model or "all", one.what.replace("_", " "), str(one.factors.n), f"{one.factors.median:.2f}",
+            f"{one.factors.p90:.2f}", f"{one.factors.bias:.2f}",
+        )
+        for one in found.largest
+    ]  # fmt: skip
+    return Table("The largest that fits", ("source", "model", "what", "n", "median", "p90", "bias"), tuple(rows), 3)
 
 
 def _fit(found: Summary) -> Table:
@@ -109,13 +120,17 @@ def _worst_memory(found: Summary) -> Table:
 
 
 def _worst_speed(found: Summary) -> Table:
+    scores: tuple[SpeedScore | LargestScore, ...] = (*found.speed, *found.largest)
     rows = [
         (one.source, worst.id, worst.layout, one.what.replace("_", " "), *_figures(worst))
-        for one in found.speed
+        for one in scores
         for worst in one.worst
     ]
     return Table(
-        "Largest errors of time", ("source", "row", "layout", "what", "predicted", "measured", "error"), tuple(rows), 4
+        "Largest errors of time, and of the largest that fits",
+        ("source", "row", "layout", "what", "predicted", "measured", "error"),
+        tuple(rows),
+        4,
     )
 
 

@@ -13,7 +13,8 @@ import click
 from planner.basics.quantities import length, real, share, whole
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, NOTHING_FITS, Asking
-from planner.studies.fit import DEFAULT_MAX_GPUS, DEFAULT_SEQ_STEP, QUANTITIES
+from planner.spec.options import DEFAULT_SEQ_STEP
+from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH
 
 MOST_GPUS = 10**6

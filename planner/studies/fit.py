@@ -14,20 +14,18 @@ import msgspec
 
 from planner.ask.offloading import ways_out
 from planner.ask.question import Question, warnings
+from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.estimation import Estimate
 from planner.decide.recommendation import FREE, Constraints, recommend
 from planner.parallelism.rules import divisors
-from planner.spec.options import LARGEST_BATCH, LARGEST_SEQ
+from planner.spec.options import DEFAULT_SEQ_STEP, LARGEST_BATCH, LARGEST_SEQ
 from planner.studies.reply import Reply, Resize, ask, reply_of, summary
 
 SCHEMA = "fit/1"
 QUANTITIES = ("gpus", "seq-len", "micro-batch", "global-batch")
 DEFAULT_MAX_GPUS = 1024
-DEFAULT_SEQ_STEP = 128
-"""Sequences are cut into tiles and over ranks; an odd length is nobody's answer."""
-
 REFUSALS_IN_A_ROW = 64
 """So many neighbours without a legal layout, and the rest is not tried."""
 
@@ -218,20 +216,6 @@ def _largest_batch(question: Question, replied: Asked) -> Fitted:
 
 
 # -- the edge ------------------------------------------------------------------------------------------------------
-
-
-def boundary(count: int, holds: Callable[[int], bool]) -> int:
-    """The first of `count` places where `holds` ends, `count` where it never does: doubling, then bisecting.
-
-    The place before it holds and it does not, whatever `holds` is; it is the only such place when `holds` is monotone.
-    """
-    low, stride = -1, 1
-    while (high := min(low + stride, count)) < count and holds(high):
-        low, stride = high, stride * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return high
 
 
 class _Replies:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from planner.ask import options
+from planner.basics.edge import boundary
 from planner.decide.candidates import Candidate, beats
 from planner.decide.estimation import answer
 from planner.engines import deepspeed_stage12
@@ -22,7 +23,7 @@ from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, Moe, TrainingJob, presets
 from planner.spec.layout import even_split
 from planner.studies import cost
-from planner.studies.fit import Fitted, _largest, _smallest, boundary
+from planner.studies.fit import Fitted, _largest, _smallest
 from planner.studies.reply import Reply
 
 BEST = answer(options.question({"model": "tiny-llama", "gpus": "1"})).estimates[0]

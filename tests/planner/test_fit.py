@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from planner.ask import options
 from planner.ask.question import Question
 from planner.basics import command
+from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.cli import planner
 from planner.decide.estimation import answer
 from planner.decide.recommendation import Constraints, recommend
-from planner.studies.fit import Fitted, boundary, fit, gpu_sizes
+from planner.studies.fit import Fitted, fit, gpu_sizes
 from planner.studies.reply import Resize
 from planner.views.fit import fit_text
 

@@ -24,6 +24,7 @@ from planner.calibrate.statistics import errors_of, factors_of, spearman
 from planner.cli import planner
 from planner.spec.calibration import calibration
 from planner.spec.plan import Plan
+from planner.studies.fit import fit
 
 TRUTH = Path(__file__).resolve().parents[1] / "truth"
 PAGE = TRUTH.parents[1] / "docs" / "adding-a-measurement.md"
@@ -205,7 +206,7 @@ def test_the_rows_of_the_documentation_are_predicted_every_one(tmp_path, capsys)
     code, out, _ = run(capsys, written(tmp_path / "rows.jsonl", *example.splitlines()))
 
     assert code == 0
-    assert out.startswith("3 of 3 rows predicted")
+    assert out.startswith("4 of 4 rows predicted")
 
 
 # -- the question of a row -----------------------------------------------------------------------------------------
@@ -358,6 +359,43 @@ def test_a_row_of_before_in_words_that_are_not_ours_says_how_to_make_it_again(tm
 
 
 # -- prediction ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quantity", "field", "option"),
+    [("micro-batch", "largest_micro_batch", "micro_batch_size"), ("seq-len", "largest_seq_len", "seq_len")],
+)
+def test_the_largest_is_what_fit_finds_with_all_of_the_card_whatever_the_row_says_of_it(quantity, field, option):
+    """Llama 2 7B on 8 cards, recomputed: beyond its own 4,096 tokens, as its positions allow."""
+    with_own = {option: 5120 if option == "seq_len" else 7}
+    given = {name: str(value) for name, value in (ROW["options"] | {"seq_len": 5120}).items()}
+    if quantity == "micro-batch":
+        del given["micro_batch_size"]
+    found = fit(question(given | {"headroom": "0%"}), lambda gpus: question(given), [quantity])
+
+    measured = {field: 1000}
+    (named,) = predicted(one(options__seq_len=5120, measured=measured))
+    (other,) = predicted(
+        one(**{"options__seq_len": 5120} | {f"options__{option}": with_own[option]}, measured=measured)
+    )
+    (without,) = predicted(one(**{"options__seq_len": 5120} | {f"options__{option}": None}, measured=measured))
+
+    assert getattr(named.predicted, field) == found.found[0].value > 1
+    assert [getattr(row.predicted, field) for row in (other, without)] == [found.found[0].value] * 2
+    (score,) = summary([named]).largest
+    assert (score.what, score.factors.bias) == (field.removeprefix("largest_"), found.found[0].value / 1000)
+
+
+def test_the_largest_is_half_of_the_smallest_where_not_even_that_fits():
+    (found,) = predicted(one(options__model="llama-2-70b", options__seq_len=65536, measured={"largest_micro_batch": 1}))
+
+    assert found.predicted.largest_micro_batch == 0.5
+
+
+def test_figures_of_one_batch_need_the_batch_beside_the_largest():
+    refused = asked(one(options__micro_batch_size=None, measured__largest_micro_batch=4))
+
+    assert refused.refusal == "options.micro_batch_size: is missing. A measurement says what was run"
 
 
 def test_the_peak_is_held_against_the_kind_that_was_measured():

@@ -311,6 +311,33 @@ def test_a_wall_time_over_stated_samples_is_a_step_time() -> None:
     assert reader.question(one(layout__micro_batch=4, **wall)).row.measured.step_time_s is None  # of how many, unsaid
 
 
+def test_the_largest_that_fits_is_asked_whatever_value_ran() -> None:
+    rows = [row for row in published_rows() if row.boundary]
+    asked = [reader.question(row) for row in rows]
+    others = [reader.question(msgspec.structs.replace(row, layout=other_batch(row))) for row in rows]
+
+    assert [one.row.measured.largest_micro_batch for one in asked] == [row.layout.micro_batch for row in rows]
+    found, again = (
+        [one.predicted.largest_micro_batch for one in replay(some, calibration())] for some in (asked, others)
+    )
+    assert found == again
+    assert len(found) == 10 and None not in found
+
+
+def other_batch(row: WordRow) -> RowLayout:
+    return msgspec.structs.replace(row.layout, micro_batch=5, global_batch=5)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "largest"),
+    [("max_seq_len that fits", (None, 2048)), ("Largest micro-batch", (1, None)), ("fastest", (None, None))],
+)
+def test_a_boundary_names_its_quantity_in_words(boundary: str, largest: tuple[int | None, int | None]) -> None:
+    measured = reader.question(one(boundary=boundary)).row.measured
+
+    assert (measured.largest_micro_batch, measured.largest_seq_len) == largest
+
+
 def test_no_shard_of_fsdp_qlora_is_replicas_of_its_own_engine() -> None:
     layout = case_of(one(source__repo_or_paper="AnswerDotAI/fsdp_qlora", layout__zero_or_fsdp="ddp")).layout
 

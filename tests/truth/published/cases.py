@@ -108,6 +108,15 @@ def step_seconds(row: WordRow, case: Case) -> float | None:
     return wall * case.layout.global_batch_size / samples
 
 
+def largest(row: WordRow, case: Case) -> dict[str, int]:
+    """The case's micro-batch or length as the largest that ran, where the source says that the next did not fit."""
+    said = row.boundary or ""
+    found = [what for pattern, what in sources.LARGEST if re.search(pattern, said, re.IGNORECASE)]
+    found += [what for pattern, what in quirk_of(row).largest if re.search(pattern, said_of(row))]
+    values = {"micro_batch": case.layout.micro_batch_size, "seq_len": case.job.seq_len}
+    return {f"largest_{what}": values[what] for what in found[:1]}
+
+
 # -- whose code ----------------------------------------------------------------------------------------------------
 
 

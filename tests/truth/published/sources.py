@@ -101,6 +101,10 @@ RUNTIMES: dict[str, RowRuntime] = {
 """By the rows' `runtime`; a name that is not here may be a runtime preset's own."""
 
 
+LARGEST = ((r"micro.?batch", "micro_batch"), (r"seq|length|context|tokens", "seq_len"))
+"""What a row's `boundary` says is the largest that ran."""
+
+
 class Quirk(msgspec.Struct, frozen=True):
     """What holds for every row of one source beside its words.
 
@@ -110,7 +114,8 @@ class Quirk(msgspec.Struct, frozen=True):
     (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage),
     `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields of it and `refuse` reasons, of rows whose
     title and notes have the pattern; a `stage` of the layout counts whatever the row says. Rows stepped with a fused
-    AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences.
+    AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next
+    step of was out of memory, by pattern.
     """
 
     runtime: RowRuntime | None = None
@@ -124,6 +129,7 @@ class Quirk(msgspec.Struct, frozen=True):
     refuse: tuple[tuple[str, str], ...] = ()
     fused: str = ""
     samples: int | None = None
+    largest: tuple[tuple[str, str], ...] = ()
     optimizer: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
@@ -150,6 +156,7 @@ QUIRKS: dict[str, Quirk] = {
         layout=(("", {"grad_accum": 1}),),
         note="accumulation not stated: 1",
         samples=1024,  # benchmarks_03_2024.md: --dataset dummy --dataset_samples 1024, one epoch
+        largest=((r"reported not to fit", "seq_len"),),
     ),
     "QwenLM/Qwen": Quirk(
         runtime=RowRuntime(
