@@ -36,6 +36,7 @@ from planner.figures.passes import (
     waiting_of,
     working_seconds,
 )
+from planner.figures.stepparts import PHASES, Chunks, Moved, PhaseWaits, Slowest, StepParts, Wait, Waits
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, element_bytes_of, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import UNITS, Case
@@ -127,7 +128,7 @@ def _optimizer_bytes(case: Case) -> Number:
     return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
 
 
-def _optimizer_seconds(case: Case, device: Device) -> Number:
+def optimizer_seconds(case: Case, device: Device) -> Number:
     """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
     known = device.known
     took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
@@ -176,6 +177,13 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
 
     Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
     """
+    return step_parts(case, calibration, calls)[0]
+
+
+def step_parts(
+    case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None
+) -> tuple[StepTime, StepParts | None]:
+    """`step_time` with what it adds up, which is None where seconds are."""
     known, layout = coefficients(case, calibration), case.layout
     accum = layout.grad_accum
     work = unit_work(case)
@@ -187,7 +195,7 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
     device = device_of(case, work, known)
     unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
     if device is None:
-        return unknown
+        return unknown, None
     compute, both = {}, {}
     for unit, waiting in waiting_of(case, known).items():
         loads = loads_of(work[unit], device)
@@ -196,22 +204,20 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
     own = on_stage(first, both)
     beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
-    pipeline_s, slowest = _pipeline_s(case, both, known)
+    pipeline_s, slowest, chunks = _pipeline_s(case, both, known)
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
-    windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
-    outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
-    for phase in ("forward", "backward", "optimizer"):
-        exposed_s = exposed_s + _exposed(phase, outside, windows.get(phase), accum, known.overlap.hidden_share)
-    host_s = _host_seconds(first, windows)
-    if host_s is None:
-        return unknown
-    moved_s, updated_on_host_s = host_s
-    exposed_s = exposed_s + moved_s
-    optimizer_s = updated_on_host_s if steps_on_host(case) else _optimizer_seconds(first, device)
+    waits = waits_of(first, own, calls, seconds, known)
+    updated_on_host_s = None if waits is None else update_seconds(first)
+    if waits is None or updated_on_host_s is None:
+        return unknown, None
+    for phase in PHASES:
+        exposed_s = exposed_s + waits.phases[phase].waited_s
+    exposed_s = exposed_s + waits.moved_s
+    optimizer_s = updated_on_host_s if steps_on_host(case) else optimizer_seconds(first, device)
     bubble_s = pipeline_s - passes_s
     compute_s = accum * (beside.forward_s + beside.backward_s)
     step_s = compute_s + exposed_s + bubble_s + optimizer_s
-    return StepTime(
+    time = StepTime(
         step_s=step_s,
         low_s=step_s * known.bands.time_low,
         high_s=step_s * known.bands.time_high,
@@ -225,19 +231,26 @@ def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, N
         ramp_s=None if slowest is None else float(pipeline_s) - slowest.passes_s,
         slowest_stage=None if slowest is None else slowest.stage,
     )
+    return time, StepParts(first, work, both, compute, pipeline_s, chunks, waits, optimizer_s)
 
 
-def _host_seconds(case: Case, windows: dict[str, Number]) -> tuple[Number, Number] | None:
-    """(exposed seconds on the host link, seconds of an optimizer step on the host); None when the host is unknown."""
-    waited: Number = 0.0
+def waits_of(
+    case: Case, own: Passes, calls: list[tuple[Traffic, Number]], seconds: Sequence[Number], known: Coefficients
+) -> Waits | None:
+    """What a stage waits for beside its `own` passes of a micro-batch, for these `calls` with their seconds and over
+    the host's link; None when the link is unknown."""
+    accum = case.layout.grad_accum
+    windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
+    outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
+    phases = {phase: _waited(phase, outside, windows.get(phase), accum, known.overlap.hidden_share) for phase in PHASES}
+    moved = []
     for one in offload_traffic(case):
-        seconds = transfer_seconds(case, one)
-        if seconds is None:
+        crossing_s = transfer_seconds(case, one)
+        if crossing_s is None:
             return None
         beside = windows.get(one.phase, 0.0) if one.overlappable else 0.0
-        waited = waited + maximum(seconds - beside, 0.0)
-    updated_s = update_seconds(case)
-    return None if updated_s is None else (waited, updated_s)
+        moved.append(Moved(one, crossing_s, maximum(crossing_s - beside, 0.0)))
+    return Waits(phases, tuple(moved))
 
 
 def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
@@ -269,29 +282,24 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
 
 
-class _Slowest(msgspec.Struct, frozen=True):
-    """The pipeline rank whose passes take longest, and their seconds in a step."""
-
-    stage: int
-    passes_s: float
-
-
-def _slowest(layout: Layout, forward_s: Sequence[float], backward_s: Sequence[float]) -> _Slowest:
+def _slowest(layout: Layout, forward_s: Sequence[float], backward_s: Sequence[float]) -> Slowest:
     """Of chunks in the model's order; the first of equals."""
     passes_s = [0.0] * layout.pp
     for chunk, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):
         passes_s[rank_of(layout.pp_schedule, layout.pp, chunk)] += layout.grad_accum * (forward + backward)
     stage = max(range(layout.pp), key=lambda rank: (round(passes_s[rank] / max(passes_s), 9), -rank))
-    return _Slowest(stage, passes_s[stage])
+    return Slowest(stage, passes_s[stage])
 
 
-def _pipeline_s(case: Case, units: dict[str, Passes], known: Coefficients) -> tuple[Number, _Slowest | None]:
+def _pipeline_s(
+    case: Case, units: dict[str, Passes], known: Coefficients
+) -> tuple[Number, Slowest | None, Chunks | None]:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
-    played out for one layout of stages (with its slowest), and a bound below it for columns."""
+    played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns."""
     layout = case.layout
     if not case.pipelined:
         passes = on_stage(case, units)
-        return layout.grad_accum * (passes.forward_s + passes.backward_s), None
+        return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
     p2p_s = _send_seconds(case, known)
     if not is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         stages = [on_stage(case.at(stage), units) for stage in case.chunks()]
@@ -299,7 +307,8 @@ def _pipeline_s(case: Case, units: dict[str, Passes], known: Coefficients) -> tu
         played_s = makespan_s(
             layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
         )
-        return played_s, _slowest(layout, forward, backward)
+        chunks = Chunks(tuple(forward), tuple(backward), float(p2p_s))
+        return played_s, _slowest(layout, forward, backward), chunks
     if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
         spills = case.model.dense_layers > case.model.layers // (layout.pp * layout.virtual_stages)
         forward_s, backward_s = (
@@ -318,11 +327,11 @@ def _pipeline_s(case: Case, units: dict[str, Passes], known: Coefficients) -> tu
         p2p_s,
     )
     if layout.pp_schedule == "zb-v":
-        return bound_s, None
+        return bound_s, None, None
     # Where layers do not divide, the second rank may have more of them than any in the middle surely has: the way
     # there and its own work.
     own_s = layout.grad_accum * case.layers_on_second_rank * sum(units["layer"])
-    return maximum(bound_s, first.forward_s + own_s), None
+    return maximum(bound_s, first.forward_s + own_s), None, None
 
 
 def _send_seconds(case: Case, known: Coefficients) -> Number:
@@ -336,30 +345,31 @@ def _send_seconds(case: Case, known: Coefficients) -> Number:
     return collective_seconds(sent, case.cluster.levels, known)
 
 
-def _exposed(
+def _waited(
     phase: str,
     calls: list[tuple[tuple[Traffic, Number], Number]],
     window_s: Number | None,
     accum: Number,
     hidden_share: float,
-) -> Number:
+) -> PhaseWaits:
     """Exposed communication of one phase: overlappable calls hide together beside the micro-batches they belong to,
     `hidden_share` of each at most."""
-    waited: Number = 0.0
+    found = []
     hidden_s: Number = 0.0
     unhidden_s: Number = 0.0
-    for (call, share), call_s in calls:
+    for (call, share), seconds in calls:
         if call.phase != phase:
             continue
         if not call.overlappable or window_s is None:
-            waited = waited + call_s
+            found.append(Wait(call, share, seconds, (seconds,)))
             continue
-        waited, call_s = waited + call_s * (1 - hidden_share), call_s * hidden_share
+        call_s = seconds * hidden_share
         # What exceeds its own micro-batches' compute cannot be hidden beside others.
         beyond = maximum(call_s - window_s * share, 0.0)
-        waited, hidden_s = waited + beyond, hidden_s + (call_s - beyond)
+        found.append(Wait(call, share, seconds, (seconds * (1 - hidden_share), beyond)))
+        hidden_s = hidden_s + (call_s - beyond)
         unhidden_s = maximum(unhidden_s, (call_s - beyond) / maximum(call.count, 1.0) * (share * accum))
-    return waited if window_s is None else waited + exposed_seconds(hidden_s, unhidden_s, window_s)
+    return PhaseWaits(tuple(found), None if window_s is None else exposed_seconds(hidden_s, unhidden_s, window_s))
 
 
 def scalar(value: Number | None) -> float | None:

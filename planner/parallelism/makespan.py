@@ -19,6 +19,23 @@ from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_o
 KINDS = "FBIW"
 
 
+class Pass(NamedTuple):
+    """One piece of work of a played schedule, with its seconds since the first forward began.
+
+    `kind` is an action's (schedules.py), `stage` the place of its chunk in the model, `needed_s` when what it takes
+    from another rank is there: 0 where it takes nothing.
+    """
+
+    rank: int
+    kind: str
+    micro_batch: int
+    chunk: int
+    stage: int
+    needed_s: float
+    start_s: float
+    end_s: float
+
+
 def makespan_s(
     schedule: str,
     forward_s: Sequence[float],
@@ -34,9 +51,7 @@ def makespan_s(
     `weight_grad_share` is what W takes of a split backward: about half, since both halves are the same products.
     """
     stages = len(forward_s) // virtual_stages
-    cost: list[float] = []
-    for forward, backward in zip(forward_s, backward_s, strict=True):
-        cost += forward, backward, backward * (1 - weight_grad_share), backward * weight_grad_share
+    cost = _costs(forward_s, backward_s, weight_grad_share)
     clock = [0.0] * stages
     arrival = [0.0]
     for rank, work, needed in zip(*_program(schedule, stages, micro_batches, virtual_stages), strict=True):
@@ -48,6 +63,41 @@ def makespan_s(
         clock[rank] = now
         arrival.append(now + p2p_s)
     return max(clock)
+
+
+def played(
+    schedule: str,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    micro_batches: int,
+    virtual_stages: int = 1,
+    p2p_s: float = 0.0,
+    weight_grad_share: float = 0.5,
+) -> list[Pass]:
+    """Every pass of `makespan_s`, whose result is the last one's end. Each rank's come in its order.
+
+    A loop of its own, since the search plays schedules by the thousand and wants none of this.
+    """
+    stages = len(forward_s) // virtual_stages
+    cost = _costs(forward_s, backward_s, weight_grad_share)
+    orders = [iter(order) for order in actions(schedule, stages, micro_batches, virtual_stages)]
+    clock, arrival = [0.0] * stages, [0.0]
+    found = []
+    for rank, work, needed in zip(*_program(schedule, stages, micro_batches, virtual_stages), strict=True):
+        kind, micro_batch, chunk = next(orders[rank])
+        start = max(clock[rank], arrival[needed])
+        clock[rank] = start + cost[work]
+        found.append(Pass(rank, kind, micro_batch, chunk, work // 4, arrival[needed], start, clock[rank]))
+        arrival.append(clock[rank] + p2p_s)
+    return found
+
+
+def _costs(forward_s: Sequence[float], backward_s: Sequence[float], weight_grad_share: float) -> list[float]:
+    """Seconds of each kind of pass of each stage, by 4 * stage + place of the kind in KINDS."""
+    cost: list[float] = []
+    for forward, backward in zip(forward_s, backward_s, strict=True):
+        cost += forward, backward, backward * (1 - weight_grad_share), backward * weight_grad_share
+    return cost
 
 
 @lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.basics.errors import PlannerError
-from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
+from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s, played
 from planner.parallelism.pipeline import (
     backward_sends,
     boundary_bytes,
@@ -87,6 +87,31 @@ def test_the_makespan_is_the_longest_path_through_the_schedule(shape, data):
     played = makespan_s(schedule, forward, backward, m, v, p2p, share)
 
     assert played == pytest.approx(by_relaxation(schedule, forward, backward, m, v, p2p, share))
+
+
+@settings(deadline=None, max_examples=40)
+@given(shapes(), st.data())
+def test_the_played_passes_end_with_the_makespan_and_wait_for_what_they_need(shape, data):
+    schedule, p, m, v = shape
+    forward = data.draw(st.lists(SECONDS, min_size=p * v, max_size=p * v))
+    backward = data.draw(st.lists(SECONDS, min_size=p * v, max_size=p * v))
+    p2p, share = data.draw(st.sampled_from((0.0, 0.1, 2.0))), data.draw(st.sampled_from((0.5, 0.3)))
+
+    passes = played(schedule, forward, backward, m, v, p2p, share)
+
+    assert max(one.end_s for one in passes) == makespan_s(schedule, forward, backward, m, v, p2p, share)
+    for rank, order in enumerate(actions(schedule, p, m, v)):
+        own = [one for one in passes if one.rank == rank]
+        assert [(one.kind, one.micro_batch, one.chunk) for one in own] == list(order)
+        assert all(one.end_s <= after.start_s for one, after in pairwise(own))
+    ends = {(one.kind, one.micro_batch, one.stage): one for one in passes}
+    for kind, micro_batch, stage in ends:
+        source = ends.get((kind, micro_batch, {"F": stage - 1, "W": -1}.get(kind, stage + 1)))
+        if source is not None:
+            crosses = rank_of(schedule, p, source.stage) != rank_of(schedule, p, stage)
+            one = ends[kind, micro_batch, stage]
+            assert one.start_s >= source.end_s + p2p * crosses
+            assert not crosses or one.needed_s == source.end_s + p2p
 
 
 @pytest.mark.slow
