@@ -1,0 +1,131 @@
+"""`planner timeline`: one step as it is thought to run, and a recorded one beside it.
+
+Loaded when it is called. Parses, asks, prints. Not here: when anything happens (figures/timeline.py), or how it is
+drawn (views/timeline).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from planner.ask import options
+from planner.basics.errors import PlannerError
+from planner.basics.output import may_write, write_whole
+from planner.basics.quantities import wholes
+from planner.basics.waiting import searching
+from planner.cli import JSON_OPTION, Asking, tell, with_options
+from planner.decide import estimation, explanation
+from planner.figures.timeline import Timeline, timeline
+from planner.parallelism.case import Case
+from planner.spec.calibration import Calibration, calibration
+from planner.spec.options import LARGEST_COUNT
+from planner.spec.plan import Plan, read_plan
+from planner.spec.spans import Profile, read_profiles
+from planner.views.timeline import axis as views
+
+OF_ANY = ("calibration", "presets")
+"""Options of a question that say nothing of the layout."""
+
+TIMELINE_OPTIONS = (
+    click.option("--beside", metavar="RUN", help="Show what the ranks of RUN recorded, too (executor run --profile)."),
+    click.option("--stages", metavar="NUMBERS", help="Draw these stages: 0,1,63. Default: a few of many."),
+    click.option("--svg", metavar="FILE", help="Write the drawing as a picture, too."),
+    click.option("--trace", metavar="FILE", help="Write all stages for Perfetto or chrome://tracing, too."),
+    click.option("--force", is_flag=True, help="Overwrite existing files."),
+)
+
+
+@click.command(cls=Asking)
+@click.argument("plan_file", metavar="[PLAN]", required=False)
+@with_options(*TIMELINE_OPTIONS, JSON_OPTION)
+def show_timeline(
+    plan_file: str | None,
+    beside: str | None,
+    stages: str | None,
+    svg: str | None,
+    trace: str | None,
+    force: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """One step on an axis, stream by stream: of PLAN, of the layout that the options ask for, or of a run."""
+    for path, field in ((svg, "svg"), (trace, "trace")):
+        may_write(path, force, field=field)
+    asked = wholes("stages", stages, 0, LARGEST_COUNT)
+    run = None if beside is None else _run_plan(beside)
+    profiles = () if beside is None else _profiles(beside)
+    with searching() as waiting:
+        case, known = _case(given, plan_file, run)
+    found = timeline(case, known)
+    if found is None:
+        rule = "has no known rate for this, or its hosts have none: no time is predicted"
+        raise PlannerError("gpu", case.cluster.gpu.name, rule, "Name a GPU with known rates")
+    axis = views.axis_of(case, found, profiles)
+    some, left_out = views.chosen(axis, None if asked is None else tuple(asked))
+    if svg is not None:
+        from planner.views.timeline.picture import svg_of
+
+        _write(svg, svg_of(some, left_out))
+    if trace is not None:
+        from planner.views.timeline.trace import trace_of
+
+        _write(trace, trace_of(axis))
+    click.echo(_json(case, found, profiles, asked) if as_json else _text(some, left_out))
+    return waiting.code(0)
+
+
+def _case(given: dict[str, Any], plan_file: str | None, run: Plan | None) -> tuple[Case, Calibration]:
+    """The layout that is drawn: of a plan, of what the options ask for, or of the run that it stands beside."""
+    said = [name for name, value in given.items() if value not in (None, (), False) and name not in OF_ANY]
+    if plan_file is not None and said:
+        rule = "changes nothing of a plan, which is what it is"
+        raise PlannerError(said[0], given[said[0]], rule, "Leave it out, or leave out the plan")
+    if plan_file is not None or (run is not None and not said):
+        plan = run if plan_file is None else read_plan(plan_file)
+        assert plan is not None
+        named, folders = given.get("calibration"), tuple(given.get("presets") or ())
+        return Case.of(plan), calibration(named, folders) if named else calibration(folders=folders)
+    found = estimation.answer(options.question(given))
+    tell(found.question.notes)
+    return explanation.chosen(found).case, found.question.calibration
+
+
+def _run_plan(folder: str) -> Plan:
+    path = Path(folder) / "plan.json"
+    if not path.is_file():
+        rule = "holds no plan.json, so it is not a run folder"
+        raise PlannerError("beside", folder, rule, "Give a folder made by executor run")
+    return read_plan(path)
+
+
+def _profiles(folder: str) -> tuple[Profile, ...]:
+    found = read_profiles(Path(folder))
+    if not found:
+        raise PlannerError("beside", folder, "has no recorded step", "Run it with executor run --profile")
+    return found
+
+
+def _json(case: Case, found: Timeline, profiles: tuple[Profile, ...], asked: Any) -> bytes:
+    """Every stage, or those that were asked for."""
+    if asked is not None:
+        kept = tuple(one for one in found.stages if one.stage in asked)
+        found = msgspec.structs.replace(found, stages=kept)
+        profiles = tuple(one for one in profiles if one.stage in asked)
+    return msgspec.json.encode(views.as_json_object(case, found, profiles))
+
+
+def _text(axis: views.Axis, left_out: tuple[int, ...]) -> str:
+    from planner.views.timeline.terminal import text
+
+    return text(axis, left_out, shutil.get_terminal_size((110, 24)).columns)
+
+
+def _write(path: str | os.PathLike[str], data: bytes) -> None:
+    write_whole(path, data)
+    click.echo(f"wrote {path}", err=True)

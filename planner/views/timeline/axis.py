@@ -1,0 +1,187 @@
+"""What there is to draw of a step: a thought one, and beside it what ranks of a run recorded, on one axis of seconds.
+
+Not here: characters, shapes or events (terminal.py, picture.py, trace.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from planner.basics.errors import PlannerError
+from planner.basics.units import format_seconds
+from planner.figures.timeline import Timeline
+from planner.parallelism.case import Case
+from planner.spec.spans import COMPUTE, STREAMS, Profile, Span
+from planner.views.render import layout_text, seconds_text
+
+SCHEMA = "timeline/1"
+MOST_STAGES = 8
+"""Drawn where nobody says which; of more, as many of the first and of the last."""
+
+TOLD_SHARE = 1e-3
+"""Of the step, from which it is told what has no room on a stage."""
+
+PREDICTED, RECORDED = "predicted", "recorded"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One stream of one track. Spans of all its lanes are together, by begin."""
+
+    stream: str
+    spans: tuple[Span, ...]
+
+
+class Track(msgspec.Struct, frozen=True):
+    """What one pipeline stage is thought to do, or what one rank of it recorded: `part` says which. `end_s` is when its
+    step ends; `unplaced_s` and `left_out_s` are seconds that are in no span (figures/timeline.py, spec/spans.py)."""
+
+    part: str
+    name: str
+    stage: int
+    number: int
+    end_s: float
+    spans: tuple[Span, ...]
+    unplaced_s: float = 0.0
+    left_out: int = 0
+    left_out_s: float = 0.0
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Its streams that have spans, and compute, in their order."""
+        found = []
+        for stream in STREAMS:
+            spans = sorted((span for span in self.spans if span.stream == stream), key=lambda span: span.start_s)
+            if spans or stream == COMPUTE:
+                found.append(Row(stream, tuple(spans)))
+        return tuple(found)
+
+    @property
+    def busy_share(self) -> float:
+        """Of the step, in which it computes."""
+        return sum(span.seconds for span in self.spans if span.stream == COMPUTE) / self.end_s if self.end_s else 0.0
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """A step as it is drawn: `told` are sentences above it, `notes` below it."""
+
+    told: tuple[str, ...]
+    end_s: float
+    tracks: tuple[Track, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages there are."""
+        return tuple(sorted({track.stage for track in self.tracks}))
+
+
+def axis_of(case: Case, found: Timeline, profiles: Sequence[Profile] = ()) -> Axis:
+    """A thought step with what was recorded beside it."""
+    tracks = [
+        Track(PREDICTED, f"stage {one.stage}", one.stage, one.stage, found.step_s, one.spans, one.unplaced_s)
+        for one in found.stages
+    ]
+    tracks += [
+        Track(
+            RECORDED, f"rank {one.rank}", one.stage, one.rank, one.step_s, one.spans, 0.0, one.left_out, one.left_out_s
+        )
+        for one in profiles
+    ]
+    tracks.sort(key=lambda track: (track.stage, track.part != PREDICTED, track.number))
+    end_s = max(track.end_s for track in tracks)
+    return Axis(_told(case, found, profiles), end_s, tuple(tracks), _notes(tracks, bool(profiles)))
+
+
+def _told(case: Case, found: Timeline, profiles: Sequence[Profile]) -> tuple[str, ...]:
+    time, layout = found.time, case.layout
+    micro = "1 micro-batch" if found.micro_batches == 1 else f"{found.micro_batches} micro-batches"
+    parts = [
+        f"compute {seconds_text(time.compute_s)}",
+        f"communication waited for {seconds_text(time.exposed_comm_s)}",
+        f"optimizer {seconds_text(time.optimizer_s)}",
+    ]
+    if case.pipelined:
+        parts.insert(2, f"bubble {seconds_text(time.bubble_s)}")
+    lines = [
+        f"{case.model.name} on {layout.world_size} x {case.cluster.gpu.name}, {case.runtime.name}: "
+        f"{layout_text(layout)}",
+        f"A step of {micro} is predicted to take {format_seconds(found.step_s)}"
+        f"{' on the first stage' if case.pipelined else ''}: {', '.join(parts)}.",
+    ]
+    if profiles:
+        steps = sorted({one.step for one in profiles})
+        longest = max(one.step_s for one in profiles)
+        ratio = longest / found.step_s
+        lines.append(
+            f"Step {' and '.join(map(str, steps))} of the run took {format_seconds(longest)} while it was recorded: "
+            f"{ratio:.2f} x the prediction."
+        )
+    return tuple(lines)
+
+
+def _notes(tracks: Sequence[Track], recorded: bool) -> tuple[str, ...]:
+    notes = []
+    worst = max(tracks, key=lambda track: track.unplaced_s)
+    if worst.unplaced_s > TOLD_SHARE * worst.end_s:
+        notes.append(
+            "The step time counts what the first stage alone waits for and updates beside the passes: "
+            f"{worst.name} has {format_seconds(worst.unplaced_s)} more than there is room for, which are not drawn."
+        )
+    if any(track.part == PREDICTED and row.stream != COMPUTE for track in tracks for row in track.rows):
+        notes.append(
+            "Collectives and copies are sums: the prediction knows how long they take and how much is waited for, not "
+            "when in a pass each runs."
+        )
+    if recorded:
+        notes.append("Recorded passes hold what they waited for; predicted ones do not.")
+    left = [track for track in tracks if track.left_out]
+    if left:
+        count, seconds = sum(track.left_out for track in left), sum(track.left_out_s for track in left)
+        notes.append(f"{count} recorded spans, the shortest, are in no file: {format_seconds(seconds)} in all.")
+    return tuple(notes)
+
+
+def chosen(axis: Axis, asked: tuple[int, ...] | None) -> tuple[Axis, tuple[int, ...]]:
+    """The axis with these stages alone, or with a few of many, of each the first rank that recorded; and the stages
+    that are left out (PlannerError for one that does not exist)."""
+    there = axis.stages
+    if asked is not None and (wrong := [stage for stage in asked if stage not in there]):
+        there_are = f"they are 0 to {there[-1]}" if there[-1] else "without a pipeline there is 0 alone"
+        raise PlannerError("stages", wrong[0], f"is no stage: {there_are}", f"Try {min(wrong[0], there[-1])}")
+    kept = asked
+    if kept is None:
+        half = MOST_STAGES // 2
+        kept = there if len(there) <= MOST_STAGES else (*there[:half], *there[-half:])
+    tracks, seen = [], set()
+    for track in axis.tracks:
+        if track.stage in kept and (track.part, track.stage) not in seen:
+            seen.add((track.part, track.stage))
+            tracks.append(track)
+    return msgspec.structs.replace(axis, tracks=tuple(tracks)), tuple(stage for stage in there if stage not in kept)
+
+
+def ranges_text(numbers: Sequence[int]) -> str:
+    """`4-59, 62`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def as_json_object(case: Case, found: Timeline, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
+    """The spans of every stage, and what was recorded, in seconds."""
+    return {
+        "schema": SCHEMA,
+        "time": found.time,
+        "layout": case.layout,
+        "schedule": found.schedule,
+        "micro_batches": found.micro_batches,
+        "stages": found.stages,
+        "recorded": list(profiles),
+    }
