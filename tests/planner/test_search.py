@@ -75,8 +75,8 @@ SMALL = {
     "every strategy of data parallelism, any batch": (asked(gpus=32), LAUNCHED),
     "a batch to be made": (asked(gpus=16, batch=96), LAUNCHED),
     "one GPU": (asked("llama-3.2-1b", gpus=1), LAUNCHED),
-    "tensor and context groups on 4 GPUs": (asked("llama-3.2-1b", gpus=4, batch=8), ENGINES),
-    "pipelines on 8 GPUs": (asked("7b", gpus=8, batch=16, pp=4), ENGINES),
+    "tensor and context groups on 4 GPUs": (asked("llama-3.2-1b", gpus=4, batch=4), ENGINES),
+    "pipelines on 8 GPUs": (asked("7b", gpus=8, batch=8, pp=4), ENGINES),
     "tensor groups on 8 GPUs": (asked("llama-3-8b", gpus=8, batch=8, tp=4), ENGINES),
     "activations in host memory": (
         asked(gpus=8, batch=128, recompute="none", others=(("offload_activations", True),)),
