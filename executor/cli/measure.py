@@ -97,9 +97,6 @@ def measure(
 @click.option("--ranks", type=int, help="Ranks of a node that work at once (default: its GPUs; two on a CPU).")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
 @click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Which devices (default: GPUs where there are any).")
-@click.option(
-    "--launcher", type=click.Choice(["local"]), default="local", show_default=True, help="How nodes are reached."
-)
 @click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
               help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Few sizes, once each: shows that it works, with poor figures.")
@@ -111,7 +108,6 @@ def probe(
     ranks: int | None,
     nodes: int,
     kind: str | None,
-    launcher: str,
     hosts: str,
     quick: bool,
     force: bool,

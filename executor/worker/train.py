@@ -99,18 +99,15 @@ def run(options: argparse.Namespace) -> None:
     first = found.step if found is not None else 0
 
     reporter = Reporter(plan, folder, rank, first)
-    try:
-        kept = checkpoint_policy.policy(options.checkpoint_every, options.keep_last, options.keep_every)
-        saving = Checkpointing(plan, engine, options.folder, kept, reporter)
-        updates = found.optimizer_step if found is not None else 0
-        asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
-        guard = Guard(engine, options.folder, asked or badloss.STOP, reporter, first=first, updates=updates)
-        guard.check(apart=saving.apart)
-        training = _Training(plan, engine, (rows, validation), meter, reporter, saving, guard, live.data_parallel_rank)
-        with saving.listening():
-            training.run(first)
-    finally:
-        reporter.close()
+    kept = checkpoint_policy.policy(options.checkpoint_every, options.keep_last, options.keep_every)
+    saving = Checkpointing(plan, engine, options.folder, kept, reporter)
+    updates = found.optimizer_step if found is not None else 0
+    asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
+    guard = Guard(engine, options.folder, asked or badloss.STOP, reporter, first=first, updates=updates)
+    guard.check(apart=saving.apart)
+    training = _Training(plan, engine, (rows, validation), meter, reporter, saving, guard, live.data_parallel_rank)
+    with saving.listening():
+        training.run(first)
     alive.say(alive.END)
     measured = meter.result()
     if measured is not None:

@@ -7,29 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from planner.basics.errors import PlannerError
-
-ENTRY_POINTS = "meshwright.explorers"
-OWN = "tui.entry:explore"
-"""Ours, by name: it works from a checkout, and reading every installed package's entry points costs 20 ms."""
 
 Explorer = Callable[[Mapping[str, Any], bool], int]
 """Given options, and whether to print JSON instead of drawing -> exit code."""
 
 
 def find_explorer() -> Explorer:
-    """Ours, else the first that another package offers (PlannerError when there is none)."""
+    """The function that draws it (PlannerError where what it draws with is not installed)."""
     try:
-        return _load(OWN)
+        found: Explorer = import_module("tui.entry").explore
     except ModuleNotFoundError as error:
-        from importlib.metadata import entry_points
-
-        for point in entry_points(group=ENTRY_POINTS):
-            if point.value != OWN:
-                return _load(point.value)
-        raise not_installed((error.name or OWN).partition(".")[0]) from None
+        raise not_installed((error.name or "tui").partition(".")[0]) from None
+    return found
 
 
 def not_installed(package: str) -> PlannerError:
@@ -37,8 +29,3 @@ def not_installed(package: str) -> PlannerError:
     return PlannerError(
         "explore", None, f"the package {package} is not installed", "Install it with: pip install 'meshwright[tui]'"
     )
-
-
-def _load(place: str) -> Explorer:
-    module, _, attribute = place.partition(":")
-    return cast(Explorer, getattr(import_module(module), attribute))

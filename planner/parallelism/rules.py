@@ -15,7 +15,7 @@ import msgspec
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
 from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, offloading
-from planner.spec.options import OF_AXIS
+from planner.spec.options import OF_AXIS, OPTIONS
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -55,24 +55,14 @@ def check(case: Case, rules: Iterable[Rule]) -> None:
 
 
 def _value(case: Case, field: str) -> Any:
-    """What was asked for: a number or switch of the layout, or a choice of the job."""
-    if field == "optimizer":
-        return case.job.optimizer.name
-    if field == "optimizer_implementation":
-        return case.job.optimizer.implementation
-    if field == "lora_targets":
-        return None if case.job.adapters is None else ",".join(case.job.adapters.targets)
-    if field == "quant_storage":
-        return None if case.job.base_quantization is None else case.job.base_quantization.storage
-    if field == "quantization":
-        return None if case.job.base_quantization is None else case.job.base_quantization.base
-    if field == "adapter_kind":
-        return None if case.job.adapters is None else case.job.adapters.kind
-    if field == "modules_to_save":
-        return None if case.job.adapters is None else ",".join(case.job.adapters.modules_to_save)
-    if field in ("step_in_backward", "paged_states"):
-        return case.job.optimizer.in_backward if field == "step_in_backward" else case.job.optimizer.paged
-    return getattr(case.layout, field, getattr(case.job, field, None))
+    """What was asked for: a number or switch of the layout, or a choice of the job or of one of its parts."""
+    job, option = case.job, OPTIONS.get(field)
+    if field in ("lora_targets", "modules_to_save"):  # lists, which are typed with commas
+        return None if job.adapters is None else ",".join(getattr(job.adapters, field.removeprefix("lora_")))
+    parts = {"optimizer": job.optimizer, "lora": job.adapters, "quantization": job.base_quantization}
+    if option is not None and option.part in parts:
+        return getattr(parts[option.part], option.field or option.name, None)
+    return getattr(case.layout, field, getattr(job, field, None))
 
 
 def one_of(values: Sequence[object]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -308,18 +307,11 @@ def _largest(
 def as_json(found: Fits) -> bytes:
     """One object: the question's nouns, then one answer a quantity."""
     question = found.question
-    answers: list[dict[str, Any]] = [
-        {
-            "quantity": one.quantity,
-            "value": one.value,
-            "beyond": one.beyond,
-            "limit": one.limit,
-            "offloaded": one.offloaded,
-            "interrupted": one.interrupted,
-            "best": None if one.best is None else summary(one.best),
-        }
-        for one in found.found
+    answers = [
+        msgspec.structs.asdict(one) | {"best": None if one.best is None else summary(one.best)} for one in found.found
     ]
+    for answer in answers:
+        del answer["refused"]  # its limit says so
     return msgspec.json.encode(
         {
             "schema": SCHEMA,

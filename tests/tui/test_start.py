@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import time
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -109,22 +108,6 @@ def test_when_it_is_not_installed_one_line_says_what_to_install(package):
     assert done.stderr == (
         f"error: explore: the package {package} is not installed. Install it with: pip install 'meshwright[tui]'.\n"
     )
-
-
-def test_another_package_s_explorer_is_found_by_its_entry_point_when_ours_is_not_there(monkeypatch):
-    monkeypatch.setattr(explorer, "OWN", "no_such_package:explore")
-    other = EntryPoint("other", "planner.cli.explorer:not_installed", explorer.ENTRY_POINTS)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [other] if group == other.group else [])
-
-    assert explorer.find_explorer() is explorer.not_installed
-
-
-def test_ours_is_registered_under_the_group_that_is_looked_up():
-    import tomllib
-
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-
-    assert explorer.OWN in project["entry-points"][explorer.ENTRY_POINTS].values()
 
 
 def test_an_unknown_option_is_refused_like_everywhere():

@@ -111,7 +111,7 @@ def _facts(asking: Request, plan: Plan) -> Answer:
     checks += [
         Check("output", lambda: check_folder(options.run_dir, "--run-dir")),
         Check("room", lambda: _room(asking, plan, options)),
-        Check("master", lambda: _master(asking)),
+        Check("master", lambda: "n/a" if _unknown(asking) else _place(asking).master),
         Check("interface", lambda: _interface(asking, plan)),
     ]
     known = versions() | {"code": joining.code_digest(), "plan": plan.content_hash} | _contents(plan) | _cards(asking)
@@ -256,10 +256,6 @@ def _kept_in(asking: Request) -> Path:
 
 def _place(asking: Request) -> address.Place:
     return address.find(address.Master.parse(asking.master) if asking.master else None, asking.node, asking.nodes)
-
-
-def _master(asking: Request) -> str:
-    return "n/a" if _unknown(asking) else _place(asking).master
 
 
 def _interface(asking: Request, plan: Plan) -> str:

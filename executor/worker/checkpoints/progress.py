@@ -1,4 +1,4 @@
-"""What rank 0 says and keeps of each step: a dense line, a progress bar on a terminal, metrics.jsonl, result.json.
+"""What rank 0 says and keeps of each step: a dense line, metrics.jsonl, result.json.
 
 Not here: measuring memory or traffic (meter.py).
 """
@@ -6,7 +6,6 @@ Not here: measuring memory or traffic (meter.py).
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,15 +60,8 @@ class Reporter:
         self.steps: list[StepMetrics] = []
         self.validation: list[dict[str, float]] = []
         self.data: dict[str, str] = {}
-        self._bar: Any = None
-        if not self.speaks:
-            return
-        if not first:
+        if self.speaks and not first:
             (self.folder / "metrics.jsonl").write_bytes(b"")
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=plan.job.recipe.steps, initial=first, unit="step", dynamic_ncols=True)
 
     def opened(self, rows: Rows, validation: Rows | None) -> None:
         """Say what the data are, where they are documents."""
@@ -88,8 +80,6 @@ class Reporter:
             f"  loss {metrics.loss:.4f}  grad_norm {metrics.grad_norm:.3f}"
             f"  lr {metrics.lr:.2e}  {metrics.tokens / metrics.step_s:,.0f} tok/s  {memory}"
         )
-        if self._bar is not None:
-            self._bar.update()
 
     def passed(self, line: BadStep) -> None:
         """Log a step that was not taken; one that the run went back from takes the steps since then with it."""
@@ -104,8 +94,6 @@ class Reporter:
         else:
             self._write(line)
         self.say(f"step {line.bad_step}/{self.plan.job.recipe.steps}  {badloss.text(line)}")
-        if self._bar is not None:
-            self._bar.update(line.step - self._bar.n)
 
     def seconds_after(self, step: int) -> float:
         """How long the steps of this start took that came after so many."""
@@ -139,11 +127,7 @@ class Reporter:
 
     def say(self, line: str) -> None:
         """One line for people."""
-        if not self.speaks:
-            return
-        if self._bar is not None:
-            self._bar.write(line)
-        else:
+        if self.speaks:
             print(line, flush=True)
 
     def result(self, seconds: float) -> dict[str, object]:
@@ -161,11 +145,6 @@ class Reporter:
             "target_tokens": sum(step.target_tokens for step in self.steps),
             "versions": versions(),
         }
-
-    def close(self) -> None:
-        """Take the progress bar down."""
-        if self._bar is not None:
-            self._bar.close()
 
 
 def shown(busy_s: Sequence[float], step: int) -> tuple[float, ...]:

@@ -116,12 +116,9 @@ def _groups(sheet: Sheet, kind: str) -> None:
             sizes[option] = sheet.whole(key) or 1
             sheet.means(option, sizes[option], key)
     shards = f"{prefix}sp_size"
-    if (sheet.whole(shards) or 1) > 1:
-        sizes["cp"] = sheet.whole(shards) or 1
-        sheet.means("cp", sizes["cp"], shards)
+    if sheet.degree(shards, "cp"):
+        sizes["cp"] = sheet.says("cp")
         sheet.means("cp_method", "ulysses", shards)
-    elif sheet.has(shards):
-        sheet.ignore(shards, "off")
     for key in (f"{prefix}cp_comm_strategy", f"{prefix}cp_rotate_method"):
         if sheet.has(key) and sizes.get("cp", 1) > 1:
             sheet.means("cp_method", sheet.choice(key, {"allgather": "allgather", "alltoall": "ring"}), key)

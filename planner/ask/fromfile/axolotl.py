@@ -142,9 +142,7 @@ def _method(sheet: Sheet) -> None:
     four = bool(sheet.flag("load_in_4bit"))
     note = "adapters on 4-bit weights" if four and adapter == "lora" else ""
     trainer.adapters(sheet, "qlora" if four else "lora", "adapter", "load_in_4bit", note=note)
-    for key, option in (("lora_r", "lora_rank"), ("lora_alpha", "lora_alpha")):
-        if sheet.has(key):
-            sheet.means(option, sheet.whole(key), key)
+    sheet.plain({"lora_r": Means("lora_rank", "whole"), "lora_alpha": Means("lora_alpha", "whole")})
     if sheet.flag("lora_target_linear"):
         sheet.means("lora_targets", ",".join(TARGETS), "lora_target_linear", note="all linear modules")
         sheet.ignore("lora_target_modules", "lora_target_linear adapts every linear module")
@@ -161,11 +159,9 @@ def _context(sheet: Sheet) -> None:
     kind = str(sheet.data.get("ring_attn_func") or "").lower()
     gathers = kind == "varlen_llama3" or (not kind and sheet.says("packing") == "packed")
     for key in ("context_parallel_size", "sequence_parallel_degree"):
-        if (sheet.whole(key) or 1) > 1:
-            sheet.means("cp", sheet.whole(key), key)
+        if sheet.degree(key, "cp"):
             note = "ring-flash-attn's " + ("varlen_llama3 gathers keys and values" if gathers else "ring")
             sheet.means("cp_method", "allgather" if gathers else "ring", key, "ring_attn_func", note=note)
-        sheet.ignore(key, "off")
     sheet.ignore("ring_attn_func", "there is no context parallelism")
 
 

@@ -174,7 +174,7 @@ def _precision(sheet: Sheet) -> None:
         return
     for key in pure:
         if sheet.flag(key):
-            sheet.ignore(key, "not modelled: only both together are (pure-bf16)", "not modelled")
+            sheet.unmodelled(key, "only both together are (pure-bf16)")
     if half is None and bf16 is None:
         sheet.means("precision", "fp32", note="DeepSpeed's default: neither fp16 nor bf16 is enabled")
     else:
@@ -198,7 +198,7 @@ def _zero(sheet: Sheet) -> None:
     sheet.means("zero_stage", stage, stage_key)
     for name, what in AS_ESTIMATED.items():
         if sheet.flag(f"{ZERO}.{name}") is False:
-            sheet.ignore(f"{ZERO}.{name}", f"not modelled: off; {what} is estimated", "not modelled")
+            sheet.unmodelled(f"{ZERO}.{name}", f"off; {what} is estimated")
         else:
             sheet.ignore(f"{ZERO}.{name}", f"on, as is estimated: {what}")
     _buckets(sheet, stage)
@@ -212,11 +212,7 @@ def _zero(sheet: Sheet) -> None:
         ("offload_param", "cpu_offload_param", "offload_params"),
     ):
         _offload(sheet, f"{ZERO}.{section}", f"{ZERO}.{old}", option)
-    secondary = f"{ZERO}.zero_hpz_partition_size"
-    if (sheet.whole(secondary) or 1) > 1:
-        sheet.means("zero_secondary_shard", sheet.whole(secondary), secondary)
-    else:
-        sheet.ignore(secondary, "off")
+    sheet.degree(f"{ZERO}.zero_hpz_partition_size", "zero_secondary_shard")
 
 
 def _buckets(sheet: Sheet, stage: int) -> None:
@@ -262,19 +258,16 @@ def _optimizer(sheet: Sheet) -> None:
             step = "foreach" if sheet.flag(lists) else "fused"
             sheet.means("optimizer_implementation", step, lists if sheet.flag(lists) else key)
     else:
-        sheet.ignore(key, f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says", "not modelled")
+        sheet.unmodelled(key, f"optimizer {name}; adamw is estimated unless --optimizer says")
 
 
 def _groups(sheet: Sheet) -> None:
-    if (sheet.whole("tensor_parallel.autotp_size") or 1) > 1:
-        sheet.means("tp", sheet.whole("tensor_parallel.autotp_size"), "tensor_parallel.autotp_size")
+    if sheet.degree("tensor_parallel.autotp_size", "tp"):
         sheet.means("engine", ("deepspeed-autotp",), "tensor_parallel.autotp_size")
-    elif (sheet.whole("sequence_parallel_size") or 1) > 1:
-        sheet.means("cp", sheet.whole("sequence_parallel_size"), "sequence_parallel_size")
+        sheet.ignore("sequence_parallel_size", "off")
+    elif sheet.degree("sequence_parallel_size", "cp"):
         sheet.means("cp_method", "ulysses", "sequence_parallel_size", note="DeepSpeed's sequence parallelism")
         sheet.means("engine", ("deepspeed-ulysses",), "sequence_parallel_size")
-    for key in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
-        sheet.ignore(key, "off")
 
 
 def _batches(sheet: Sheet) -> None:

@@ -81,7 +81,7 @@ def read(sheet: Sheet, section: str, *said: str, version: int | None = None, wor
     if sheet.has(wrap) and str(sheet.data[wrap]).upper() == "TRANSFORMER_BASED_WRAP":
         sheet.ignore(wrap, "layers are wrapped one by one, as is estimated")
     elif sheet.has(wrap):
-        sheet.ignore(wrap, "not modelled: layers are wrapped one by one in the estimate", "not modelled")
+        sheet.unmodelled(wrap, "layers are wrapped one by one in the estimate")
 
 
 def _offload(sheet: Sheet, key: str, words: tuple[str, ...], said: tuple[str, ...]) -> None:

@@ -104,8 +104,7 @@ def _stage(sheet: Sheet) -> None:
     if stage in ("pt", "sft"):
         sheet.ignore("stage", NO_CHANGE)
     else:
-        why = f"not modelled: stage {stage} runs more than one forward, or more than one model"
-        sheet.ignore("stage", why, "not modelled")
+        sheet.unmodelled("stage", f"stage {stage} runs more than one forward, or more than one model")
     packs = [key for key in ("packing", "neat_packing") if sheet.flag(key)]
     if packs or (stage == "pt" and sheet.flag("packing") is None):
         note = "" if packs else "pre-training always packs"
@@ -129,9 +128,8 @@ def _method(sheet: Sheet) -> None:
         trainer.adapters(sheet, "qlora", key, bits_key, note="adapters on 4-bit weights")
     else:
         trainer.adapters(sheet, "lora", key, note=note)
-        why = f"not modelled: {bits}-bit base weights; 16-bit ones are estimated"
         if bits is not None:
-            sheet.ignore(bits_key, why, "not modelled")
+            sheet.unmodelled(bits_key, f"{bits}-bit base weights; 16-bit ones are estimated")
     sheet.plain({"lora_rank": Means("lora_rank", "whole", 8), "lora_alpha": Means("lora_alpha", "whole")})
     trainer.targets(sheet, "lora_target", absent_all=True)
     trainer.saved_modules(sheet, "additional_target")
@@ -158,4 +156,4 @@ def _attention(sheet: Sheet) -> None:
     if value in ("auto", "sdpa", "fa2", "fa3", "true"):
         sheet.ignore("flash_attn", "attention keeps no scores, as is estimated")
     else:
-        sheet.ignore("flash_attn", "not modelled: attention scores kept in memory", "not modelled")
+        sheet.unmodelled("flash_attn", "attention scores kept in memory")

@@ -190,10 +190,22 @@ class Sheet:
             self.means(option, value, key)
         self.ignore(key, off)
 
+    def degree(self, key: str, option: str) -> bool:
+        """The size of a group, which says something from 2 on; whether it does."""
+        size = self.whole(key) or 1
+        if size > 1:
+            self.means(option, size, key)
+        self.ignore(key, OFF)
+        return size > 1
+
     def ignore(self, key: str, why: str, effect: Effect = "none") -> None:
         """This key sets no option, for a reason; one that does set an option keeps that."""
         if key in self.data and not any(key in line.keys for line in self._lines):
             self._ignored[key] = Ignored(key, self.data[key], why, effect)
+
+    def unmodelled(self, key: str, why: str) -> None:
+        """This key changes memory or time, and no option says so."""
+        self.ignore(key, f"not modelled: {why}", "not modelled")
 
     def ignore_section(self, section: str, why: str) -> None:
         """Nothing below a section sets an option."""
@@ -218,7 +230,7 @@ class Sheet:
         for key in [key for key in self.data if key not in spoken]:
             why = next((why for pattern, why in not_modelled.items() if fnmatchcase(key, pattern)), None)
             if why is not None and self.on(key):
-                self.ignore(key, f"not modelled: {why}", "not modelled")
+                self.unmodelled(key, why)
             elif why is not None:
                 self.ignore(key, OFF)
             elif any(fnmatchcase(key, pattern) for pattern in harmless):

@@ -184,7 +184,7 @@ def _precision(sheet: Sheet) -> None:
         value = sheet.choice(key, formats) or "bf16"
         sheet.means("precision", value, key, f"{TRAINING}.dtype", note="" if sheet.has(key) else "torchtitan's default")
     if converters:
-        sheet.ignore("model.converters", "not modelled: these model converters", "not modelled")
+        sheet.unmodelled("model.converters", "these model converters")
     else:
         sheet.ignore("model.converters", "off")
 
@@ -226,8 +226,7 @@ def _optimizer(sheet: Sheet) -> None:
         if name.lower() != "muon":
             _implementation(sheet)
     else:
-        why = f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says"
-        sheet.ignore("optimizer.name", why, "not modelled")
+        sheet.unmodelled("optimizer.name", f"optimizer {name}; adamw is estimated unless --optimizer says")
     sheet.ignore("optimizer.implementation", "of AdamW alone")
     sheet.ignore("optimizer.fused", "of AdamW alone")
 
@@ -238,9 +237,7 @@ def _implementation(sheet: Sheet) -> None:
     if sheet.has(new):
         step = sheet.choice(new, IMPLEMENTATIONS)
         if step is None:
-            sheet.ignore(
-                new, "not modelled: 16-bit states beside fp32 weights; 32-bit ones are estimated", "not modelled"
-            )
+            sheet.unmodelled(new, "16-bit states beside fp32 weights; 32-bit ones are estimated")
         else:
             sheet.means("optimizer_implementation", step, new)
         sheet.ignore(old, f"{new} stands")

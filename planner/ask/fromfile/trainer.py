@@ -6,6 +6,8 @@ Source: transformers 5 (training_args.py). Not here: the two formats' own keys, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from planner.ask.fromfile import deepspeed, files, fsdp
 from planner.ask.fromfile.sheet import Sheet
 from planner.inventory.lora import TARGETS
@@ -62,7 +64,7 @@ def optimizer(sheet: Sheet, key: str) -> None:
         return
     name = str(sheet.text(key)).lower()
     if name not in OPTIMIZERS:
-        sheet.ignore(key, f"not modelled: optimizer {name}; adamw is estimated unless --optimizer says", "not modelled")
+        sheet.unmodelled(key, f"optimizer {name}; adamw is estimated unless --optimizer says")
         return
     note = "its pages stay on the GPU in the estimate" if name.startswith("paged") else ""
     sheet.means("optimizer", OPTIMIZERS[name], key, note=note)
@@ -88,25 +90,26 @@ def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
 
 def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
     """Adapted modules: a list, names with commas, or all linear modules."""
-    value = sheet.data.get(key)
-    if value is None or value == []:
-        if absent_all:
-            sheet.means("lora_targets", ",".join(TARGETS), note=f"{sheet.name}'s default for {key}: all linear")
-        return
-    names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
-    if names in (["all"], ["all-linear"]):
+    names = _names(sheet.data.get(key))
+    if names in ("all", "all-linear"):
         sheet.means("lora_targets", ",".join(TARGETS), key, note="all linear modules")
-        return
-    sheet.means("lora_targets", ",".join(names), key)
+    elif names is not None:
+        sheet.means("lora_targets", names, key)
+    elif absent_all:
+        sheet.means("lora_targets", ",".join(TARGETS), note=f"{sheet.name}'s default for {key}: all linear")
 
 
 def saved_modules(sheet: Sheet, key: str) -> None:
     """Modules trained whole beside the adapters: a list, or names with commas."""
-    value = sheet.data.get(key)
+    if (names := _names(sheet.data.get(key))) is not None:
+        sheet.means("modules_to_save", names, key)
+
+
+def _names(value: Any) -> str | None:
+    """A list, or names with commas, as names with commas; None where there are none."""
     if value is None or value == []:
-        return
-    names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
-    sheet.means("modules_to_save", ",".join(names), key)
+        return None
+    return ",".join(str(name).strip() for name in (value if isinstance(value, list) else str(value).split(",")))
 
 
 def split(sheet: Sheet, *said: str, alone: bool = False) -> None:
@@ -121,8 +124,10 @@ def split(sheet: Sheet, *said: str, alone: bool = False) -> None:
         there = [key for key in said if key in sheet.data]
         version = sheet.whole("fsdp_version") if "fsdp_version" in there else None
         fsdp.read(sheet, "fsdp_config", *there, version=version, words=tuple(words))
-    else:
-        no_split(sheet)
+    else:  # torchrun and Accelerate then wrap the model in DDP
+        note = "neither FSDP nor DeepSpeed is asked for"
+        sheet.means("strategy", "ddp", note=note)
+        sheet.means("engine", ("ddp",), note=note)
 
 
 def deepspeed_section(sheet: Sheet, key: str) -> None:
@@ -141,10 +146,3 @@ def deepspeed_section(sheet: Sheet, key: str) -> None:
     deepspeed.agree(inner, {name: value for name, value in own.items() if value is not None})
     deepspeed.read(inner, trainer=True)
     sheet.include(inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED), key)
-
-
-def no_split(sheet: Sheet) -> None:
-    """Neither FSDP nor DeepSpeed: torchrun and Accelerate then wrap the model in DDP."""
-    note = "neither FSDP nor DeepSpeed is asked for"
-    sheet.means("strategy", "ddp", note=note)
-    sheet.means("engine", ("ddp",), note=note)
