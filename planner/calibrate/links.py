@@ -16,9 +16,9 @@ import msgspec
 from planner.basics.units import GB
 from planner.calibrate.asked import Asked
 from planner.calibrate.collective import OPS, bus_bytes
-from planner.figures.comm import Traffic, leaving_bytes, ranks_inside
+from planner.engines.base import Call
+from planner.figures.comm import Traffic, ranks_inside, sent_in
 from planner.figures.linktime import tier_seconds
-from planner.parallelism.collectives import WIRE, transport_of
 from planner.spec import Cluster, Tier
 from planner.spec.calibration import LinkCurve, LinkEntry
 
@@ -52,22 +52,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         """The call as step times see it."""
         domains = [tier.gpus for tier in self.cluster.levels[:-1]]
         inside = tuple(ranks_inside(self.ranks, self.stride, domain) for domain in domains)
-        transport = transport_of(self.cluster.gpu.kind)
-        leaving = tuple(leaving_bytes(self.op, transport, self.payload_bytes, self.ranks, one) for one in inside)
-        return Traffic(
-            op=self.op,
-            axis="",
-            unit="",
-            phase="",
-            count=1,
-            payload_bytes=self.payload_bytes,
-            overlappable=False,
-            ranks=self.ranks,
-            inside=inside,
-            wire_bytes=WIRE[transport][self.op](self.payload_bytes, self.ranks),
-            leaving=leaving,
-            inter_bytes=0.0,
-        )
+        return sent_in(self.cluster, Call(self.op, "", "", "", 1, self.payload_bytes), self.ranks, inside)
 
     @property
     def link(self) -> str:

@@ -18,7 +18,7 @@ from planner.engines.common import (
 )
 from planner.inventory import Compute, Moment
 from planner.parallelism import data
-from planner.parallelism.case import Case, once
+from planner.parallelism.case import UNITS, Case, once
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.zero import grad_state_bytes
 
@@ -124,12 +124,7 @@ def finished_elements(case: Case, moment: Moment) -> Number:
     """Elements of trained weights whose gradient this backward has made so far."""
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
-    done: Number = moment.unit_grads
-    if moment.unit != "tail":
-        done = done + case.elements("tail", trainable=True)
-    for unit, layers in case.layers_after(moment).items():
-        done = done + layers * case.elements(unit, trainable=True)
-    return done
+    return moment.unit_grads + case.done(moment, {unit: case.elements(unit, trainable=True) for unit in UNITS})
 
 
 def waiting_elements(case: Case, moment: Moment) -> Number:

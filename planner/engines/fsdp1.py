@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from planner.basics.arith import Number, in_shape_of, is_column, where
+from planner.basics.arith import Number, is_column, where
 from planner.basics.units import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder, Pools
@@ -130,13 +130,7 @@ def host(case: Case) -> Held:
 
 def filled(case: Case) -> Held:
     """The shards, layers that stay gathered, and whole gradients of earlier micro-batches."""
-    held = dict(resident(case))
-    if not case.layout.reshard_after_forward:
-        held["gathered"] = _units(case).all_gathered
-    if not case.layout.sync_each_micro_batch:
-        whole = sum(case.repeats(unit) * flat_gradient(case, unit) for unit in UNITS) + 0.0
-        held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
-    return held
+    return fsdp2.filled_with(case, resident(case), _units(case).all_gathered, partial(flat_gradient, case))
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
@@ -198,11 +192,8 @@ def holder(case: Case) -> Holder:
         at_work = at_work + (head if moment.unit != "tail" else 0.0)
         if moment.unit not in LAYERS:
             at_work = at_work + (moment.unit_grads + moment.in_flight) * element
-        done: Number = 0.0
-        done_shards: Number = 0.0
-        for unit, finished in (case.layers_after(moment) if moment.unit != "tail" else {}).items():
-            done = done + finished * units.scattered[unit]
-            done_shards = done_shards + finished * shards[unit]
+        done = case.done(moment, units.scattered | {"tail": 0.0})
+        done_shards = case.done(moment, shards | {"tail": 0.0})
         if not later:
             return where(waits, done, done_shards) + at_work
         return where(waits, whole - done + done_shards + at_work, all_shards + at_work)

@@ -186,14 +186,15 @@ def host(case: Case) -> Held:
 def filled(case: Case, *, fp32_reduce: bool = False) -> Held:
     """What is there when the last forward before a backward ends: the shards, layers that stay gathered, and whole
     gradients of earlier micro-batches."""
-    return filled_with(case, lambda unit: scattered(case, unit, fp32_reduce))
+    layers = sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
+    return filled_with(case, resident(case), layers, lambda unit: scattered(case, unit, fp32_reduce))
 
 
-def filled_with(case: Case, gradient: Gradient) -> Held:
-    """`filled`, where a unit's whole gradient has so many bytes."""
-    held = dict(resident(case))
+def filled_with(case: Case, stay: Held, kept: Number, gradient: Gradient) -> Held:
+    """`filled`, of what stays between steps, what is kept gathered, and the bytes of a unit's whole gradient."""
+    held = dict(stay)
     if not case.layout.reshard_after_forward:
-        held["gathered"] = sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
+        held["gathered"] = kept
     if not case.layout.sync_each_micro_batch:
         whole = sum(case.repeats(unit) * gradient(unit) for unit in UNITS) + 0.0
         held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
@@ -272,16 +273,10 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
         if moment.phase == "forward" or moment.unit == "loss":
             return where(hold_whole, whole, all_shards) if later else 0.0
         at_work: Number = (moment.unit_grads + moment.in_flight) * element
-        done: Number = 0.0
-        done_shards: Number = 0.0
-        if moment.unit != "tail":
-            if case.walked_model.tied:
-                at_work = at_work + units.scattered["tail"]  # reduced last: the lookup's gradient is still to come
-            else:
-                done, done_shards = units.scattered["tail"], shards["tail"]
-            for unit, layers in case.layers_after(moment).items():
-                done = done + layers * units.scattered[unit]
-                done_shards = done_shards + layers * shards[unit]
+        if case.walked_model.tied and moment.unit != "tail":
+            at_work = at_work + units.scattered["tail"]  # reduced last: the lookup's gradient is still to come
+        later_tail: dict[str, Number] = {"tail": 0.0} if case.walked_model.tied else {}
+        done, done_shards = case.done(moment, units.scattered | later_tail), case.done(moment, shards | later_tail)
         if not later:
             return where(hold_whole, done, done_shards) + at_work
         # In the last micro-batch whole gradients become shards as units finish, and new ones are added to them in

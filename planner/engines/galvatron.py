@@ -132,13 +132,7 @@ def holder(case: Case) -> Holder:
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":
             return where(waits, whole, all_shards) if later else 0.0
-        done: Number = 0.0
-        done_shards: Number = 0.0
-        if moment.unit != "tail":
-            done, done_shards = flat.scattered["tail"], shards["tail"]
-            for unit, layers in case.layers_after(moment).items():
-                done = done + layers * flat.scattered[unit]
-                done_shards = done_shards + layers * shards[unit]
+        done, done_shards = case.done(moment, flat.scattered), case.done(moment, shards)
         if not later:
             return where(waits, done, done_shards) + at_work(moment)
         return where(waits, whole - done + done_shards, all_shards) + at_work(moment)

@@ -21,7 +21,7 @@ from planner.engines.ddp import compute as compute  # the same module code under
 from planner.engines.ddp import grad_bytes as in_one_format
 from planner.engines.ddp import waiting_elements, weight_bytes
 from planner.inventory import Moment, optimizers
-from planner.parallelism.case import Case
+from planner.parallelism.case import UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "single"
@@ -103,12 +103,8 @@ def finished_bytes(case: Case, moment: Moment) -> Number:
     """Bytes of the gradients that this backward has made so far."""
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
-    done: Number = moment.unit_grads * trained_element_bytes(case, moment.unit)
-    if moment.unit != "tail":
-        done = done + unit_grad_bytes(case, "tail")
-    for unit, layers in case.layers_after(moment).items():
-        done = done + layers * unit_grad_bytes(case, unit)
-    return done
+    made = moment.unit_grads * trained_element_bytes(case, moment.unit)
+    return made + case.done(moment, {unit: unit_grad_bytes(case, unit) for unit in UNITS})
 
 
 def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:

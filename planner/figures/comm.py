@@ -25,7 +25,7 @@ from planner.spec.plan import Collective
 HIERARCHY = "an all-reduce over domains is a reduce-scatter inside each, one of 1/g across, an all-gather inside"
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class Traffic(Call, frozen=True, kw_only=True):
     """Calls of one kind in one step with what they send: numbers, or columns.
 
     `inside` and `leaving` have one entry for each of the cluster's levels but the last: how many ranks of a group share
@@ -33,13 +33,6 @@ class Traffic(msgspec.Struct, frozen=True):
     nodes); all a rank.
     """
 
-    op: str
-    axis: str
-    unit: str
-    phase: str
-    count: Number
-    payload_bytes: Number
-    overlappable: bool
     ranks: Number
     inside: tuple[Number, ...]
     wire_bytes: Number
@@ -88,10 +81,8 @@ def leaving_bytes(op: str, transport: str, payload_bytes: Number, ranks: Number,
 
 def traffic(case: Case, calls: Sequence[Call]) -> list[Traffic]:
     """Calls with their groups, tiers and bytes."""
-    layout, cluster = case.layout, case.cluster
-    transport = transport_of(cluster.gpu.kind)
-    domains = [tier.gpus for tier in cluster.levels[:-1]]
-    node = sum(domain < cluster.gpus_per_node for domain in domains)
+    layout = case.layout
+    domains = [tier.gpus for tier in case.cluster.levels[:-1]]
     reach: dict[str, tuple[Number, ...]] = {}
     found = []
     for call in calls:
@@ -99,26 +90,24 @@ def traffic(case: Case, calls: Sequence[Call]) -> list[Traffic]:
         if call.axis not in reach:
             stride = axis_stride(layout, call.axis)
             reach[call.axis] = tuple(ranks_inside(ranks, stride, domain) for domain in domains)
-        inside = reach[call.axis]
-        wire_bytes = WIRE[transport][call.op](call.payload_bytes, ranks)
-        leaving = tuple(leaving_bytes(call.op, transport, call.payload_bytes, ranks, one) for one in inside)
-        found.append(
-            Traffic(
-                op=call.op,
-                axis=call.axis,
-                unit=call.unit,
-                phase=call.phase,
-                count=call.count,
-                payload_bytes=call.payload_bytes,
-                overlappable=call.overlappable,
-                ranks=ranks,
-                inside=inside,
-                wire_bytes=wire_bytes,
-                leaving=leaving,
-                inter_bytes=leaving[node] if node < len(leaving) else in_shape_of(wire_bytes),
-            )
-        )
+        found.append(sent_in(case.cluster, call, ranks, reach[call.axis]))
     return found
+
+
+def sent_in(cluster: Cluster, call: Call, ranks: Number, inside: tuple[Number, ...]) -> Traffic:
+    """A call with the bytes that each tier sees of a group, of which so many ranks share a domain of each level."""
+    transport = transport_of(cluster.gpu.kind)
+    node = sum(tier.gpus < cluster.gpus_per_node for tier in cluster.levels[:-1])
+    wire_bytes = WIRE[transport][call.op](call.payload_bytes, ranks)
+    leaving = tuple(leaving_bytes(call.op, transport, call.payload_bytes, ranks, one) for one in inside)
+    return Traffic(
+        **msgspec.structs.asdict(call),
+        ranks=ranks,
+        inside=inside,
+        wire_bytes=wire_bytes,
+        leaving=leaving,
+        inter_bytes=leaving[node] if node < len(leaving) else in_shape_of(wire_bytes),
+    )
 
 
 def comm_volume(case: Case) -> CommVolume:

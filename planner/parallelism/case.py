@@ -6,7 +6,7 @@ formula answers for all of them at once. With pipeline stages a case is about on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -260,6 +260,15 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         if moment.unit == "layer":
             return {"dense": 0, "layer": others - 1 - (moment.layer - dense)}
         return {"dense": dense - 1 - moment.layer, "layer": others}
+
+    def done(self, moment: Moment, sizes: Mapping[str, Number]) -> Number:
+        """Sum of the sizes of the tail and of the layers whose backward is done at a moment of it, by unit."""
+        if moment.unit == "tail":
+            return 0
+        found = sizes["tail"]
+        for unit, layers in self.layers_after(moment).items():
+            found = found + layers * sizes[unit]
+        return found
 
     @property
     def whole_repeats(self) -> dict[str, int]:

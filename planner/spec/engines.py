@@ -21,7 +21,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str  # the preset of presets/runtimes meant when only the engine is known
     framework: str | None = None  # the package, and the backend of that name, that launches it; None: planned only
     zero_stages: tuple[int, ...]  # ZeRO stages that a search tries
-    usual_stage: int  # the ZeRO stage meant when only the engine is known
+    usual: int | None = None  # the stage meant when only the engine is known; None: the last of them
     splits: tuple[str, ...] = ()  # axes beside data parallelism
     copies: Copies = "any"  # data-parallel ranks: none, all replicas, all shards, or any product of the two
     recompute: tuple[str, ...] = ("none", "full")  # recomputation that a search tries
@@ -44,6 +44,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     apart: str = ""  # the axis of which a block of columns holds one value: the engine's bounds in columns need it
 
     @property
+    def usual_stage(self) -> int:
+        """The ZeRO stage meant when only the engine is known."""
+        return self.zero_stages[-1] if self.usual is None else self.usual
+
+    @property
     def whole_copies(self) -> bool:
         """Whether every rank holds the whole model's states."""
         return self.copies in ("none", "replicas")
@@ -52,13 +57,23 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 OFFLOADS = ("offload_optimizer", "offload_params", "offload_activations")
 """Fields of a layout by which something waits in host memory."""
 
+_FSDP2 = EngineFacts(
+    name="fsdp2",
+    runtime="accelerate-fsdp2",
+    framework="accelerate",
+    zero_stages=(3,),
+    reshard=(True, False),
+    sync=(False, True),
+    adapters=True,
+    offloads=OFFLOADS,
+)
+
 _RECORDS = (
     EngineFacts(
         name="single",
         runtime="accelerate-single",
         framework="accelerate",
         zero_stages=(0,),
-        usual_stage=0,
         copies="none",
         adapters=True,
         offloads=("offload_activations",),
@@ -71,38 +86,16 @@ _RECORDS = (
         runtime="accelerate-ddp",
         framework="accelerate",
         zero_stages=(0,),
-        usual_stage=0,
         copies="replicas",
         adapters=True,
     ),
-    EngineFacts(
-        name="fsdp2",
-        runtime="accelerate-fsdp2",
-        framework="accelerate",
-        zero_stages=(3,),
-        usual_stage=3,
-        reshard=(True, False),
-        sync=(False, True),
-        adapters=True,
-        offloads=OFFLOADS,
-    ),
-    EngineFacts(
-        name="fsdp1",
-        runtime="pytorch-fsdp1",
-        superseded=True,
-        zero_stages=(3,),
-        usual_stage=3,
-        reshard=(True, False),
-        sync=(False, True),
-        adapters=True,
-        offloads=OFFLOADS,
-    ),
+    _FSDP2,
+    msgspec.structs.replace(_FSDP2, name="fsdp1", runtime="pytorch-fsdp1", framework=None, superseded=True),
     EngineFacts(
         name="galvatron",
         runtime="galvatron",
         superseded=True,
         zero_stages=(3,),
-        usual_stage=3,
         splits=("tp", "pp"),
         copies="shards",
         sync=(False, True),
@@ -115,7 +108,6 @@ _RECORDS = (
         framework="deepspeed",
         flat_states=True,
         zero_stages=(1, 2, 3),
-        usual_stage=3,
         copies="shards",
         adapters=True,
         offloads=OFFLOADS,
@@ -128,7 +120,7 @@ _RECORDS = (
         framework="deepspeed",
         flat_states=True,
         zero_stages=(0, 1, 2, 3),
-        usual_stage=1,
+        usual=1,
         splits=("tp",),
         copies="shards",
         apart="tp",  # how many buckets a backward fills depends on the split weights, one by one
@@ -139,7 +131,6 @@ _RECORDS = (
         framework="deepspeed",
         flat_states=True,
         zero_stages=(0, 1),
-        usual_stage=1,
         splits=("tp", "pp"),
         copies="shards",
         schedules=(("1f1b", 1),),
@@ -151,7 +142,6 @@ _RECORDS = (
         framework="deepspeed",
         flat_states=True,
         zero_stages=(1, 2, 3),
-        usual_stage=3,
         splits=("cp",),
         copies="shards",
         cp_methods=("ulysses",),
@@ -161,7 +151,6 @@ _RECORDS = (
         runtime="transformers-tp",
         framework="transformers",
         zero_stages=(3,),
-        usual_stage=3,
         splits=("tp", "ep"),
         reshard=(True, False),
         sync=(False, True),
@@ -170,7 +159,6 @@ _RECORDS = (
         name="torchtitan",
         runtime="torchtitan",
         zero_stages=(3,),
-        usual_stage=3,
         splits=("tp", "cp", "pp", "ep"),
         recompute=("none", "sac:matmul", "full"),
         reshard=(True, False),
@@ -184,7 +172,6 @@ _RECORDS = (
         name="megatron",
         runtime="megatron-core",
         zero_stages=(1,),
-        usual_stage=1,
         splits=("tp", "cp", "pp", "ep"),
         copies="shards",
         recompute=("none", "attention", "full"),
@@ -196,7 +183,6 @@ _RECORDS = (
         name="nanotron",
         runtime="nanotron",
         zero_stages=(0, 1),
-        usual_stage=1,
         # Experts are folded into the ranks of data and tensor parallelism: nanotron's parallel/context.py,
         # _init_process_group_with_moe (main branch, commit 009b8f7).
         splits=("tp", "pp", "ep"),

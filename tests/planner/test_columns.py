@@ -88,7 +88,7 @@ def row_of(value: Any, place: int) -> Any:
     if isinstance(value, np.ndarray):
         return float(value[place])
     if isinstance(value, Traffic):
-        return Traffic(*[row_of(getattr(value, name), place) for name in Traffic.__struct_fields__])
+        return Traffic(**{name: row_of(getattr(value, name), place) for name in Traffic.__struct_fields__})
     if isinstance(value, tuple):
         return tuple(row_of(one, place) for one in value)
     return value

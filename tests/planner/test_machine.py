@@ -153,7 +153,8 @@ def test_links_take_as_long_as_the_calls_they_were_measured_by(folder: Path, op:
     def predicted(ranks: int, inside: int, payload: float) -> float:
         wire = WIRE["gloo"][op](payload, ranks)
         left = leaving_bytes(op, "gloo", payload, ranks, inside)
-        one = Traffic(op, "dp_shard", "layer", "forward", 1, payload, True, ranks, (inside,), wire, (left,), left)
+        call = (op, "dp_shard", "layer", "forward", 1, payload, True)
+        one = Traffic(*call, ranks=ranks, inside=(inside,), wire_bytes=wire, leaving=(left,), inter_bytes=left)
         return float(collective_seconds(one, cluster.levels, known))
 
     for payload in (2.0**14, 2.0**22, 2.0**26):
