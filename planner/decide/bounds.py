@@ -13,6 +13,7 @@ from planner.engines.base import held_when_filled
 from planner.figures.memory import BATCH_BYTES_PER_TOKEN, device_bytes
 from planner.inventory.walk import kept_by_layer
 from planner.parallelism.case import LAYERS, Case, StageClass
+from planner.parallelism.schedules import filled_by_chunk
 from planner.parallelism.schedules import in_flight as in_flight_of
 
 
@@ -29,11 +30,9 @@ def bound_lines(case: Case) -> list[tuple[Number, Number]]:
     What is kept beside layers, and everything that comes and goes, is left out.
     """
     stages = [next(case.stages())]
-    if case.pipelined and case.model.dense_layers:  # the first stage is the light one
-        least, more = case.model.layers // case.layout.pp, case.model.layers % case.layout.pp
-        second = least + where(more > 1, 1, 0)
-        spilled = maximum(case.model.dense_layers - least - where(more > 0, 1, 0), 0)
-        stages.append(StageClass(False, False, 1, (0 * least, maximum(second - spilled, 0))))
+    uneven = case.layout.stage_layers is not None or case.layout.counted_ends != "none"
+    if case.pipelined and (case.model.dense_layers or uneven):  # the first stage may be the light one
+        stages.append(StageClass(False, False, 1, case.rank_layers(1)))
     lines = [_stage_line(case.at(stage)) for stage in stages]
     if len(lines) > 1:  # with two stages the second has the head too, and holds more
         start, slope = lines[1]
@@ -47,13 +46,25 @@ def _stage_line(case: Case) -> tuple[Number, Number]:
     resident = sum(held_when_filled(engine, case).values())
     flying: Number = 1
     if case.pipelined:
-        flying = in_flight_of(layout.pp_schedule, layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages)
+        flying = _flying(case)
         # No gradient is made while all are in flight: with what accumulates there is one micro-batch less.
         flying = flying - where((flying >= layout.grad_accum) & (layout.grad_accum > 1), 1, 0)
     kept: Number = 0.0
     for unit, count in zip(LAYERS, case.here.layers, strict=True) if not layout.offload_activations else ():
         kept = kept + count * _kept_per_token(case, unit)
     return resident, (flying * kept + BATCH_BYTES_PER_TOKEN) * case.rank_seq_len
+
+
+def _flying(case: Case) -> Number:
+    """Micro-batches in flight when the pipeline is filled, each counted for all layers of the stage."""
+    layout = case.layout
+    shape = layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages
+    uneven = layout.stage_layers is not None or layout.counted_ends != "none"
+    if not uneven or layout.pp_schedule != "interleaved":
+        return in_flight_of(layout.pp_schedule, *shape)
+    counts = [count for count, _ in case.dealt(case.here.place)]
+    held = sum(number * count for number, count in zip(filled_by_chunk(*shape), counts, strict=True))
+    return held / maximum(sum(counts), 1)
 
 
 def _kept_per_token(case: Case, unit: str) -> Number:

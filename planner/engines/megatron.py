@@ -31,12 +31,20 @@ SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 
 name = "megatron"
 rules: tuple[Rule, ...] = (
-    *reads_only("zero_stage", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers"),
+    *reads_only(
+        "zero_stage", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers", "counted_ends"
+    ),
     *STAGES,
     *tensor_rules(replicates_kv_heads=True, pads_vocabulary=True),
     *CONTEXT,
     *EXPERT,
-    *pipeline_rules(("1f1b", "interleaved"), pipeline.micro_batches_match_megatron, equal_chunks=True),
+    *pipeline_rules(
+        ("1f1b", "interleaved"),
+        pipeline.micro_batches_match_megatron,
+        equal_chunks=True,
+        head_alone=True,
+        embedding_alone=True,
+    ),
     *COMMON,
     accepts("precision", ("bf16", "fp16", "fp32"), "gradients and master weights are fp32"),
     accepts("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),

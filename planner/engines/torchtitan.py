@@ -29,7 +29,7 @@ rules: tuple[Rule, ...] = (
     *splits_only(name),
     *reads_only(
         "zero_stage", "reshard_after_forward", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages",
-        "stage_layers",
+        "stage_layers", "counted_ends",
     ),
     fsdp2.STAGE,
     Rule(

@@ -113,10 +113,15 @@ def others_in_flight(case: Case, phase: str, later: bool) -> tuple[float, bool]:
 
 
 def in_flight(case: Case) -> float:
-    """Micro-batches whose activations a pipeline stage holds at once; 1 without a pipeline."""
+    """Micro-batches whose activations a pipeline stage holds at once, each counted for all of its layers; 1 without a
+    pipeline."""
     layout = case.layout
     if not case.pipelined:
         return 1.0
+    chunks = case.chunks_of(int(case.here.place))
+    if len(set(chunks)) > 1:
+        shape = layout.pp_schedule, int(layout.pp), int(case.here.place), int(layout.grad_accum)
+        return schedules.most_layers_in_flight(*shape, chunks) / sum(chunks)
     return float(
         schedules.in_flight(layout.pp_schedule, layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages)
     )

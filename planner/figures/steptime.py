@@ -310,7 +310,7 @@ def _pipeline_s(
         chunks = Chunks(tuple(forward), tuple(backward), float(p2p_s))
         return played_s, _slowest(layout, forward, backward), chunks
     if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
-        spills = case.model.dense_layers > case.model.layers // (layout.pp * layout.virtual_stages)
+        spills = case.model.dense_layers > sum(case.chunk_classes()[0].layers)
         forward_s, backward_s = (
             where(spills, minimum(dense, other), other)
             for dense, other in zip(units["dense"], units["layer"], strict=True)

@@ -6,18 +6,18 @@ formula answers for all of them at once. With pipeline stages a case is about on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, wraps
 from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
+from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
 from planner.inventory.units import repeats
+from planner.parallelism.schedules import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
-from planner.spec.layout import even_split
 from planner.spec.plan import Plan
 
 __all__ = ["LAYERS", "UNITS", "Case", "StageClass", "once"]
@@ -97,19 +97,16 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def stages(self) -> Iterator[StageClass]:
         """Stages that differ in what they hold, each at the place where most micro-batches are in flight: the first
         one of its kind. In columns the stages are equal but for their ends."""
-        dense = self.model.dense_layers
         if not self.pipelined:
-            yield StageClass(True, True, 0, (dense, self.model.layers - dense))
-        elif is_column(self.layout.pp):
-            each = ceil_div(self.model.layers, self.layout.pp)
-            here = minimum(dense, each)
+            yield self.whole
+        elif is_column(self.layout.pp) and self.layout.stage_layers is None:
             folded = self.layout.pp_schedule == "zb-v"  # the first rank has the model's last part too
-            yield StageClass(True, folded, 0, (here, each - here))
-            yield StageClass(False, not folded, self.layout.pp - 1, (0.0, self.model.layers // self.layout.pp))
+            yield StageClass(True, folded, 0, self.rank_layers(0))
+            yield StageClass(False, not folded, self.layout.pp - 1, self.rank_layers(self.layout.pp - 1))
         else:
             seen = set()
             for stage in self._all_stages():
-                if (kind := (stage.first, stage.last, stage.layers)) not in seen:
+                if (kind := (stage.first, stage.last, stage.layers, self.chunks_of(int(stage.place)))) not in seen:
                     seen.add(kind)
                     yield stage
 
@@ -118,35 +115,72 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return list(self._all_stages()) if self.pipelined else list(self.stages())
 
     def _all_stages(self) -> Iterator[StageClass]:
-        counts = self.layout.layers_by_stage(self.model.layers)
+        stages = len(self._chunk_layers) // self.layout.virtual_stages
         # zb-v folds the model: the first rank has its first and its last part.
-        return self._cut(counts, head_on=0 if self.layout.pp_schedule == "zb-v" else len(counts) - 1)
+        head_on = 0 if self.layout.pp_schedule == "zb-v" else stages - 1
+        for rank in range(stages):
+            yield StageClass(rank == 0, rank == head_on, rank, self.rank_layers(rank))
 
-    def _cut(self, counts: Sequence[int], head_on: int) -> Iterator[StageClass]:
-        """The model's layers dealt in order; the leading ones are dense."""
-        begin = 0
-        for place, count in enumerate(counts):
-            dense = min(max(self.model.dense_layers - begin, 0), count)
-            begin += count
-            yield StageClass(place == 0, place == head_on, place, (dense, count - dense))
+    def rank_layers(self, rank: Number) -> tuple[Number, Number]:
+        """Layers of each kind on a pipeline rank, those of all its chunks: numbers, or columns of them."""
+        dense: Number = 0
+        others: Number = 0
+        for count, kind in self.dealt(rank):
+            dense, others = dense + kind, others + (count - kind)
+        return dense, others
+
+    def dealt(self, rank: Number) -> list[tuple[Number, Number]]:
+        """(layers, dense ones among them) of each chunk of a rank."""
+        return [self._chunk(place) for place in self._places(rank)]
+
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """Layers of each chunk of a rank, in the order in which it comes to them (numbers, not columns)."""
+        return tuple(self._chunk_layers[int(place)] for place in self._places(rank))
+
+    def _places(self, rank: Number) -> Iterator[Number]:
+        """Where in the model the chunks of a rank stand."""
+        layout = self.layout
+        stages = layout.pp if layout.stage_layers is None else len(layout.stage_layers) // layout.virtual_stages
+        return (stage_of(layout.pp_schedule, stages, rank, turn) for turn in range(layout.virtual_stages))
+
+    @cached_property
+    def _chunk_layers(self) -> tuple[int, ...]:
+        return self.layout.layers_by_stage(self.model.layers)
+
+    def _chunk(self, place: Number) -> tuple[Number, Number]:
+        """(layers, dense ones among them, which are the model's first) of the chunk at a place in the model."""
+        if self.layout.stage_layers is not None or not is_column(place, self.layout.pp):
+            begin: Number = sum(self._chunk_layers[: int(place)])
+            count: Number = self._chunk_layers[int(place)]
+        else:  # as even_split
+            chunks = self.layout.pp * self.layout.virtual_stages
+            embedding, head = self.layout.slots_beside
+            slots = self.model.layers + embedding + head
+            begin = place * (slots // chunks) + minimum(place, slots % chunks) - where(place > 0, embedding, 0)
+            count = slots // chunks + where(place < slots % chunks, 1, 0)
+            count = count - where(place == 0, embedding, 0) - where(place == chunks - 1, head, 0)
+        return count, minimum(maximum(self.model.dense_layers - begin, 0), count)
 
     def chunks(self) -> list[StageClass]:
         """Every chunk of layers in the model's order: stages, or virtual ones where ranks have several."""
-        counts = self.layout.layers_by_stage(self.model.layers)
-        virtual = self.layout.virtual_stages
-        if virtual > 1:
-            counts = even_split(self.model.layers, self.layout.pp * virtual)
-        return list(self._cut(counts, head_on=len(counts) - 1))
+        last = len(self._chunk_layers) - 1
+        dealt = map(self._chunk, range(last + 1))
+        return [
+            StageClass(place == 0, place == last, place, (dense, count - dense))
+            for place, (count, dense) in enumerate(dealt)
+        ]
 
     def chunk_classes(self) -> tuple[StageClass, StageClass, StageClass]:
         """In columns, the first chunk, the smallest in the middle and the last."""
-        chunks = self.layout.pp * self.layout.virtual_stages
-        given = self.layout.stage_layers if self.layout.virtual_stages == 1 else None
-        first, least = ceil_div(self.model.layers, chunks), self.model.layers // chunks
-        last = least
+        given = self.layout.stage_layers
         if given is not None:
-            first, least, last = given[0], min(given), given[-1]
-        on_first = minimum(self.model.dense_layers, first)
+            chunks: Number = len(given)
+            least: Number = min(given[1:-1] or given)
+        else:
+            chunks = self.layout.pp * self.layout.virtual_stages
+            least = (self.model.layers + sum(self.layout.slots_beside)) // chunks
+        first, on_first = self._chunk(0)
+        last, _ = self._chunk(chunks - 1)
         return (
             StageClass(True, False, 0, (on_first, first - on_first)),
             StageClass(False, False, 1, (0.0, least)),
@@ -157,17 +191,21 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def layers_on_second_rank(self) -> Number:
         """In columns, layers of all chunks of the second rank: where they do not divide, the first chunks have one
         more."""
-        pp, virtual = self.layout.pp, self.layout.virtual_stages
-        if self.layout.stage_layers is not None:
-            return self.layout.stage_layers[1] if virtual == 1 and len(self.layout.stage_layers) > 1 else 0
-        least, more = self.model.layers // (pp * virtual), self.model.layers % (pp * virtual)
-        return virtual * least + minimum(virtual, maximum(0, ceil_div(more - 1, pp)))
+        given = self.layout.stage_layers
+        if given is not None and len(given) == self.layout.virtual_stages:
+            return 0
+        return sum(self.rank_layers(1))
 
     @property
     def unsplit(self) -> Case:
         """All layers on one stage, with the weights split as the layout has them: for figures of one unit."""
+        return self.at(self.whole)
+
+    @property
+    def whole(self) -> StageClass:
+        """All layers and both ends."""
         dense = self.model.dense_layers
-        return self.at(StageClass(True, True, 0, (dense, self.model.layers - dense)))
+        return StageClass(True, True, 0, (dense, self.model.layers - dense))
 
     def at(self, stage: StageClass) -> Case:
         """The same question about one stage."""

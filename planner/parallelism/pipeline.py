@@ -29,10 +29,10 @@ def stage_layers(layers: int, stages: int, explicit: Sequence[int] | None = None
     rule = ""
     if len(explicit) != stages:
         rule = f"{len(explicit)} numbers for {stages} stages"
-    elif min(explicit) < 1:
-        rule = "every stage needs a layer"
     elif sum(explicit) != layers:
         rule = f"they sum to {sum(explicit)}, the model has {layers} layers"
+    elif min(explicit) < 1:
+        rule = "every stage needs a layer"
     if rule:
         fix = f"Try {','.join(map(str, even))}" if stages <= layers else f"Use pp={layers} or less"
         raise PlannerError("stage_layers", ",".join(map(str, explicit)), rule, fix)
@@ -40,15 +40,14 @@ def stage_layers(layers: int, stages: int, explicit: Sequence[int] | None = None
 
 
 def layers_beside_ends(layers: int, stages: int) -> tuple[int, ...] | None:
-    """Layers of each stage where the embedding and the head count as a layer each; None where that leaves a remainder.
+    """Layers of each stage where the embedding and the head count as a layer each (alone on a stage of one); None where
+    that leaves a remainder.
 
     DeepSpeed's partition_method type:transformer|embedding; Megatron-LM's account_for_embedding_in_pipeline_split and
     account_for_loss_in_pipeline_split. Of 126 layers (Llama 3's 405B) on 16 stages the ends have 7 and others 8.
     """
     each, left = divmod(layers + 2, stages)
-    if left or stages < 2 or each < 2:
-        return None
-    return (each - 1, *[each] * (stages - 2), each - 1)
+    return None if left or stages < 2 or each < 1 or layers < 1 else even_split(layers, stages, 1, 1)
 
 
 def stages_fit(layers: Number, stages: Number, virtual_stages: Number) -> Any:
@@ -57,8 +56,17 @@ def stages_fit(layers: Number, stages: Number, virtual_stages: Number) -> Any:
 
 
 def virtual_stages_divide(layers: Number, stages: Number, virtual_stages: Number) -> Any:
-    """Whether v chunks of a rank are equal: Megatron-LM's rule. torch lets the caller cut the model as they like."""
-    return (virtual_stages == 1) | (layers % (stages * virtual_stages) == 0)
+    """Whether v chunks of a rank are equal: Megatron-LM's rule where it is told nothing else. torch lets the caller cut
+    the model as they like."""
+    return (virtual_stages == 1) | ends_divide(layers, stages, virtual_stages)
+
+
+def ends_divide(slots: Number, stages: Number, virtual_stages: Number) -> Any:
+    """Whether all chunks get as many of the layers and of the ends that count as layers.
+
+    Megatron-LM, core/transformer/transformer_block.py, get_num_layers_to_build (commit d98e8a64).
+    """
+    return slots % (stages * virtual_stages) == 0
 
 
 def virtual_stages_match(schedule: str, virtual_stages: Number) -> Any:

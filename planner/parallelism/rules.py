@@ -277,11 +277,11 @@ OFFERED: tuple[Rule, ...] = (
 
 COMMON: tuple[Rule, ...] = (
     Rule(
-        name="stage_layers are of whole ranks",
-        field="stage_layers",
-        holds=lambda case: case.layout.stage_layers is None or case.layout.virtual_stages == 1,
-        sentence=lambda case: f"they are given for a rank's one chunk, not for its {case.layout.virtual_stages}",
-        fix=lambda case: "Use virtual_stages=1, or leave stage_layers out",
+        name="counted ends beside given layers",
+        field="counted_ends",
+        holds=lambda case: case.layout.counted_ends == "none" or case.layout.stage_layers is None,
+        sentence=lambda case: "stage_layers says already how many layers each stage has",
+        fix=lambda case: "Leave out one of the two",
     ),
     *OFFLOAD,
     *OFFERED,

@@ -8,7 +8,7 @@ Not here: seconds (makespan.py), layers, bytes and legality (pipeline.py).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.basics.arith import Number, maximum, minimum
 from planner.basics.formula import formula
@@ -31,7 +31,7 @@ class Action(NamedTuple):
     chunk: int
 
 
-def stage_of(schedule: str, stages: int, rank: int, chunk: int) -> int:
+def stage_of(schedule: str, stages: Any, rank: Any, chunk: int) -> Any:
     """Place in the model (0 to p*v - 1) of a rank's chunk: chunks go round the ranks, under ZB-V there and back."""
     if schedule == "zb-v" and chunk == 1:
         return 2 * stages - 1 - rank
@@ -154,3 +154,33 @@ def in_flight(schedule: str, stages: Number, rank: Number, micro_batches: Number
     if schedule in ZERO_BUBBLE:
         ahead = ahead + rank
     return minimum(total, ahead) / virtual_stages
+
+
+def filled_by_chunk(stages: Number, rank: Number, micro_batches: Number, virtual_stages: int) -> list[Number]:
+    """Micro-batches that a rank of an interleaved pipeline holds of each of its chunks just before its first backward:
+    forwards go round by round, so those of its first chunks are the most."""
+    ahead = warmup("interleaved", stages, rank, micro_batches, virtual_stages) + 1
+    ahead = minimum(micro_batches * virtual_stages, ahead)
+    turn = micro_batches_per_round(stages, micro_batches)
+    rounds, rest = ahead // (turn * virtual_stages), ahead % (turn * virtual_stages)
+    return [rounds * turn + minimum(maximum(rest - chunk * turn, 0), turn) for chunk in range(virtual_stages)]
+
+
+@lru_cache(maxsize=256)
+def most_layers_in_flight(
+    schedule: str, stages: int, rank: int, micro_batches: int, chunk_layers: tuple[int, ...]
+) -> float:
+    """Most layers of all micro-batches together whose activations a rank holds at once, of chunks with unequal layers.
+
+    Played out: in a steady state the chunks take turns, and each is held from its forward to its B, or to its W.
+    """
+    if micro_batches % stages == 0:  # whole rounds: after a few, they repeat
+        micro_batches = min(micro_batches, 4 * stages)
+    held = most = 0
+    for action in actions(schedule, stages, micro_batches, len(chunk_layers))[rank]:
+        if action.kind == "F":
+            held += chunk_layers[action.chunk]
+            most = max(most, held)
+        elif action.kind in "BW":
+            held -= chunk_layers[action.chunk]
+    return float(most)

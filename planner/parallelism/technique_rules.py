@@ -222,11 +222,13 @@ def pipeline_rules(
     *,
     equal_chunks: bool = False,
     head_alone: bool = False,
+    embedding_alone: bool = False,
 ) -> tuple[Rule, ...]:
     """Stages get layers, chunks fit the schedule, and micro-batches the engine's own rule.
 
-    `equal_chunks`: chunks of a rank must be equal (Megatron-LM). `head_alone`: a stage behind the first may have no
-    layer, only the head or nothing (nanotron cuts so by itself).
+    `equal_chunks`: chunks of a rank must be equal where they are not given (Megatron-LM). `head_alone`: a stage behind
+    the first may have no layer, only the head or nothing (nanotron cuts so by itself); `embedding_alone`: the first too
+    (Megatron-LM's layouts).
     """
     rules = [
         Rule(
@@ -239,7 +241,9 @@ def pipeline_rules(
         Rule(
             name="more stages than layers",
             field="pp",
-            holds=lambda case: pipeline.stages_fit(case.model.layers, case.layout.pp, case.layout.virtual_stages),
+            holds=lambda case: pipeline.stages_fit(
+                _slots(case, embedding_alone), case.layout.pp, case.layout.virtual_stages
+            ),
             sentence=lambda case: (
                 f"{case.layout.pp * case.layout.virtual_stages} stages are more than the {case.model.layers} layers of "
                 f"{case.model.name}"
@@ -265,7 +269,7 @@ def pipeline_rules(
         Rule(
             name="stage layers do not fit",
             field="stage_layers",
-            holds=lambda case: _stage_layers_hold(case, head_alone),
+            holds=lambda case: _stage_layers_hold(case, head_alone, embedding_alone),
             sentence=lambda case: _stage_layers_error(case).rule,
             fix=lambda case: _stage_layers_error(case).fix,
         ),
@@ -288,14 +292,31 @@ def pipeline_rules(
             Rule(
                 name="virtual stages do not divide the layers",
                 field="virtual_stages",
-                holds=lambda case: pipeline.virtual_stages_divide(
-                    case.model.layers, case.layout.pp, case.layout.virtual_stages
+                holds=lambda case: (
+                    case.layout.stage_layers is not None
+                    or case.layout.counted_ends != "none"
+                    or pipeline.virtual_stages_divide(case.model.layers, case.layout.pp, case.layout.virtual_stages)
                 ),
                 sentence=lambda case: (
                     f"{case.model.layers} layers do not divide into "
                     f"{case.layout.pp * case.layout.virtual_stages} equal chunks"
                 ),
                 fix=_chunks_fix,
+            )
+        )
+        rules.append(
+            Rule(
+                name="layers and counted ends do not divide",
+                field="counted_ends",
+                holds=lambda case: (
+                    case.layout.counted_ends == "none"
+                    or pipeline.ends_divide(_slots(case, False), case.layout.pp, case.layout.virtual_stages)
+                ),
+                sentence=lambda case: (
+                    f"{case.model.layers} layers and {sum(case.layout.slots_beside)} more do not divide into "
+                    f"{case.layout.pp * case.layout.virtual_stages} equal chunks"
+                ),
+                fix=lambda case: "Use counted_ends=none, or give each chunk its stage_layers",
             )
         )
     return tuple(rules)
@@ -316,28 +337,37 @@ def _stages_fix(case: Case) -> str:
     return f"Use pp={max(1, case.model.layers // chunks)}" + (f" with virtual_stages={chunks}" if chunks > 1 else "")
 
 
+def _slots(case: Case, given_too: bool) -> int:
+    """Layers, and the ends that count as layers: those of given chunks may stand alone where `given_too` is set."""
+    if given_too and case.layout.stage_layers is not None:
+        return max(case.model.layers, len(case.layout.stage_layers))
+    return case.model.layers + sum(case.layout.slots_beside)
+
+
 def _chunks_fix(case: Case) -> str:
-    layers, stages = case.model.layers, int(case.layout.pp)
+    layers, stages, chunks = case.model.layers, int(case.layout.pp), int(case.layout.virtual_stages)
     legal = divisors(layers // stages) if layers % stages == 0 else [1]
-    return f"Use virtual_stages={nearest(int(case.layout.virtual_stages), legal)}"
+    fix = f"Use virtual_stages={nearest(chunks, legal)}"
+    return f"{fix}, or counted_ends=both" if (layers + 2) % (stages * chunks) == 0 else fix
 
 
-def _stage_layers_hold(case: Case, head_alone: bool) -> Any:
+def _stage_layers_hold(case: Case, head_alone: bool, embedding_alone: bool) -> Any:
     given = case.layout.stage_layers
     if given is None:
         return case.layout.pp >= 1
     return (
-        (case.layout.pp == len(given))
+        (case.layout.pp * case.layout.virtual_stages == len(given))
         & (sum(given) == case.model.layers)
         & (min(given, default=1) >= (0 if head_alone else 1))
-        & (given[:1] != (0,))
+        & (embedding_alone or given[:1] != (0,))
     )
 
 
 def _stage_layers_error(case: Case) -> PlannerError:
     """What pipeline.stage_layers says to these layers."""
     try:
-        pipeline.stage_layers(case.model.layers, int(case.layout.pp), case.layout.stage_layers)
+        chunks = int(case.layout.pp * case.layout.virtual_stages)
+        pipeline.stage_layers(case.model.layers, chunks, case.layout.stage_layers)
     except PlannerError as error:
         return error
     raise AssertionError("the rule holds for layers that stage_layers accepts")

@@ -14,6 +14,8 @@ else:
     Engine = Literal[tuple(ENGINES)]  # so that a file with another name is refused when it is read
 CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+CountedEnds = Literal["none", "embedding", "head", "both"]
+"""What counts as a layer beside the layers where they are dealt to stages."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 """What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
 
@@ -45,9 +47,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     The expert factorisation of the same ranks is pp x dp_replicate x edp x ep: `ep` spans dp_shard x cp x tp.
     `zero_stage` says what is sharded over `dp_shard` (0 nothing, 1 optimizer, 2 gradients too, 3 weights too);
     FSDP2 is stage 3, DDP stage 0 with everything in `dp_replicate`, one device alone (`single`) stage 0.
-    `stage_layers` gives each pipeline stage its layers when they are uneven; `grad_accum` counts the pipeline's
-    micro-batches. `zero_secondary_shard` is the group that keeps a second copy of gathered weights (ZeRO++'s hpZ;
-    0 for none).
+    `stage_layers` gives each pipeline stage its layers when they are uneven, or each chunk where ranks hold several
+    (pp x virtual_stages numbers, in the model's order); with `counted_ends` they are dealt evenly, embedding and head
+    among them. `grad_accum` counts the pipeline's micro-batches. `zero_secondary_shard` is the group that keeps a
+    second copy of gathered weights (ZeRO++'s hpZ; 0 for none).
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -67,6 +70,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pp_schedule: PpSchedule = "1f1b"
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] | None = None
+    counted_ends: CountedEnds = "none"
     recompute: str = "none"
     offload_optimizer: bool = False
     offload_params: bool = False
@@ -114,17 +118,27 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Sequences an optimizer step."""
         return self.data_parallel * self.micro_batch_size * self.grad_accum
 
+    @property
+    def slots_beside(self) -> tuple[int, int]:
+        """Layers that the embedding and the head count as where layers are dealt to stages."""
+        return int(self.counted_ends in ("embedding", "both")), int(self.counted_ends in ("head", "both"))
+
     def layers_by_stage(self, layers: int) -> tuple[int, ...]:
-        """Layers of each pipeline stage: as given, or even with one more on the first ones where it does not divide."""
+        """Layers of each pipeline stage, or of each chunk where ranks hold several, in the model's order: as given, or
+        even with one more on the first ones where it does not divide."""
         if self.stage_layers is not None:
             return self.stage_layers
-        return even_split(layers, self.pp)
+        return even_split(layers, self.pp * self.virtual_stages, *self.slots_beside)
 
 
-def even_split(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage, one more on the first ones where it does not divide."""
-    each, more = divmod(layers, stages)
-    return tuple(each + (place < more) for place in range(stages))
+def even_split(layers: int, stages: int, embedding: int = 0, head: int = 0) -> tuple[int, ...]:
+    """Layers of each stage, one more on the first ones where it does not divide; `embedding` and `head` are the layers
+    that they count as on the first and on the last."""
+    each, more = divmod(layers + embedding + head, stages)
+    counts = [each + (place < more) for place in range(stages)]
+    counts[0] -= embedding
+    counts[-1] -= head
+    return tuple(counts)
 
 
 def strategy_name(layout: Layout) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from planner.spec.job import AdapterKind, BaseFormat, Implementation, Method, OptimizerName, Packing, Precision, Storage
-from planner.spec.layout import RECOMPUTE, STRATEGIES, CpMethod, PpSchedule
+from planner.spec.layout import RECOMPUTE, STRATEGIES, CountedEnds, CpMethod, PpSchedule
 
 Kind = Literal[
     "flag", "switch", "choice", "whole", "length", "real", "share", "memory", "wholes", "names", "name", "file",
@@ -149,7 +149,9 @@ TABLE = (
     Option("pp_schedule", "choice", "Order of the pipeline's passes.", "layout", choices=get_args(PpSchedule),
            default="1f1b", axis="pp", trust=5),
     Option("virtual_stages", "whole", "Chunks of layers on each pipeline rank.", "layout", 1, 1024, axis="pp", trust=5),
-    Option("stage_layers", "wholes", "Layers of each pipeline stage: 8,8,9,7.", "layout", axis="pp"),
+    Option("stage_layers", "wholes", "Layers of each pipeline stage, or chunk: 8,8,9,7.", "layout", 0, axis="pp"),
+    Option("counted_ends", "choice", "Ends that count as a layer of their stage.", "layout",
+           choices=get_args(CountedEnds), default="none", axis="pp"),
     Option("offload_optimizer", "switch", "Optimizer states in host memory.", "layout"),
     Option("offload_params", "switch", "Weights' shards in host memory.", "layout"),
     Option("offload_activations", "switch", "Activations in host memory.", "layout"),

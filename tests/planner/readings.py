@@ -32,7 +32,8 @@ Given = dict[str, Any]
 PER_LAYOUT = (
     *GROUP_AXES, "zero_stage", "micro_batch_size", "grad_accum", "recompute", "reshard_after_forward",
     "sync_each_micro_batch", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers",
-    "offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard", "runtime", "strategy",
+    "counted_ends", "offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard", "runtime",
+    "strategy",
 )  # fmt: skip
 SIZES = ("cluster", "gpu", "gpus", "nodes", "gpus_per_node")
 
@@ -104,6 +105,7 @@ def layout_options(layout: Layout) -> Given:
     found |= {"cp_method": layout.cp_method} if layout.cp > 1 else {}
     if layout.pp > 1:
         found |= {"pp_schedule": layout.pp_schedule, "virtual_stages": str(layout.virtual_stages)}
+        found |= {"counted_ends": layout.counted_ends} if layout.counted_ends != "none" else {}
     if layout.zero_secondary_shard:
         found["zero_secondary_shard"] = str(layout.zero_secondary_shard)
     if layout.stage_layers is not None:

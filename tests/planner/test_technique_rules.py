@@ -247,9 +247,11 @@ def test_equal_chunks_divide_the_layers() -> None:
 
     assert legal(rule, "virtual_stages", pp=2) == [1, 3]
     assert legal(rule, "virtual_stages", pp=4) == [1]  # one chunk a rank may be uneven
-    assert rule.fix(case_of(pp=2, virtual_stages=2)) == "Use virtual_stages=1"
+    assert rule.fix(case_of(pp=2, virtual_stages=2)) == "Use virtual_stages=1, or counted_ends=both"
     assert rule.fix(case_of(pp=1, virtual_stages=5)) == "Use virtual_stages=6"
     assert rule.fix(case_of(pp=4, virtual_stages=5)) == "Use virtual_stages=1"
+    assert rule.fix(case_of(pp=2, virtual_stages=4)) == "Use virtual_stages=3, or counted_ends=both"
+    assert legal(rule, "virtual_stages", pp=2, counted_ends="both") == [*DEGREES]  # another rule's
     assert rule.name not in {other.name for other in pipeline_rules(("1f1b",), any_micro_batches)}
 
 
@@ -336,11 +338,30 @@ def test_learned_positions_end_and_others_go_on() -> None:
     assert POSITIONS.holds(case_of(MODEL, seq_len=65))
 
 
-def test_layers_by_stage_are_of_whole_ranks() -> None:
-    rule = named(COMMON, "stage_layers are of whole ranks")
-    holds = [rule.holds(case_of(pp=2, virtual_stages=v, stage_layers=s)) for v in (1, 2) for s in (None, (3, 3))]
+def test_layers_are_given_for_every_chunk_of_every_rank() -> None:
+    rule = named(RULES, "stage layers do not fit")
+    cuts = (None, (3, 3), (2, 1, 2, 1), (2, 2, 2, 0))
+    holds = [bool(rule.holds(case_of(pp=2, virtual_stages=v, stage_layers=cut))) for v in (1, 2) for cut in cuts]
 
-    assert holds == [True, True, True, False]
+    assert holds == [True, True, False, False, True, False, True, False]
+    assert rule.sentence(case_of(pp=2, virtual_stages=2, stage_layers=(3, 3))) == "2 numbers for 4 stages"
+
+
+def test_ends_count_where_they_divide_with_the_layers_and_no_cut_is_given() -> None:
+    rule = named(RULES, "layers and counted ends do not divide")
+    assert legal(rule, "pp", counted_ends="both") == [1, 2, 4, 8]  # of 6 layers and 2 ends
+    assert legal(rule, "pp", counted_ends="head") == [1, 7]
+    assert legal(rule, "pp", counted_ends="embedding", virtual_stages=7) == [1]
+    assert legal(rule, "pp") == [*DEGREES]
+    assert rule.name not in {
+        other.name for other in pipeline_rules(("1f1b",), any_micro_batches)
+    }  # torchtitan's need not
+
+    beside = named(COMMON, "counted ends beside given layers")
+    assert [beside.holds(case_of(pp=2, counted_ends=ends, stage_layers=(3, 3))) for ends in ("none", "both")] == [
+        True,
+        False,
+    ]
 
 
 def test_what_goes_to_host_memory_is_what_the_engine_offers() -> None:

@@ -21,7 +21,6 @@ from planner.inventory import parameters
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE, transport_of
 from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coordinates, mesh_sizes, node_of
-from planner.parallelism.pipeline import stage_layers
 from planner.spec import Cluster, Layout
 from planner.spec.plan import Plan
 
@@ -301,7 +300,7 @@ def _stages(plan: Plan) -> tuple[Stage, ...]:
     runs: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     first = 0
     # Virtual stages go round the pipeline: chunk c is on stage c modulo the stages.
-    for chunk, layers in enumerate(stage_layers(plan.model.layers, count * layout.virtual_stages, layout.stage_layers)):
+    for chunk, layers in enumerate(layout.layers_by_stage(plan.model.layers)):
         if layers:
             runs[chunk % count].append((first, first + layers - 1))
         first += layers

@@ -232,8 +232,7 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
     }  # fmt: skip
     values |= _data_parallel(row, dp, engine, stage, shards, notes)
     values |= _pipeline(stated.vp, pp, model, engine)
-    if pp > 1 and filled.get("ends_count"):
-        values["stage_layers"] = pipeline.layers_beside_ends(model.layers, pp)
+    values |= _stages(values, model, filled)
     if tp > 1:
         split = stated.sequence_parallel
         if split is None:
@@ -298,6 +297,18 @@ def _pipeline(virtual: int | None, pp: int, model: ModelSpec, engine: str) -> di
     if engine == "torchtitan":
         values["reshard_after_forward"] = False
     return values
+
+
+def _stages(values: dict[str, Any], model: ModelSpec, filled: dict[str, Any]) -> dict[str, Any]:
+    """Layers of each stage, or chunk of one, as the source's own code cuts them."""
+    chunks = values["pp"] * values.get("virtual_stages", 1)
+    if values["pp"] == 1:
+        return {}
+    known = [cut for cut in filled.get("chunks", ()) if (len(cut), sum(cut)) == (chunks, model.layers)]
+    if known:
+        return {"stage_layers": known[0]}
+    beside = pipeline.layers_beside_ends(model.layers, chunks) if filled.get("ends_count") else None
+    return {} if beside is None else {"stage_layers": beside}
 
 
 def _recompute(row: WordRow, filled: dict[str, Any], notes: Notes) -> str:

@@ -111,7 +111,8 @@ class Quirk(msgspec.Struct, frozen=True):
     `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
-    (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage),
+    (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
+    that divides; `chunks`: layers of each chunk, of every cut its code names),
     `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields of it and `refuse` reasons, of rows whose
     title and notes have the pattern; a `stage` of the layout counts whatever the row says. Rows stepped with a fused
     AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next
@@ -228,6 +229,27 @@ QUIRKS: dict[str, Quirk] = {
         # --pp-partition-method type:transformer|embedding, so that 2 + layers divide by the stages.
         layout=(("", {"precision": "fp16"}), ("Rebalancing layers", {"precision": "bf16", "ends_count": True})),
         note="precision by section: sums of gradients in 16 bits, from Rebalancing layers on in fp32",
+    ),
+    "NVIDIA-NeMo/Megatron-Bridge": Quirk(
+        # Commit 067f987df: recipes/llama/h100/llama3.py (405B) and recipes/qwen/h100/qwen3_moe.py (235B) set
+        # account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split; the cuts of 61 layers are
+        # those of recipes/deepseek/h100/deepseek_v3.py and recipes/kimi/h100/kimi_k2.py, _get_..._pipeline_layout, and
+        # perf_recipes/deepseek/h100/deepseek_v3.py ("Et|(tt|)*30mL").
+        layout=(
+            (
+                "",
+                {
+                    "ends_count": True,
+                    "chunks": (
+                        (16, 16, 16, 13),
+                        (*[8] * 7, 5),
+                        (*[4] * 15, 1),
+                        (1, *[2] * 30, 0),
+                    ),
+                },
+            ),
+        ),
+        note="chunks of layers as the recipes of August 2026 cut them",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
 }
