@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from executor.backends.launched import LAUNCHED
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import lora_targets
+from planner.inventory.units import savable_modules
 from planner.parallelism.case import Case
 from planner.parallelism.rules import DEFAULTS, Rule, accepts, as_option, one_of
 from planner.spec import TrainingJob
@@ -67,6 +68,11 @@ def _targets_unknown(case: Case) -> list[str]:
     return [name for name in (case.job.adapters.targets if case.job.adapters else ()) if name not in legal]
 
 
+def _copies_unknown(case: Case) -> list[str]:
+    legal = savable_modules(case.model)
+    return [name for name in (case.job.adapters.modules_to_save if case.job.adapters else ()) if name not in legal]
+
+
 def _blends_documents(case: Case) -> str:
     """What of a model's attention stands in its own mask, so that the trainer's would lose it."""
     if case.model.positions == "alibi":
@@ -98,6 +104,15 @@ TRAINER: tuple[Rule, ...] = (
             f"{_targets_unknown(case)[0]} is not a linear module of a layer of {case.model.name}, a {case.model.family}"
         ),
         fix=lambda case: did_you_mean(_targets_unknown(case)[0], lora_targets(case.model)),
+    ),
+    Rule(
+        name="modules that cannot be copied",
+        field="modules_to_save",
+        holds=lambda case: not _copies_unknown(case),
+        sentence=lambda case: (
+            f"{_copies_unknown(case)[0]} is no module beside the layers of {case.model.name} with a weight of its own"
+        ),
+        fix=lambda case: "Leave it out, or use method=full",
     ),
     Rule(
         name="packed documents are not kept apart",
@@ -135,7 +150,6 @@ TRAINER: tuple[Rule, ...] = (
         fix=lambda case: "Use method=lora",
     ),
     _of_job("adapter_kind", lambda job: bool(job.adapters and job.adapters.kind != "lora"), "adapters are peft's LoRA"),
-    _of_job("modules_to_save", lambda job: bool(job.adapters and job.adapters.modules_to_save), "adapters are alone"),
     _of_job(
         "quantization",
         lambda job: job.base_quantization is not None and job.base_quantization.base != "nf4",

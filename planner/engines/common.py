@@ -67,10 +67,8 @@ def parallel_compute(case: Case) -> dict[str, Any]:
 
 def layer_form(case: Case) -> str:
     """How the layers' linear weights are held or multiplied."""
-    if case.job.base_quantization is not None:
-        if case.job.base_quantization.base == "gptq":
-            return "gptq"
-        return "nf4-double" if case.job.base_quantization.double else "nf4"
+    if (base := case.job.base_quantization) is not None:
+        return "gptq" if base.base == "gptq" else "nf4-double" if base.double else "nf4"
     return "fp8" if case.job.precision == "fp8" else "plain"
 
 
@@ -85,9 +83,24 @@ def adapter_bytes(case: Case) -> float:
     return float(BYTES["fp32"]) if case.lora is None or case.lora.upcast_adapters else base_weight_bytes(case)
 
 
+def copy_bytes(case: Case) -> float:
+    """Bytes an element of a module's trained copy takes at rest: the module's own format. Accelerate makes everything
+    that FSDP2 trains under mixed precision fp32, but beside 4-bit weights (accelerate 1.15, utils/fsdp_utils.py,
+    fsdp2_prepare_model)."""
+    widens = case.layout.engine == "fsdp2" and case.job.precision in MIXED and case.job.base_quantization is None
+    return float(BYTES["fp32"]) if widens else base_weight_bytes(case)
+
+
+def is_copy(case: Case, weight: Weight) -> bool:
+    """Whether a weight is of a module's copy that is trained beside adapters."""
+    return case.lora is not None and case.lora.kind == "lora" and weight.trainable and not weight.adapter
+
+
 def trained_element_bytes(case: Case, unit: str) -> float:
     """Bytes an element of what is trained of a unit takes: adapters are in layers, whole copies beside them."""
-    return adapter_bytes(case) if case.lora is not None and unit in LAYERS else base_weight_bytes(case)
+    if case.lora is None:
+        return base_weight_bytes(case)
+    return adapter_bytes(case) if unit in LAYERS else copy_bytes(case)
 
 
 def trained_states(case: Case) -> StateBytes:
@@ -102,7 +115,8 @@ def stored_weight_bytes(case: Case, weight: Weight) -> Number:
         if case.job.base_quantization.base == "gptq":
             return gptq_element_bytes(weight.features[0])
         return CODE_BYTES + nf4_state_bytes(weight.elements, case.job.base_quantization.double) / weight.elements
-    return adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
+    own = copy_bytes if is_copy(case, weight) else adapter_bytes if weight.adapter else base_weight_bytes
+    return own(case)
 
 
 def whole_weight_bytes(case: Case) -> Number:
@@ -127,13 +141,19 @@ def part_bytes(case: Case, shards: Callable[[Weight], Number]) -> Number:
     16 bit as files mostly are, and makes of it the same in the model's format.
     """
     if case.job.recipe.checkpoint is None:
-        return whole_weight_bytes(case)
+        return maximum(whole_weight_bytes(case), *(_widened_bytes(case, one, shards) for _, one in case.counted()))
     largest = packed_weight_bytes(case)
     for weight in (weight for _, weight in case.counted() if not packed(case, weight)):
-        element = adapter_bytes(case) if weight.adapter else base_weight_bytes(case)
+        element = stored_weight_bytes(case, weight)
         read = float(BYTES["bf16"]) if element > BYTES["bf16"] else 0.0
         largest = maximum(largest, padded(weight, shards(weight)) / shards(weight) * (element + read))
     return largest
+
+
+def _widened_bytes(case: Case, weight: Weight, shards: Callable[[Weight], Number]) -> Number:
+    """Bytes of a copy as the module is drawn, beside a rank's part of it in the copy's wider format; else 0."""
+    base, wide = base_weight_bytes(case), copy_bytes(case) if is_copy(case, weight) else 0.0
+    return where(wide > base, weight.elements * base + padded(weight, shards(weight)) / shards(weight) * wide, 0.0)
 
 
 def packed(case: Case, weight: Weight) -> bool:
@@ -162,8 +182,8 @@ def updated(case: Case, *, sharded: bool) -> optimizers.Units:
 
 def _updated(case: Case, weight: Weight, sharded: bool) -> optimizers.Tensor:
     shards = case.shards(weight) if sharded else 1
-    saved = case.lora is not None and not weight.adapter
-    own = base_weight_bytes(case) if saved else None
+    beside = case.lora is not None and not weight.adapter
+    own = copy_bytes(case) if is_copy(case, weight) else base_weight_bytes(case) if beside else None
     return optimizers.Tensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS, own)
 
 

@@ -5,6 +5,8 @@ Measured on torch 2.13, accelerate 1.15. Not here: the ideal all-reduce (paralle
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
@@ -13,6 +15,7 @@ from planner.engines.common import (
     optimizer_temporaries,
     packed_weight_bytes,
     stored_weight_bytes,
+    trained_element_bytes,
     trained_states,
     weights_are_columns,
 )
@@ -66,8 +69,18 @@ def weight_bytes(case: Case) -> Number:
 
 @once
 def grad_bytes(case: Case) -> Number:
-    """One whole set of gradients."""
-    return grad_state_bytes(case.total(trainable=True), trained_states(case), 0, 1)
+    """One whole set of gradients, in bytes: of adapters and of modules trained beside them each in their format."""
+    whole = grad_state_bytes(case.total(trainable=True), trained_states(case), 0, 1)
+    wide = trained_states(case).grad
+    less = [
+        case.elements(unit, trainable=True) * (wide - trained_element_bytes(case, unit)) for unit in ("embed", "tail")
+    ]
+    return whole - sum(less)
+
+
+def unit_grad_bytes(case: Case, unit: str) -> Number:
+    """Gradients of one occurrence of a unit, in bytes."""
+    return case.elements(unit, trainable=True) * trained_element_bytes(case, unit)
 
 
 def resident(case: Case) -> Held:
@@ -100,13 +113,14 @@ def holder(case: Case) -> Holder:
     The reducer is not asked either for a tied table's first gradient, the head's own until the lookup's is there: it
     waits beside the buckets, in logits' term.
     """
-    element, whole, view = trained_states(case).grad, grad_bytes(case), case.layout.gradient_as_bucket_view
+    whole, view = grad_bytes(case), case.layout.gradient_as_bucket_view
     accumulates = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
     stay = resident(case)
 
     def held(moment: Moment, later: bool) -> Held:
+        element = trained_element_bytes(case, moment.unit)
         waiting = waiting_elements(case, moment) * element
-        finished = finished_elements(case, moment) * element - waiting
+        finished = finished_bytes(case, moment) - waiting
         in_flight = moment.in_flight * element
         if later:
             # With views the reducer copies accumulated gradients and lets them go, weight by weight.
@@ -125,6 +139,14 @@ def finished_elements(case: Case, moment: Moment) -> Number:
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
     return moment.unit_grads + case.done(moment, {unit: case.elements(unit, trainable=True) for unit in UNITS})
+
+
+def finished_bytes(case: Case, moment: Moment) -> Number:
+    """Bytes of the gradients that this backward has made so far."""
+    if moment.phase != "backward" or moment.unit == "loss":
+        return 0
+    made = moment.unit_grads * trained_element_bytes(case, moment.unit)
+    return made + case.done(moment, {unit: unit_grad_bytes(case, unit) for unit in UNITS})
 
 
 def waiting_elements(case: Case, moment: Moment) -> Number:
@@ -151,8 +173,7 @@ def step(case: Case) -> Held:
 
 def collectives(case: Case) -> list[Call]:
     """One all-reduce a bucket, in the order gradients become ready; the last micro-batch of a step only."""
-    element = trained_states(case).grad
-    payload = case.total(trainable=True) * element
+    payload = grad_bytes(case)
     count = bucket_count(case)
     # Without synchronisation between micro-batches gradients are reduced once a step.
     rounds = case.layout.grad_accum if case.layout.sync_each_micro_batch else 1
@@ -163,19 +184,21 @@ def collectives(case: Case) -> list[Call]:
 
 def bucket_count(case: Case) -> Number:
     """Buckets the reducer rebuilds after the first backward: gradients in the order they become ready, a bucket
-    closed once it has reached its size (torch/csrc/distributed/c10d/reducer.cpp). In columns of weights, at least."""
-    element, usual = trained_states(case).grad, case.layout.ddp_bucket_bytes
+    closed once it has reached its size, those of each number format for themselves
+    (torch/csrc/distributed/c10d/reducer.cpp). In columns of weights, at least."""
+    usual = case.layout.ddp_bucket_bytes
     first = where(usual == USUAL_BUCKET_BYTES, FIRST_BUCKET_BYTES, usual)
     if weights_are_columns(case):
         return 1 + maximum(0, ceil_div(grad_bytes(case) - first, usual))
-    buckets, filled, limit = 0, 0.0, float(first)
+    buckets, filled, limits = 0, defaultdict[float, float](float), defaultdict[float, float](lambda: float(first))
     for weight in reversed([w for w in case.weights() if w.trainable]):
-        filled += weight.elements * element
-        if filled >= limit:
-            buckets, filled, limit = buckets + 1, 0.0, float(usual)
-    return buckets + (1 if filled else 0)
+        element = trained_element_bytes(case, weight.unit)
+        filled[element] += weight.elements * element
+        if filled[element] >= limits[element]:
+            buckets, filled[element], limits[element] = buckets + 1, 0.0, float(usual)
+    return buckets + sum(1 for left in filled.values() if left)
 
 
 def ideal(case: Case) -> list[Call]:
     """One all-reduce of all gradients."""
-    return data.ideal_collectives(case.total(trainable=True), trained_states(case).grad)
+    return data.ideal_collectives(grad_bytes(case), 1)

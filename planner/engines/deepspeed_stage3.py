@@ -28,6 +28,7 @@ from planner.engines.zero3_fetch import Codes, Fetches, Gather, Limits, fetches
 from planner.inventory import Moment
 from planner.inventory.ends import first_weights
 from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
+from planner.inventory.units import COPY
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.zero import StateBytes, padded_elements, whole_bytes
@@ -214,7 +215,9 @@ def final_reduction(case: Case, stay: Held) -> Held:
         weight.elements
         for unit in ("embed", "tail")
         for weight in case.units()[unit]
-        if weight.name in tables and weight.trainable and weight.elements > case.layout.zero3_persistence_elements
+        if weight.name.removesuffix(COPY) in tables
+        and weight.trainable
+        and weight.elements > case.layout.zero3_persistence_elements
     )
     return stay | {
         "params": stay["params"] + secondary_bytes(case),

@@ -26,6 +26,7 @@ from planner.engines.common import (
     part_bytes,
     sent_elements,
     stored_weight_bytes,
+    trained_element_bytes,
     trained_states,
 )
 from planner.engines.ddp import waiting_elements
@@ -101,15 +102,15 @@ def gathered_bytes_of(case: Case, weight: Weight) -> Number:
     return float(BYTES["bf16"]) if case.job.precision in MIXED else stored_weight_bytes(case, weight)
 
 
-def grad_element_bytes(case: Case) -> float:
-    """Bytes an element of a gradient takes as backward makes it: in the parameter dtype."""
-    return float(BYTES["bf16"]) if case.job.precision in MIXED else trained_states(case).grad
+def grad_element_bytes(case: Case, unit: str = "layer") -> float:
+    """Bytes an element of a unit's gradient takes as backward makes it: in the parameter dtype."""
+    return float(BYTES["bf16"]) if case.job.precision in MIXED else trained_element_bytes(case, unit)
 
 
-def reduced_element_bytes(case: Case, fp32_reduce: bool) -> float:
+def reduced_element_bytes(case: Case, fp32_reduce: bool, unit: str = "layer") -> float:
     """Bytes an element takes while it is reduced or waits, whole, to be: bf16 reduces in bf16 (Accelerate's reduce
     dtype) unless the engine asks for fp32."""
-    return float(BYTES["fp32"]) if fp32_reduce else grad_element_bytes(case)
+    return float(BYTES["fp32"]) if fp32_reduce else grad_element_bytes(case, unit)
 
 
 def gathered(case: Case, unit: str) -> Number:
@@ -123,7 +124,7 @@ def gathered(case: Case, unit: str) -> Number:
 def scattered(case: Case, unit: str, fp32_reduce: bool = False) -> Number:
     """Bytes of one unit's reduce-scatter input: its trained weights' gradients, whole."""
     trained = sum(padded(one, case.shards(one)) for one in case.units()[unit] if one.trainable) + 0.0
-    return zero.whole_bytes(trained, reduced_element_bytes(case, fp32_reduce))
+    return zero.whole_bytes(trained, reduced_element_bytes(case, fp32_reduce, unit))
 
 
 def unit_weight_shards(case: Case, unit: str) -> Number:
@@ -153,9 +154,9 @@ def unit_shards(case: Case, unit: str, element_bytes: float) -> Number:
     ) + 0.0  # fmt: skip
 
 
-def trained_shards(case: Case, element_bytes: float) -> Number:
-    """Bytes on a rank of what all trained weights' shards have at `element_bytes` an element: gradients, moments."""
-    return sum(case.repeats(unit) * unit_shards(case, unit, element_bytes) for unit in UNITS) + 0.0
+def trained_shards(case: Case) -> Number:
+    """Bytes on a rank of all trained weights' shards in their own formats, and of their gradients once reduced."""
+    return sum(case.repeats(unit) * unit_shards(case, unit, trained_element_bytes(case, unit)) for unit in UNITS) + 0.0
 
 
 def resident(case: Case) -> Held:
@@ -178,7 +179,7 @@ def host(case: Case) -> Held:
         return {}
     return {
         "params": weight_shards(case),
-        "grads": trained_shards(case, trained_states(case).grad),
+        "grads": trained_shards(case),
         "optimizer": moments(case, sharded=True),
     }
 
@@ -261,10 +262,9 @@ def holds_whole(case: Case) -> Number:
 
 def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
     """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
-    element = grad_element_bytes(case)
     # Reduced gradients leave the device when their weights are offloaded.
-    stays = 0.0 if offloads(case) else trained_states(case).grad
-    shards = {unit: unit_shards(case, unit, stays) for unit in UNITS}
+    stays = 0.0 if offloads(case) else 1.0
+    shards = {unit: unit_shards(case, unit, stays * trained_element_bytes(case, unit)) for unit in UNITS}
     whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
     all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
     hold_whole = holds_whole(case)
@@ -272,6 +272,7 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":
             return where(hold_whole, whole, all_shards) if later else 0.0
+        element = grad_element_bytes(case, moment.unit)
         at_work: Number = (moment.unit_grads + moment.in_flight) * element
         if case.walked_model.tied and moment.unit != "tail":
             at_work = at_work + units.scattered["tail"]  # reduced last: the lookup's gradient is still to come
@@ -293,7 +294,7 @@ def step(case: Case) -> Held:
     if offloads(case):
         return {"params": device_shards(case)}
     return resident(case) | {
-        "grads": trained_shards(case, states.grad),
+        "grads": trained_shards(case),
         "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
     }
 
@@ -306,7 +307,6 @@ def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = F
     layout = case.layout
     reductions = layout.grad_accum if layout.sync_each_micro_batch else layout.grad_accum * 0 + 1
     rounds = layout.grad_accum * 0 + 1 if gathers_once else layout.grad_accum
-    grad_bytes = reduced_element_bytes(case, fp32_reduce)
     replicated = is_column(layout.dp_replicate) or layout.dp_replicate > 1  # in columns a group of one sends nothing
     calls: list[Call] = []
     for unit, axis, weights in _by_axis(case):
@@ -321,7 +321,8 @@ def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = F
         trained = [weight for weight in weights if weight.trainable]
         if not trained:
             continue
-        grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), grad_bytes) for weight in trained)
+        element = reduced_element_bytes(case, fp32_reduce, unit)
+        grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
         count = times * reductions
         calls.append(_call("reduce_scatter", axis, unit, "backward", count, grads * reductions))
         if replicated:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from planner.basics.arith import Number, in_shape_of, where
 from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp1, fsdp2
 from planner.engines.base import Held
-from planner.engines.common import moments, trained_states
+from planner.engines.common import moments
 from planner.parallelism.case import Case
 from planner.parallelism.offload import Transfer
 
@@ -42,8 +42,7 @@ def update_accesses_bytes(case: Case) -> Number:
     if not case.layout.offload_optimizer:
         return 0.0
     if case.layout.engine in ("fsdp1", "fsdp2"):
-        each = trained_states(case)
-        return fsdp2.trained_shards(case, 2 * each.weight + each.grad) + 2 * moments(case, sharded=True)
+        return 3 * fsdp2.trained_shards(case) + 2 * moments(case, sharded=True)
     states, elements = deepspeed_common.states(case), deepspeed.updated_elements(case)
     return 2 * deepspeed_common.optimizer_bytes(case, elements) + elements * (states.master + states.weight)
 
@@ -96,7 +95,7 @@ def _fsdp2_transfers(case: Case) -> list[Transfer]:
     shards = fsdp2.weight_shards(case)
     again = shards - fsdp2.unit_weight_shards(case, "tail") if layout.reshard_after_forward else in_shape_of(shards)
     reductions = accum if layout.sync_each_micro_batch else accum * 0 + 1
-    grads = fsdp2.trained_shards(case, trained_states(case).grad) * reductions
+    grads = fsdp2.trained_shards(case) * reductions
     return [
         Transfer("forward", in_shape_of(shards), shards * accum, True),
         Transfer("backward", grads, again * accum, True),

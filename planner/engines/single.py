@@ -18,10 +18,9 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import compute as compute  # the same module code under autocast
-from planner.engines.ddp import grad_bytes as in_one_format
-from planner.engines.ddp import waiting_elements, weight_bytes
+from planner.engines.ddp import finished_bytes, grad_bytes, waiting_elements, weight_bytes
 from planner.inventory import Moment, optimizers
-from planner.parallelism.case import UNITS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "single"
@@ -45,20 +44,6 @@ rules: tuple[Rule, ...] = (
     *COMMON,
     *JOB,
 )
-
-
-def grad_bytes(case: Case) -> Number:
-    """One whole set of gradients, in bytes: of adapters and of modules trained beside them each in their format."""
-    wide = trained_states(case).grad
-    less = [
-        case.elements(unit, trainable=True) * (wide - trained_element_bytes(case, unit)) for unit in ("embed", "tail")
-    ]
-    return in_one_format(case) - sum(less)
-
-
-def unit_grad_bytes(case: Case, unit: str) -> Number:
-    """Gradients of one occurrence of a unit, in bytes."""
-    return case.elements(unit, trainable=True) * trained_element_bytes(case, unit)
 
 
 def resident(case: Case) -> Held:
@@ -97,14 +82,6 @@ def holder(case: Case) -> Holder:
         return stay | {"grads": made + new, "logits": waiting}
 
     return held
-
-
-def finished_bytes(case: Case, moment: Moment) -> Number:
-    """Bytes of the gradients that this backward has made so far."""
-    if moment.phase != "backward" or moment.unit == "loss":
-        return 0
-    made = moment.unit_grads * trained_element_bytes(case, moment.unit)
-    return made + case.done(moment, {unit: unit_grad_bytes(case, unit) for unit in UNITS})
 
 
 def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:

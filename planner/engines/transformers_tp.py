@@ -156,7 +156,7 @@ def outside(case: Case) -> list[tuple[str, Held]]:
         return [("load", load(case)), ("optimizer", fsdp2.step(case))]
     states, stay = trained_states(case), resident(case)
     step = stay | {
-        "grads": fsdp2.trained_shards(case, states.grad) + _sliced_away(case) * states.grad,
+        "grads": fsdp2.trained_shards(case) + _sliced_away(case) * states.grad,
         # DTensor copies the slice out of the whole gradient when an operation of the update, or all of it, asks for it.
         "temporaries": maximum(optimizer_temporaries(case, states.weight, sharded=False), _slice(case) * states.grad),
     }

@@ -19,7 +19,7 @@ from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
 from planner.inventory.forms import NF4
 from planner.inventory.ops import fetched_elements
-from planner.inventory.units import repeats
+from planner.inventory.units import COPY, repeats
 from planner.spec import Kernels, Lora, ModelSpec
 
 ROOTS = 2
@@ -297,8 +297,13 @@ def _trace(
         nonlocal trained_so_far
         trained_here: list[Weight] = []
         needed: list[bool] = []
-        first_index = len(sizes)
+        used: list[int] = []
         for weight, elements, code in weights:
+            if weight.replaced:  # its module never runs: never fetched, but kept whole where it is small
+                frozen.add(len(sizes))
+                modules.append(weight.name)
+                sizes.append((elements, code))
+                continue
             # Modules that read the same tensor need a backward only for what was trained before that tensor.
             needed.append(
                 weight.trainable or trained_so_far or any(_reads_after(weight, one, order) for one in trained_here)
@@ -307,9 +312,10 @@ def _trace(
                 trained_here.append(weight)
             else:
                 frozen.add(len(sizes))
-            modules.append(weight.name.removesuffix(".bias"))
+            modules.append(weight.name.removesuffix(COPY).removesuffix(".bias"))
+            used.append(len(sizes))
             sizes.append((elements, code))
-        forward.append(_Run("forward", unit, layer, list(range(first_index, len(sizes)))))
+        forward.append(_Run("forward", unit, layer, used))
         needs_backward.append(needed)
         trained_so_far = trained_so_far or bool(trained_here)
 

@@ -18,6 +18,8 @@ from planner.inventory.moe import is_router
 from planner.inventory.tensors import Weight
 from planner.spec import Lora, ModelSpec
 
+COPY = ".modules_to_save"
+"""How the name of a trained copy of a module's weight ends."""
 UNITS = ("embed", "dense", "layer", "tail")
 """In forward order: the embedding; leading dense layers of a mixture of experts; all other layers; norm and head."""
 LAYERS = ("dense", "layer")
@@ -51,7 +53,7 @@ def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, co
             continue
         result.append(msgspec.structs.replace(used, trainable=False, replaced=used.trainable))
         if used.trainable:  # peft's ModulesToSaveWrapper: forward goes through a trained copy
-            result.append(msgspec.structs.replace(used, name=f"{used.name}.modules_to_save"))
+            result.append(msgspec.structs.replace(used, name=f"{used.name}{COPY}"))
         if weight.unit in LAYERS and lora.kind == "lora" and weight.name.rpartition(".")[2] in lora.targets:
             result.extend(adapter_weights(weight, lora))
     if lora.kind == "lora" or not weights:

@@ -65,6 +65,7 @@ _FSDP2 = EngineFacts(
     reshard=(True, False),
     sync=(False, True),
     adapters=True,
+    saves_modules=True,
     offloads=OFFLOADS,
 )
 
@@ -88,9 +89,12 @@ _RECORDS = (
         zero_stages=(0,),
         copies="replicas",
         adapters=True,
+        saves_modules=True,
     ),
     _FSDP2,
-    msgspec.structs.replace(_FSDP2, name="fsdp1", runtime="pytorch-fsdp1", framework=None, superseded=True),
+    msgspec.structs.replace(
+        _FSDP2, name="fsdp1", runtime="pytorch-fsdp1", framework=None, superseded=True, saves_modules=False
+    ),
     EngineFacts(
         name="galvatron",
         runtime="galvatron",
@@ -110,6 +114,7 @@ _RECORDS = (
         zero_stages=(1, 2, 3),
         copies="shards",
         adapters=True,
+        saves_modules=True,
         offloads=OFFLOADS,
         bases=("nf4", "gptq"),
         secondary_shards=True,

@@ -39,6 +39,12 @@ def job(method: Method, seed: int = 1234) -> TrainingJob:
     )
 
 
+def saving(*modules: str) -> TrainingJob:
+    """Adapters, with copies of modules beside layers that are trained whole."""
+    adapted = job("lora")
+    return replace(adapted, lora=replace(adapted.adapters or Lora(), modules_to_save=modules))
+
+
 FULL = job("full")
 
 
@@ -169,6 +175,17 @@ CASES |= {
     "ddp-qlora-accum1": Case(_accumulating(DDP, 1), job("qlora")),
     "fsdp2-qlora-accum2": Case(_accumulating(FSDP2, 2), job("qlora")),
     "zero3-qlora-accum1": Case(_accumulating(ZERO3, 1), job("qlora")),
+}
+
+# Modules trained whole beside adapters: copies of the head, which shares its unit with the last norm, and of the table,
+# which has one of its own. Of every original nothing but its weight is there.
+CASES |= {
+    "ddp-lora-saved-accum2": Case(_accumulating(DDP, 2), saving("embed_tokens", "lm_head")),
+    "fsdp2-lora-saved-accum1": Case(_accumulating(FSDP2, 1), saving("lm_head")),
+    "hsdp-2x2-lora-saved-accum2": Case(_accumulating(BASE["hsdp-2x2"], 2), saving("embed_tokens", "lm_head")),
+    "zero2-lora-saved-accum2": Case(_accumulating(BASE["zero2"], 2), saving("lm_head")),
+    "zero3-lora-saved-accum1": Case(_accumulating(ZERO3, 1), saving("embed_tokens", "lm_head")),
+    "single-lora-saved-accum1": Case(_accumulating(Layout(engine="single"), 1), saving("embed_tokens")),
 }
 
 # Pipelines, whose micro-batches are those of the accumulation.

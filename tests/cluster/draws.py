@@ -1,5 +1,5 @@
 """Draws by seed over everything that is launched: engine, method, precision, recomputation, batch, optimizer, offload,
-the engine's switches, and the small models.
+the engine's switches, modules trained whole beside adapters, and the small models.
 
 Not here: the runs, or what is claimed of them (test_draws.py).
 """
@@ -14,6 +14,7 @@ from cases import ZERO3
 from combinations import RUN, TRACED, Combination, on_gpus, refusal
 from msgspec.structs import asdict, replace
 
+from planner.inventory.units import savable_modules
 from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
@@ -45,10 +46,13 @@ class Draw(NamedTuple):
         """In words, for a person who runs it again."""
         job, layout, plain = self.job, self.layout, Layout(engine=self.layout.engine)
         fields = {field: value for field, value in asdict(layout).items() if value != getattr(plain, field)}
+        saved = (
+            f" and {' '.join(job.adapters.modules_to_save)}" if job.adapters and job.adapters.modules_to_save else ""
+        )
         momentum = f" momentum {job.optimizer.momentum}" if job.optimizer.name == "sgd" else ""
         return (
-            f"{self.model}, {job.method}, {job.precision}, {job.optimizer.name}{momentum}, {job.seq_len} tokens, "
-            f"{layout.engine} {' '.join(f'{field}={value}' for field, value in fields.items())}"
+            f"{self.model}, {job.method}{saved}, {job.precision}, {job.optimizer.name}{momentum}, "
+            f"{job.seq_len} tokens, {layout.engine} {' '.join(f'{field}={value}' for field, value in fields.items())}"
         )
 
 
@@ -68,9 +72,19 @@ def draws(seed: int, count: int) -> dict[str, Draw]:
 def _launched(dice: random.Random, one: Combination) -> Draw:
     """The first draw of the combination's batch, optimizer, offload, switches and model that no rule refuses."""
     while True:
-        drawn = _any(dice, one)
+        drawn = _saving(_any(dice, one))
         if refusal(on_gpus(*drawn)) is None:
             return drawn
+
+
+def _saving(drawn: Draw) -> Draw:
+    """The draw with modules beside layers trained whole, where it has adapters and its engine can: all, the head alone,
+    or none, by the draw itself, so that others stay as they were."""
+    adapters, legal = drawn.job.adapters, savable_modules(presets.model(drawn.model))
+    if adapters is None or not legal or not drawn.layout.facts.saves_modules:
+        return drawn
+    saved = random.Random(drawn.text).choice(((), legal[-1:], legal))
+    return drawn._replace(job=replace(drawn.job, lora=replace(adapters, modules_to_save=saved)))
 
 
 def _any(dice: random.Random, one: Combination) -> Draw:

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from agents import TINY_MIXTRAL, Finished, make_plan, run_warm
-from cases import BALANCED, EACH, EP2, ZERO3, Case, Figures, SplitRun, job
+from cases import BALANCED, EACH, EP2, ZERO3, Case, Figures, SplitRun, job, saving
 from stages import LARGEST_MEMORY_ERROR_PERCENT, size_of_error, stages_of, wrong_collectives, wrong_memory
 
 from executor.folder.rundir import read_measured, read_run_plan
 from executor.measure.report import join_memory, join_traffic
 from planner.spec import Layout, Lora, Recipe, TrainingJob, presets
-from planner.spec.job import Method
+from planner.spec.job import Method, Precision
 from planner.spec.plan import Collective, PhaseMemory, Plan
 from planner.spec.record import Measured
 
@@ -151,4 +151,34 @@ def test_the_peak_of_what_was_predicted_1_to_13_percent_off_is_as_planned(name: 
     assert set(run.exit_codes) == {0}, run.output[-3000:]
     assert all(size >= 0 for phase in plan.prediction.memory for size in phase.terms.values())
     (stage,) = stages_of(*facts(run))
+    assert size_of_error(stage.report.peak) <= 0.5, stage.report.peak
+
+
+SHARED = {
+    "ddp": Layout(engine="ddp", dp_replicate=2, micro_batch_size=2, grad_accum=2),
+    "fsdp2": Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=2, grad_accum=2),
+    "zero2": Layout(engine="deepspeed", dp_shard=2, zero_stage=2, micro_batch_size=2, grad_accum=2),
+    "zero3": msgspec.structs.replace(ZERO3, dp_shard=2, micro_batch_size=2),
+    # DeepSpeed's own limits look ahead, and keep small weights whole.
+    "zero3-default-limits": Layout(engine="deepspeed", dp_shard=2, zero_stage=3, micro_batch_size=2),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("modules", [("lm_head",), ("embed_tokens", "lm_head")])
+@pytest.mark.parametrize("name", SHARED)
+def test_modules_trained_whole_beside_adapters_are_held_and_sent_in_their_own_format(
+    name: str, modules: tuple[str, ...], precision: Precision, tmp_path: Path
+) -> None:
+    """In bf16 adapters are fp32, copies as wide as the module is: DDP has buckets of each."""
+    usual = msgspec.structs.replace(saving(*modules), precision=precision)
+    few = msgspec.structs.replace(usual, recipe=msgspec.structs.replace(usual.recipe, steps=5))
+    plan = make_plan(SHARED[name], few, nodes=1, per_node=2, model=presets.model("tiny-llama"))
+
+    run = run_warm(plan, tmp_path)
+
+    assert set(run.exit_codes) == {0}, run.output[-3000:]
+    planned, measured = facts(run)
+    assert not wrong_collectives(planned, measured)
+    (stage,) = stages_of(planned, measured)
     assert size_of_error(stage.report.peak) <= 0.5, stage.report.peak

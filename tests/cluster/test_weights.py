@@ -40,6 +40,8 @@ EXPORTED = (
     "ep2-accum1",
     "hsdp-2x2-lora-accum2",
     "zero3-lora-accum1",
+    "hsdp-2x2-lora-saved-accum2",
+    "zero3-lora-saved-accum1",
     "fsdp2-qlora-accum2",
     "zero3-qlora-accum1",
 )

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
-from executor.worker.model.adapters import is_adapter, merged, ordinary_name, save_adapters
+from executor.worker.model.adapters import is_adapter, merged, ordinary_name, save_adapters, saved_name
 from executor.worker.model.model import transformers_config
 from executor.worker.model.quantized import scales, unpacked
 from planner.engines.common import stored_weight_bytes
@@ -83,6 +83,34 @@ def test_peft_loads_and_merges_what_is_saved(spec: ModelSpec, method: str, tmp_p
     whole = merged(saved(asked, model, tmp_path), tmp_path)
     assert not [name for name in whole.state_dict() if "lora_" in name]
     torch.testing.assert_close(logits(whole), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_trained_copy_begins_as_its_module_in_memory_of_its_own_and_is_saved_in_its_place(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    plain = plan(LLAMA, "lora")
+    asked = replace(plain, job=replace(plain.job, lora=replace(plain.job.adapters, modules_to_save=("lm_head",))))
+    model = build_model(asked).eval()
+    weights = dict(model.named_parameters())
+    copy, original = (weights[f"lm_head.{part}.weight"] for part in ("modules_to_save.default", "original_module"))
+
+    assert (copy.requires_grad, original.requires_grad, weights["model.embed_tokens.weight"].requires_grad) == (
+        True, False, False,
+    )  # fmt: skip
+    assert torch.equal(copy, original) and copy.data_ptr() != original.data_ptr()
+    torch.testing.assert_close(original, dict(build_model(plain).named_parameters())["lm_head.weight"])
+
+    with torch.no_grad():
+        copy.mul_(2)
+    expected = logits(model)
+    held = dict(unpacked(model, model.state_dict().items()))
+    save_adapters(tmp_path, asked.job, {saved_name(name): weight for name, weight in held.items() if saved_name(name)})
+    base = AutoModelForCausalLM.from_config(transformers_config(asked.model, 16), dtype=torch.float32).eval()
+    base.load_state_dict({ordinary_name(name): one for name, one in held.items() if saved_name(name) is None})
+    torch.testing.assert_close(2 * logits(base), expected)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path))
+    torch.testing.assert_close(logits(loaded), expected)
+    torch.testing.assert_close(logits(merged(loaded.unload(), tmp_path)), expected)
 
 
 def test_only_the_named_modules_adapters_are_trained() -> None:

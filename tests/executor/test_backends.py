@@ -226,6 +226,13 @@ def refusal(backend: Backend, made: Plan) -> str:
             {},
             "query is not a linear module",
         ),
+        (
+            "ddp",
+            LAYOUTS["ddp"],
+            {"method": "lora", "lora": Lora(modules_to_save=("lm_head",))},
+            {"tied": True},
+            "lm_head is no module beside the layers of",
+        ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
         ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
         ("zero2", AUTOTP, {}, {"family": "gemma2"}, "Use engine deepspeed with tp=1 dp_shard=4"),

@@ -217,4 +217,6 @@ def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
     found = LAYER.search(fqn or "")
     if found is not None and (found.end() == len(fqn or "") or (fqn or "").endswith(".experts")):
         return "layer"
-    return "embed" if len(modules) == 1 and isinstance(modules[0], nn.Embedding) else "tail"
+    # A table that has a trained copy is a module with both (peft's ModulesToSaveWrapper).
+    tables = [isinstance(getattr(one, "original_module", one), nn.Embedding) for one in modules]
+    return "embed" if tables == [True] else "tail"

@@ -1,26 +1,34 @@
-"""Low-rank adapters: put into a model, saved as peft saves them, and merged into the weights that they were trained on.
+"""Low-rank adapters, and copies of modules that are trained whole beside them (peft's modules_to_save): put into a
+model, saved as peft saves them, and merged into the weights that they were trained on.
 
 Not here: 4-bit weights (quantized.py), or what the planner makes of either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from planner.spec import TrainingJob
 from planner.spec.job import Lora
 
+Named: TypeAlias = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
+"""A weight's ordinary name, and its numbers once they are asked for (values.Value)."""
 WEIGHTS = "adapter_model.safetensors"
 """What `peft.PeftModel.from_pretrained` looks for in a folder, beside its configuration."""
+COPY = ".modules_to_save."
+"""In the name of a weight of a trained copy, in peft's and in the ordinary one."""
 
 
 def add_adapters(model: nn.Module, job: TrainingJob, dtype: torch.dtype) -> None:
-    """Adapters on the targets, everything else frozen; in `dtype`, or in fp32 where the plan upcasts them."""
+    """Adapters on the targets and trained copies of the plan's modules, everything else frozen; adapters in `dtype`, or
+    in fp32 where the plan upcasts them, copies as the module is."""
     from peft import inject_adapter_in_model
 
     lora = job.adapters or Lora()
@@ -41,19 +49,47 @@ def _config(lora: Lora, **more: Any) -> Any:
         lora_alpha=lora.alpha,
         target_modules=list(lora.targets),
         lora_dropout=lora.dropout,
+        modules_to_save=list(lora.modules_to_save) or None,
         bias="none",
         **more,
     )
 
 
 def ordinary_name(name: str) -> str:
-    """What Transformers calls a weight that carries an adapter; an adapter is `<module>.lora_A.weight`."""
-    return name.replace(".base_layer.", ".").replace(".default.", ".")
+    """What Transformers calls a weight that carries an adapter or has a copy; an adapter is `<module>.lora_A.weight`, a
+    copy `<module>.modules_to_save.weight`."""
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".").replace(".default.", ".")
 
 
 def is_adapter(name: str) -> bool:
     """Whether a weight's name is an adapter's."""
     return ".lora_" in name
+
+
+def saved_name(name: str) -> str | None:
+    """What a folder of adapters calls a weight: an adapter, or the copy of a module, which has the module's own name.
+    None of a weight of the base."""
+    ordinary = ordinary_name(name)
+    return ordinary.replace(COPY, ".") if COPY in ordinary else ordinary if is_adapter(name) else None
+
+
+def with_copies(values: Iterable[Named], model: nn.Module) -> Iterator[Named]:
+    """A model's weights one after the other, each with its trained copy, which begins with the same numbers in memory
+    of its own."""
+    copies = {
+        ordinary.replace(COPY, "."): ordinary
+        for name, _ in model.named_parameters()
+        if COPY in (ordinary := ordinary_name(name))
+    }
+    for name, value in values:
+        yield name, value
+        if name in copies:
+            yield copies[name], partial(_again, value)
+
+
+def _again(value: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    made = value(target)
+    return made if isinstance(target, DTensor) else made.clone()  # a shard is filled in place
 
 
 def save_adapters(folder: Path, job: TrainingJob, adapters: Mapping[str, torch.Tensor]) -> None:

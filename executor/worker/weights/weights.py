@@ -21,7 +21,7 @@ from executor.folder.rundir import ADAPTER, WEIGHTS, base_is_checkpoint
 from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.data.tokenizer import own_tokenizer
 from executor.worker.engines.base import Engine
-from executor.worker.model.adapters import is_adapter, ordinary_name, save_adapters
+from executor.worker.model.adapters import ordinary_name, save_adapters, saved_name
 from executor.worker.model.model import model_config
 from executor.worker.model.quantized import unpacked
 from planner.basics.errors import PlannerError
@@ -49,8 +49,8 @@ def save(plan: Plan, engine: Engine, folder: Path, rank: int, shard_bytes: int =
     try:
         with Writer(partial, shard_bytes) as writer:
             for name, weight in unpacked(engine.model, engine.weights()):
-                if is_adapter(name):
-                    adapters[ordinary_name(name)] = weight.detach().cpu().contiguous()
+                if (saved := saved_name(name)) is not None:
+                    adapters[saved] = weight.detach().cpu().contiguous()
                 elif keep and not (plan.model.tied and name.endswith(TIED_HEAD)):
                     writer.add(ordinary_name(name), weight)
         if adapters:
