@@ -124,6 +124,7 @@ def executor() -> None:
 @cli_options.CHECK
 @cli_options.TOLERANCE
 @cli_options.MEET_TIMEOUT
+@cli_options.PROFILE
 @cli_options.DEBUG_NETWORK
 @cli_options.STALL_TIMEOUT
 @cli_options.MAX_RESTARTS
@@ -156,6 +157,7 @@ def run(
     judge: bool,
     tolerance: tuple[str, ...],
     meet_timeout: float,
+    profile: int | None,
     debug_network: bool,
     stall_timeout: float | None,
     max_restarts: int,
@@ -169,10 +171,10 @@ def run(
     if script_arguments and script is None:
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
-    if script and (steps or data or save_weights or checkpoint_every or bad_loss):
+    if script and (steps or data or save_weights or checkpoint_every or bad_loss or profile is not None):
         raise click.UsageError(
-            "--steps, --data, --save-weights, --checkpoint-every and --on-bad-loss are the built-in trainer's; give "
-            "--script its own after --"
+            "--steps, --data, --save-weights, --checkpoint-every, --on-bad-loss and --profile are the built-in "
+            "trainer's; give --script its own after --"
         )
     if sbatch and launcher != "slurm":
         raise click.UsageError("--sbatch is for a job of Slurm: add --launcher slurm")
@@ -207,6 +209,7 @@ def run(
         max_restarts=max_restarts,
         bad_loss=bad_loss or badloss.STOP,
         place=remote_dir,
+        profile=profile,
     )
     if output is not None:
         rundir.check_new(output, "--output")

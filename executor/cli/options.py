@@ -9,6 +9,7 @@ import click
 
 from executor.folder import badloss
 from planner.basics import command
+from planner.spec.spans import FIRST_RECORDED
 
 ENV = click.option(
     "--env",
@@ -66,6 +67,15 @@ CHECKPOINT_EVERY = click.option(
 KEEP_LAST = click.option("--keep-last", type=int, metavar="K", help="Checkpoints to keep (default: 2).")
 
 KEEP_EVERY = click.option("--keep-every", type=int, metavar="N", help="Keep the checkpoints of every N-th step, too.")
+
+PROFILE = click.option(
+    "--profile",
+    type=int,
+    is_flag=False,
+    flag_value=FIRST_RECORDED,
+    metavar="[STEP]",
+    help=f"Record this step on every rank, for planner timeline --beside (default: {FIRST_RECORDED}).",
+)
 
 DEBUG_NETWORK = click.option(
     "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."

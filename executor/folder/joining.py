@@ -29,7 +29,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 
     `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
     where it is a secret, which each node has to be given. `checkpoints` says when they are written; None: never.
-    `bad_loss` is what a bad step does to the run.
+    `bad_loss` is what a bad step does to the run, `profile` the step that every rank records.
     `resume` is the checkpoint to go on from, under the run folder. `start` is the word of the start that this is for,
     where its nodes were given one (rejoin.py).
     """
@@ -47,6 +47,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float | None = None
     checkpoints: Policy | None = None
     bad_loss: badloss.Policy = badloss.STOP
+    profile: int | None = None
     resume: str | None = None
     start: str | None = None
 

@@ -25,13 +25,14 @@ from executor.folder.steplines import Lines
 from executor.run.prepare import Prepared
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError, refusing
+from planner.spec import spans
 from planner.spec.plan import write_whole
 from planner.spec.record import Attempt, RunRecord
 
 ATTEMPTS, KEPT, ASKED = "attempts", "attempt.json", "asked.json"
 MOVED = (
     rundir.RECORD, rundir.LAUNCH, rundir.LAUNCHER, rundir.HOSTS, "result.json", JOIN, JOINED, ALIVE, rundir.MESH,
-    rundir.STATES, rundir.MEASURED, rundir.FAILED, rundir.LOGS, rundir.CONFIG,
+    rundir.STATES, rundir.MEASURED, spans.FOLDER, rundir.FAILED, rundir.LOGS, rundir.CONFIG,
 )  # fmt: skip
 """What belongs to one start. The plan is copied; metrics, checkpoints and saved weights are the run's."""
 

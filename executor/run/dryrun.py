@@ -150,6 +150,7 @@ def joining_of(ready: Prepared, port: int) -> joining.Joining:
         environment=joining.without_secrets(ready.environment),
         checkpoints=ready.options.checkpoints,
         bad_loss=ready.options.bad_loss,
+        profile=ready.options.profile,
         resume=os.path.relpath(ready.options.resume, ready.options.run_dir) if ready.options.resume else None,
     )
 

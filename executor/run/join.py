@@ -156,7 +156,7 @@ def _checked(
     nodes = plan.cluster.nodes
     options = Options(
         folder, nodes, save_weights=wanted.save_weights, script=wanted.script, env=asked.env, meet_s=asked.meet_s,
-        stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss,
+        stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss, profile=wanted.profile,
         resume=folder / wanted.resume if wanted.resume else None,
     )  # fmt: skip
     ready = decided(plan, options, echo)

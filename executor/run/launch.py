@@ -122,6 +122,8 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
     if options.checkpoints is not None:
         chosen += options.checkpoints.arguments()
     chosen += options.bad_loss.arguments()
+    if options.profile is not None:
+        chosen += ["--profile", str(options.profile)]
     return tuple(chosen)
 
 

@@ -32,6 +32,7 @@ from planner.parallelism.case import Case
 from planner.parallelism.rules import check, one_of
 from planner.spec import inputs
 from planner.spec.plan import Plan
+from planner.spec.spans import FIRST_RECORDED
 
 TRAINER = "executor.worker.train"
 STEP_BYTES = 400
@@ -51,7 +52,8 @@ class Options:
     rank may take of its device. `checkpoints` says when checkpoints are written and which stay; None: none are.
     Hosts that ssh reaches and that do not see the run folder make one in `place`, and keep their parts of checkpoints
     under the name `kept`, which all starts of the run share.
-    `bad_loss` is what a loss that is no number, or that explodes, does to the run.
+    `bad_loss` is what a loss that is no number, or that explodes, does to the run. `profile` is the step, counted from
+    1, that every rank records (None: none).
     """
 
     run_dir: Path
@@ -75,6 +77,7 @@ class Options:
     place: str | None = None
     kept: str = ""
     bad_loss: badloss.Policy = badloss.STOP
+    profile: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,23 @@ def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
     added = environment.added(options.env, os.environ)
     plan = as_run(plan, options, echo)
+    check_profile(plan, options.profile)
     hosts = local.Hosts("elsewhere", ())
     return Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, backend.files(plan), added)
+
+
+def check_profile(plan: Plan, step: int | None) -> None:
+    """Refuse to record a step that the meter looks into, or that the run does not have."""
+    last = plan.job.recipe.steps
+    if step is None or FIRST_RECORDED <= step <= last:
+        return
+    if last < FIRST_RECORDED:
+        rule, fix = f"the run has {last} steps, and those before step {FIRST_RECORDED} are not steady", "Add --steps 6"
+    elif step > last:
+        rule, fix = f"the run has {last} steps", f"Try {last}"
+    else:
+        rule, fix = "is no steady step: the meter looks into it, or into one before", f"Try {FIRST_RECORDED}"
+    raise PlannerError("--profile", step, rule, fix)
 
 
 def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:

@@ -54,6 +54,7 @@ def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
     if not options.script and checkpoint_policy.asked(plan, None, None, None):  # it was declined
         words += ["--checkpoint-every", checkpoint_policy.NEVER]
     words += options.bad_loss.arguments()
+    words += [f"--profile={options.profile}"] if options.profile is not None else []
     if options.script:
         words += ["--script", str(Path(options.script[0]).absolute()), "--", *options.script[1:]]
     return tuple(words)

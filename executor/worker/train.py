@@ -35,6 +35,7 @@ from executor.worker.engines.base import Engine, target_tokens
 from executor.worker.guard import Guard
 from executor.worker.mesh import check_mesh, check_world, write_mesh
 from executor.worker.meter.meter import Meter, Unmetered
+from executor.worker.meter.profile import Profiling
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.model.seeds import seed_step
 from executor.worker.weights import weights
@@ -105,7 +106,10 @@ def run(options: argparse.Namespace) -> None:
     asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
     guard = Guard(engine, options.folder, asked or badloss.STOP, reporter, first=first, updates=updates)
     guard.check(apart=saving.apart)
-    training = _Training(plan, engine, (rows, validation), meter, reporter, saving, guard, live.data_parallel_rank)
+    profiling = Profiling(plan, options.folder, rank, engine.device, options.profile)
+    training = _Training(
+        plan, engine, (rows, validation), meter, profiling, reporter, saving, guard, live.data_parallel_rank
+    )
     with saving.listening():
         training.run(first)
     alive.say(alive.END)
@@ -139,6 +143,7 @@ class _Training:
         engine: Engine,
         rows: tuple[Rows, Rows | None],
         meter: Any,
+        profiling: Profiling,
         reporter: Reporter,
         saving: Checkpointing,
         guard: Guard,
@@ -146,6 +151,7 @@ class _Training:
     ) -> None:
         """`rows` are those of training and of validation."""
         self._plan, self._engine, self._meter, self._reporter = plan, engine, meter, reporter
+        self._profiling = profiling
         self._saving, self._guard, self._data_rank = saving, guard, data_parallel_rank
         self._rows, self._validation = rows
         self._order, self.wire = order_of(plan, self._rows), WireCounter()
@@ -177,15 +183,16 @@ class _Training:
         whole = self._order.batch(batch)
         tokens, targets = int(self._rows.lengths[whole].sum()), int(self._rows.targets[whole].sum())
         rate = learning_rate(self._plan.job.optimizer, recipe, step)
-        begin = time.perf_counter()
-        seed_step(recipe.seed, step, self._data_rank)
-        with self._meter.step(count):
-            loss_sum = self._engine.run(batches, targets, self._meter)
-            loss = self._mean(loss_sum, step, targets) if self._guard.looks_first else None
-            with self._meter.phase("optimizer"):
-                norm, bad = self._guard.step(rate, loss)
-            _finish_device_work(self._engine.device)
-        seconds = time.perf_counter() - begin
+        with self._profiling.around(self._meter, step, count) as meter:
+            begin = time.perf_counter()
+            seed_step(recipe.seed, step, self._data_rank)
+            with meter.step(count):
+                loss_sum = self._engine.run(batches, targets, meter)
+                loss = self._mean(loss_sum, step, targets) if self._guard.looks_first else None
+                with meter.phase("optimizer"):
+                    norm, bad = self._guard.step(rate, loss)
+                _finish_device_work(self._engine.device)
+            seconds = time.perf_counter() - begin
         if bad is not None:
             made = badloss.line(batch, step, bad, loss, norm, seconds)
             done = self._guard.passed(step, bad, made, self._saving)
@@ -287,6 +294,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--spike-window", type=int, metavar="STEPS", help="over so many steps before it")
     parser.add_argument("--max-skips", type=int, metavar="N", help="skip no more steps in a row")
     parser.add_argument("--resume", type=Path, metavar="STEP_FOLDER", help="go on from this checkpoint")
+    parser.add_argument("--profile", type=int, metavar="STEP", help="record this step, or the next steady one")
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="take no more of the device than this")
     return parser.parse_args(arguments)
 

@@ -17,6 +17,8 @@ from planner.basics.errors import PlannerError
 SCHEMA = "profile/1"
 FOLDER = "profile"
 """Of a run folder."""
+FIRST_RECORDED = 6
+"""The first step, counted from 1, that a run may record: the trainer's meter looks into those before it."""
 MOST_SPANS = 20_000
 """That one rank writes: about 3 MB."""
 

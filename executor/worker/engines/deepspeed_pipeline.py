@@ -45,7 +45,7 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         peers = self.topology.get_axis_comm_lists("model") if layout.tp > 1 else []
         groups = [(ranks, dist.new_group(ranks)) for ranks in peers]
         self.tensor_ranks = next((group for ranks, group in groups if dist.get_rank() in ranks), None)
-        self._phase: Callable[[str], Any] | None = None
+        self._phase: Callable[..., Any] | None = None
         self._suffix = ""
 
     @override
@@ -98,7 +98,7 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
             if not name or self._phase is None:
                 do(engine, **arguments)
                 return
-            with self._phase(name + self._suffix):
+            with self._phase(name + self._suffix, passes=kind in (schedule.ForwardPass, schedule.BackwardPass)):
                 do(engine, **arguments)
             if kind is schedule.BackwardPass:
                 self._suffix = ".next"

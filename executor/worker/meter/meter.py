@@ -84,8 +84,8 @@ class Meter:
             self._live.attach(state_tensors)
 
     @contextmanager
-    def step(self, index: int) -> Iterator[None]:
-        """Around one optimizer step, all its micro-batches included."""
+    def step(self, index: int, *, timed: bool = True) -> Iterator[None]:
+        """Around one optimizer step, all its micro-batches included; one that is not `timed` is no steady one."""
         self._step, self._phase = index, "step"
         self._wait()
         if index in (self.memory_step, max(self.memory_step, self._traffic_step) + 1):
@@ -104,12 +104,13 @@ class Meter:
                 self.calls = traffic.calls
             yield
             self._wait()
-            if index > max(self.memory_step, self._traffic_step):
+            if timed and index > max(self.memory_step, self._traffic_step):
                 self._step_s.append(time.perf_counter() - began)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Inside a step: forward, backward (first micro-batch), forward.next, backward.next (later), optimizer."""
+    def phase(self, name: str, *, passes: bool = True) -> Iterator[None]:
+        """Inside a step: forward, backward (first micro-batch), forward.next, backward.next (later), optimizer. Not
+        every phase `passes` a micro-batch: a pipeline's sends are phases too (profile.py asks)."""
         self._phase = name
         self._modules.phase_begins(name)
         with ExitStack() as stack:
@@ -193,11 +194,11 @@ class Unmetered:
     def attach(self, state_tensors: StateTensors) -> None:
         """Nothing to classify."""
 
-    def step(self, index: int) -> AbstractContextManager[None]:
+    def step(self, index: int, *, timed: bool = True) -> AbstractContextManager[None]:
         """Around one optimizer step."""
         return nullcontext()
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: str, *, passes: bool = True) -> AbstractContextManager[None]:
         """Around one phase of a step."""
         return nullcontext()
 

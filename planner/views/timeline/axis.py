@@ -136,7 +136,7 @@ def _notes(tracks: Sequence[Track], recorded: bool) -> tuple[str, ...]:
             "when in a pass each runs."
         )
     if recorded:
-        notes.append("Recorded passes hold what they waited for; predicted ones do not.")
+        notes.append("A recorded step is longer than others for its being recorded; gaps in its passes are waits.")
     left = [track for track in tracks if track.left_out]
     if left:
         count, seconds = sum(track.left_out for track in left), sum(track.left_out_s for track in left)

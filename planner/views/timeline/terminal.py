@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.basics.units import format_seconds
 from planner.spec.spans import COMPUTE, SENDS, Span
-from planner.views.timeline.axis import PREDICTED, Axis, Row, Track, ranges_text
+from planner.views.timeline.axis import Axis, Row, Track, ranges_text
 
 LEAST_COLUMNS = 20
 IDLE, NOTHING = ".", " "
@@ -56,8 +56,8 @@ def marks(row: Row, end_s: float, columns: int) -> str:
     """One character a column: what takes most of its time; of compute, where columns are longer than passes and nothing
     takes most of one, how many tenths of it are busy."""
     each_s = end_s / columns
-    passes = sorted(span.seconds for span in row.spans if span.kind in MICRO_BATCHED)
-    coarse = bool(passes) and each_s > passes[len(passes) // 2]
+    passes = {(span.kind, span.micro_batch, span.chunk) for span in row.spans if span.kind in MICRO_BATCHED}
+    coarse = len(passes) > columns
     filled: list[dict[str, float]] = [{} for _ in range(columns)]
     for span in row.spans:
         mark = _mark(span, coarse=coarse)
@@ -103,7 +103,7 @@ def _figures(track: Track, row: Row) -> str:
         return f"{track.busy_share:.0%} busy"
     seconds = format_seconds(sum(span.seconds for span in row.spans))
     waited_s = sum(span.seconds for span in row.spans if span.exposed)
-    return f"{seconds}, {format_seconds(waited_s)} waited" if waited_s and track.part == PREDICTED else seconds
+    return f"{seconds}, {format_seconds(waited_s)} waited" if waited_s else seconds
 
 
 def _ruler(end_s: float, room: int) -> str:
