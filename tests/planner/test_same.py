@@ -1,6 +1,7 @@
-"""A tenth of the questions of `make same` about one engine, answered byte for byte as stored.
+"""An eighth of the questions of `make same` about one engine, and a twentieth of the others, answered byte for byte as
+stored.
 
-Not here: whether an answer is right (figures by hand stand in the tests of each formula), or the other nine tenths.
+Not here: whether an answer is right (figures by hand stand in the tests of each formula), or the other questions.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import pytest
 
 from scripts import same
 
-EVERY = 10
+EVERY, OF_OTHERS = 8, 20
 
 
 def drawn() -> dict[str, list[int]]:
-    """Numbers of questions, from 1, by command and engine: those of one layout, which take 10 ms each."""
-    found = defaultdict[str, list[int]](list)
+    """Numbers of questions, from 1, by command and engine: those of one layout, which take 10 ms each; and by command
+    alone: whole searches, studies, files and recorded runs, which take 100."""
+    engines, others = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
     for number, (_, line) in enumerate(same.stored(), 1):
-        words = line.split()
-        if "--runtime" in words:
-            found[f"{words[0]}-{words[words.index('--runtime') + 1]}"].append(number)
-    return {part: numbers[::EVERY] for part, numbers in found.items() if part.startswith(("estimate", "explain"))}
+        command, *words = line.split()
+        if "--runtime" in words and command in ("estimate", "explain"):
+            engines[f"{command}-{words[words.index('--runtime') + 1]}"].append(number)
+        elif command not in ("estimate", "explain"):
+            others[command].append(number)
+    return {part: numbers[::EVERY] for part, numbers in engines.items()} | {
+        part: numbers[::OF_OTHERS] for part, numbers in others.items()
+    }
 
 
 DRAWN = drawn()
