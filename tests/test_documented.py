@@ -36,6 +36,7 @@ OTHERS = {
     "torch": ("_context_parallel", "monitored_barrier", "MemTracker", "FSDPMemTracker"),
     "deepspeed": ("stage_1_and_2.py", "flat_buffer_bytes"),
     "Megatron-DeepSpeed": ("--pp-partition-method",),
+    "Megatron-Core": ("decoder_first_pipeline_num_layers",),
     "packaging": ("version.py",),
     "slurm": ("--requeue", "--exclusive", "--mem"),
     "kubernetes": ("openAPIV3Schema",),

@@ -52,12 +52,16 @@ ABOUT = {
         "within the card less the headroom, close and no are not; the memory's band tells the words apart. "
         "Refused: a rule of the engine forbids the layout."
     ),
+    "The largest that fits": (
+        "Micro-batches and lengths that ran where the next did not, against the largest that planner fit finds with "
+        "all of the card's memory: factors as of times, and bias above 1 where more is predicted to fit than did."
+    ),
     "Which layout is best": (
         "Layouts of equal work that ran, at least five: Spearman's correlation of predicted and measured speed, "
         "and what the first choice costs against the best that ran (0 %: it is the best)."
     ),
     "Largest errors of memory": "Terms are those of live tensors at the predicted peak.",
-    "Largest errors of time": "Seconds a step; GB/s of bus bandwidth for collectives.",
+    "Largest errors of time, and of the largest that fits": "Seconds a step; GB/s of bus bandwidth for collectives.",
     "What was assumed": "Facts that a source does not state, and that a prediction needs.",
     "Rows without a prediction": "And why.",
 }
