@@ -166,6 +166,8 @@ class _Training:
         while done < self._plan.job.recipe.steps:
             alive.say(alive.STEP if count else alive.FIRST_STEP, done + 1)
             before, done = done, self._step(done, count)
+            if self._profiling.write():
+                self.wire.begin()
             now = time.perf_counter()
             if count:
                 alive.stepped(now - last)

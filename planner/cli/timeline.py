@@ -18,6 +18,7 @@ from planner.ask import options
 from planner.basics.errors import PlannerError
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import wholes
+from planner.basics.units import format_seconds
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, Asking, tell, with_options
 from planner.decide import estimation, explanation
@@ -28,6 +29,9 @@ from planner.spec.options import LARGEST_COUNT
 from planner.spec.plan import Plan, read_plan
 from planner.spec.spans import Profile, read_profiles
 from planner.views.timeline import axis as views
+
+TOLD_SHARE = 1e-3
+"""Of a plan's step time, from which it is told that another one is drawn."""
 
 OF_ANY = ("calibration", "presets")
 """Options of a question that say nothing of the layout."""
@@ -61,11 +65,12 @@ def show_timeline(
     run = None if beside is None else _run_plan(beside)
     profiles = () if beside is None else _profiles(beside)
     with searching() as waiting:
-        case, known = _case(given, plan_file, run)
+        case, known, plan = _case(given, plan_file, run)
     found = timeline(case, known)
     if found is None:
         rule = "has no known rate for this, or its hosts have none: no time is predicted"
         raise PlannerError("gpu", case.cluster.gpu.name, rule, "Name a GPU with known rates")
+    tell(_otherwise(plan, found.step_s))
     axis = views.axis_of(case, found, profiles)
     some, left_out = views.chosen(axis, None if asked is None else tuple(asked))
     if svg is not None:
@@ -80,7 +85,7 @@ def show_timeline(
     return waiting.code(0)
 
 
-def _case(given: dict[str, Any], plan_file: str | None, run: Plan | None) -> tuple[Case, Calibration]:
+def _case(given: dict[str, Any], plan_file: str | None, run: Plan | None) -> tuple[Case, Calibration, Plan | None]:
     """The layout that is drawn: of a plan, of what the options ask for, or of the run that it stands beside."""
     said = [name for name, value in given.items() if value not in (None, (), False) and name not in OF_ANY]
     if plan_file is not None and said:
@@ -90,10 +95,19 @@ def _case(given: dict[str, Any], plan_file: str | None, run: Plan | None) -> tup
         plan = run if plan_file is None else read_plan(plan_file)
         assert plan is not None
         named, folders = given.get("calibration"), tuple(given.get("presets") or ())
-        return Case.of(plan), calibration(named, folders) if named else calibration(folders=folders)
+        return Case.of(plan), calibration(named, folders) if named else calibration(folders=folders), plan
     found = estimation.answer(options.question(given))
     tell(found.question.notes)
-    return explanation.chosen(found).case, found.question.calibration
+    return explanation.chosen(found).case, found.question.calibration, None
+
+
+def _otherwise(plan: Plan | None, step_s: float) -> tuple[str, ...]:
+    """What is told where a plan was made with another step time than is drawn."""
+    said = None if plan is None else plan.prediction.step_s
+    if said is None or abs(step_s - said) <= TOLD_SHARE * said:
+        return ()
+    made = f"the plan was made with a step of {format_seconds(said)}, by another calibration or version"
+    return (f"{made}: --calibration draws it by its own",)
 
 
 def _run_plan(folder: str) -> Plan:

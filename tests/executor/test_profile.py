@@ -1,11 +1,10 @@
 """A profiler's events as spans, on a process and on a device; and which steps a run may record.
 
-Not here: recording a real step (tests/cluster/test_profile.py), or drawing one.
+Not here: recording (test_recording.py, tests/cluster/test_profile.py), or drawing.
 """
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,12 @@ from executor.folder.joining import Joining
 from executor.run import attempts
 from executor.run.launch import worker_arguments
 from executor.run.prepare import Options, check_profile
-from executor.worker.meter.meter import Meter
 from executor.worker.meter.spans import PASS, STEP, Event, Named, bounded, in_lanes, spans_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
 from planner.spec.plan import Plan
-from planner.spec.spans import FIRST_RECORDED, FOLDER, Profile, Span, read_profiles
+from planner.spec.spans import FOLDER, Profile, Span, read_profiles
 
 MS = 1e-3
 
@@ -156,13 +154,6 @@ def test_other_steps_are(step, steps):
     assert check_profile(plan(steps), step) is None
 
 
-def test_the_first_step_that_may_be_recorded_is_the_first_that_the_meter_leaves_alone():
-    defaults = inspect.signature(Meter.__init__).parameters
-    looked_into = (defaults["memory_step"].default, defaults["traffic_step"].default)
-
-    assert max(looked_into) + 1 + 1 == FIRST_RECORDED  # one counts from 0, the other from 1
-
-
 def test_every_rank_of_every_node_is_told_the_step():
     options = Options(run_dir=Path("run"), nodes=1, profile=7)
 
@@ -211,3 +202,4 @@ def test_a_profile_is_read_as_it_was_written_and_ranks_come_in_order(tmp_path):
         write_of_rank(tmp_path, FOLDER, one.rank, one)
 
     assert read_profiles(tmp_path) == (made[1], made[0])
+    assert (made[0].left_out, made[0].left_out_s) == (0, 0.0)

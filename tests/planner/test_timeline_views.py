@@ -260,7 +260,9 @@ def test_options_beside_a_plan_are_refused_and_a_calibration_is_taken(capsys, tm
 
     code, _, err = run(capsys, str(path), "--tp", "2")
     assert (code, "tp=2: changes nothing of a plan" in err) == (2, True)
-    assert run(capsys, str(path), "--calibration", "uncalibrated")[0] == 0
+    code, _, err = run(capsys, str(path), "--calibration", "uncalibrated")
+    assert (code, "the plan was made with a step of" in err) == (0, True)
+    assert "the plan was made" not in run(capsys, str(path))[2]
 
 
 def recorded_run(capsys: pytest.CaptureFixture[str], folder: Path, *ranks: int) -> Path:

@@ -31,6 +31,7 @@ class Profiling:
 
     def __init__(self, plan: Plan, folder: Path, rank: int, device: torch.device, asked: int | None) -> None:
         self._plan, self._folder, self._rank, self._device, self._asked = plan, folder, rank, device, asked
+        self._recorded: tuple[profile, int, list[Call]] | None = None
 
     @contextmanager
     def around(self, meter: Any, step: int, count: int) -> Iterator[Any]:
@@ -46,11 +47,14 @@ class Profiling:
         with profile(activities=activities) as recorded:
             dist.barrier()
             yield Recording(meter)
-        self._write(recorded, step + 1, getattr(meter, "calls", []))
-        dist.barrier()
+        self._recorded = recorded, step + 1, getattr(meter, "calls", [])
 
-    def _write(self, recorded: profile, step: int, calls: list[Call]) -> None:
-        layout = self._plan.layout
+    def write(self) -> bool:
+        """Write what was recorded, if the step before was, and whether it was. All ranks call it, after what they say
+        of the step."""
+        if self._recorded is None:
+            return False
+        (recorded, step, calls), self._recorded, layout = self._recorded, None, self._plan.layout
         named = [Named(call.op, group_name(layout, call.ranks, call.op), call.unit) for call in calls]
         step_s, spans = spans_of(events_of(recorded), named)
         kept, left_out, left_out_s = bounded(spans)
@@ -59,6 +63,8 @@ class Profiling:
             step_s=step_s, spans=kept, left_out=left_out, left_out_s=left_out_s,
         )  # fmt: skip
         write_of_rank(self._folder, FOLDER, self._rank, found)
+        dist.barrier()
+        return True
 
 
 class Recording:
