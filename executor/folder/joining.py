@@ -147,14 +147,16 @@ def read_joined(folder: Path) -> dict[int, Joined]:
     return {one.node: one for one in found if one is not None}
 
 
-def environment_of(wanted: Joining, added: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+def environment_of(
+    asked: Mapping[str, str | None], added: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
     """What the person adds to the ranks' environment: of the folder, of this command line, and secrets of this host's
     own."""
-    kept = {name: value for name, value in wanted.environment.items() if value is not None}
-    for name in (name for name, value in wanted.environment.items() if value is None and name not in added):
+    kept = {name: value for name, value in asked.items() if value is not None}
+    for name in (name for name, value in asked.items() if value is None and name not in added):
         if name not in environment:
             rule = "is a secret, so its value is not in the run folder, and it is not set here"
-            raise PlannerError("--env", name, rule, f"Set it on every node, or give --env {name}=VALUE")
+            raise PlannerError("--env", name, rule, f"Set it here, or give --env {name}=VALUE")
         kept[name] = environment[name]
     return kept | dict(added)
 

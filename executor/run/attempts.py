@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,7 @@ from executor.folder.checkpoints import Complete
 from executor.folder.joining import JOIN, JOINED, Joining, without_secrets
 from executor.folder.rundir import Launcher, Logged
 from executor.folder.steplines import Lines
-from executor.run.prepare import Prepared
+from executor.run.prepare import Options, Prepared
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError, refusing
 from planner.spec import spans
@@ -58,6 +58,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     bad_loss: badloss.Policy = badloss.STOP
 
 
+OF_OPTIONS = tuple(one.name for one in fields(Options) if one.name in Asked.__struct_fields__)
+"""What asked.json keeps of prepare.Options, by the same names."""
+
+
 @dataclass(frozen=True)
 class Place:
     """From where a run goes on: a checkpoint's folder after `step` steps (None: from the start), and the newer ones
@@ -85,14 +89,10 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 def keep_asked(ready: Prepared, folder: Path | None = None, *, launcher: str = "", sbatch: Sequence[str] = ()) -> None:
     """Write asked.json into the run folder, or into this one, readable by its owner alone."""
-    options = ready.options
-    asked = Asked(
-        hosts=options.hosts, save_weights=options.save_weights, checkpoints=options.checkpoints,
-        environment=without_secrets(ready.environment), meet_s=options.meet_s, stall_s=options.stall_s,
-        max_restarts=options.max_restarts, trainer=options.trainer, place=options.place, kept=options.kept,
-        launcher=launcher, sbatch=tuple(sbatch), bad_loss=options.bad_loss,
-    )  # fmt: skip
-    rundir.write_json((folder or options.run_dir) / ASKED, asked, private=True)
+    shared = {name: getattr(ready.options, name) for name in OF_OPTIONS}
+    environment = without_secrets(ready.environment)
+    asked = Asked(environment=environment, launcher=launcher, sbatch=tuple(sbatch), **shared)
+    rundir.write_json((folder or ready.options.run_dir) / ASKED, asked, private=True)
 
 
 def read_asked(folder: Path) -> Asked:

@@ -160,7 +160,7 @@ def _checked(
         resume=folder / wanted.resume if wanted.resume else None,
     )  # fmt: skip
     ready = decided(plan, options, echo)
-    added = joining.environment_of(wanted, ready.environment, os.environ)
+    added = joining.environment_of(wanted.environment, ready.environment, os.environ)
     place, port = address.find(master, asked.node, nodes, asked.resolve_s), (master and master.port) or wanted.port
     if not asked.launched:  # a launcher has just asked them of this host, before it started any node
         preflight.require(host_checks(ready.plan, options, ready.processes), echo)

@@ -39,8 +39,8 @@ def this_launcher(run_id: str, *, in_namespaces: bool) -> Launcher:
         run_id=run_id,
         process=processes.identity(),
         host=socket.gethostname(),
-        machine=_said(MACHINE_ID),
-        boot=_said(BOOT_ID),
+        machine=processes.said(MACHINE_ID),
+        boot=processes.said(BOOT_ID),
         namespace=processes.namespace(os.getpid()),
         network=os.getpid() if in_namespaces else None,
     )
@@ -54,8 +54,8 @@ def reap() -> None:
 
 def seen(launcher: Launcher) -> Seen:
     """Whether a run's launcher lives, as far as that can be seen from here."""
-    if launcher.boot != _said(BOOT_ID):
-        same = (launcher.host, launcher.machine) == (socket.gethostname(), _said(MACHINE_ID))
+    if launcher.boot != processes.said(BOOT_ID):
+        same = (launcher.host, launcher.machine) == (socket.gethostname(), processes.said(MACHINE_ID))
         return "gone" if same and launcher.boot and launcher.machine else "elsewhere"  # started anew, or another one
     if launcher.namespace != processes.namespace(os.getpid()):
         return "elsewhere"
@@ -169,10 +169,3 @@ def _launched_by(folder: Path, launcher: Launcher) -> str:
     if (folder / JOIN).is_file():
         return "slurm" if slurm.read_job(folder) is not None else "join"
     return "local/namespaces" if launcher.network is not None else "local/loopback"
-
-
-def _said(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # not Linux
-        return ""

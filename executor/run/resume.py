@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from executor.folder import rundir
+from executor.folder import joining, rundir
 from executor.folder.checkpoints import Complete
 from executor.launchers import slurm
 from executor.run import attempts, reap
-from executor.run.attempts import Place, named, read_asked, set_aside, tell_skipped
+from executor.run.attempts import OF_OPTIONS, Place, named, read_asked, set_aside, tell_skipped
 from executor.run.prepare import Options, Prepared
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
@@ -62,22 +62,12 @@ def going(
     assert place.checkpoint is not None and place.found is not None
     tell_skipped(place, echo)
     check_same(plan, place.found, place.checkpoint)
-    kept = {name: value for name, value in asked.environment.items() if value is not None}
-    given = {text.partition("=")[0] for text in env}
-    for name in (name for name, value in asked.environment.items() if value is None and name not in given):
-        if name not in environment:
-            rule = "is a secret, so its value is not in the run folder, and it is not set here"
-            raise PlannerError("--env", name, rule, f"Set it, or give --env {name}=VALUE")
-        env = (*env, name)
-    options = Options(
-        run_dir=folder, nodes=plan.cluster.nodes, hosts=asked.hosts, save_weights=asked.save_weights,
-        env=(*(f"{name}={value}" for name, value in kept.items() if name not in given), *env),
-        meet_s=asked.meet_s, stall_s=asked.stall_s, checkpoints=asked.checkpoints, max_restarts=asked.max_restarts,
-        again=True, resume=place.checkpoint, place=asked.place, kept=asked.kept, bad_loss=asked.bad_loss,
-    )  # fmt: skip
-    if asked.trainer:
-        options = replace(options, trainer=asked.trainer)
-    return replace(options, **(changed or {})), place
+    given = dict.fromkeys((text.partition("=")[0] for text in env), "")
+    kept = joining.environment_of(asked.environment, given, environment)
+    env = (*(f"{name}={value}" for name, value in kept.items() if name not in given), *env)
+    options = Options(run_dir=folder, nodes=plan.cluster.nodes, env=env, again=True, resume=place.checkpoint)
+    shared = {name: value for name in OF_OPTIONS if (value := getattr(asked, name)) != ""}
+    return replace(options, **shared | dict(changed or {})), place
 
 
 def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from executor.system.processes import said
+
 SELF = Path("/proc/self")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 EVENTS = ("memory.events", "memory.oom_control")
@@ -41,21 +43,13 @@ def kills_since(before: int | None) -> int | None:
 
 def _texts(process: Path, names: tuple[str, ...]) -> Iterator[str]:
     """The files of these names in the process's memory groups, from its own upwards."""
-    for folder in _groups(process):
-        for name in names:
-            try:
-                yield (folder / name).read_text().strip()
-            except OSError:
-                continue
+    return (said(folder / name) for folder in _groups(process) for name in names)
 
 
 def _groups(process: Path) -> Iterator[Path]:
     """Folders of the memory groups, the process's own first, up to the mount."""
-    try:
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
-    except OSError:  # not Linux
-        return
+    groups = [line.split(":", 2) for line in said(process / "cgroup").splitlines()]
+    mounts = [line.split() for line in said(process / "mountinfo").splitlines()]
     for fields in mounts:
         kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
         if kind == "cgroup2":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from executor.system.processes import said
 from planner import __version__
 
 INTERFACES = Path("/sys/class/net")
@@ -36,10 +37,8 @@ def versions() -> dict[str, str]:
 
 def processor() -> str:
     """The processor's name as Linux gives it, else as Python does."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
+    if found := re.search(r"^model name\s*:\s*(.+)$", said(Path("/proc/cpuinfo")), re.MULTILINE):
+        return found[1].strip()
     return platform.processor() or platform.machine() or "unknown"
 
 
@@ -50,12 +49,8 @@ def cores() -> int:
 
 def network_bits_per_s() -> float | None:
     """All physical interfaces that are up, together, as their drivers say (megabits)."""
-    total = 0.0
-    for interface in INTERFACES.glob("*"):
-        with contextlib.suppress(OSError, ValueError):
-            if (interface / "device").exists() and (interface / "operstate").read_text().strip() == "up":
-                total += max(float((interface / "speed").read_text()), 0.0) * 1e6
-    return total or None
+    up = (one.name for one in INTERFACES.glob("*") if said(one / "operstate") == "up")
+    return sum(link_bits_per_s(name) or 0.0 for name in up) or None
 
 
 def first_visible() -> int | str:
@@ -96,10 +91,8 @@ def free_memory(card: int | str) -> float | None:
 def link_bits_per_s(interface: str) -> float | None:
     """What the driver of a physical interface says of its speed; of a virtual one nothing is known."""
     place = INTERFACES / interface
-    with contextlib.suppress(OSError, ValueError):
-        if (place / "device").exists() and (speed := float((place / "speed").read_text())) > 0:
-            return speed * 1e6
-    return None
+    speed = said(place / "speed")  # -1 where it is down
+    return float(speed) * 1e6 if (place / "device").exists() and speed.isdigit() and int(speed) else None
 
 
 def _of_card(card: int | str, questions: Callable[[Any, Any], Mapping[str, Callable[[], Any]]]) -> dict[str, Any]:

@@ -127,12 +127,17 @@ def namespace(pid: int) -> str:
         return ""
 
 
+def said(path: Path) -> str:
+    """What a small file of the system says; nothing where there is none, or none that may be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
 def stat_of(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the process's state on; none where there is no such process."""
-    try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return said(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 
 def _started(pid: int) -> int | None:

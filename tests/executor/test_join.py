@@ -117,14 +117,13 @@ def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
     assert kept == {"HF_TOKEN": None, "PROXY": None, "FOO": "bar"}
     wanted = replace(found, environment=kept)
     here = {"HF_TOKEN": "t", "PROXY": "p"}
-    assert joining.environment_of(wanted, {"FOO": "own"}, here) == {"FOO": "own", "HF_TOKEN": "t", "PROXY": "p"}
+    assert joining.environment_of(kept, {"FOO": "own"}, here) == {"FOO": "own", "HF_TOKEN": "t", "PROXY": "p"}
     joining.write(folder, wanted)
     assert "--env=HF_TOKEN: is a secret" in refusal(folder, master="127.0.0.1").sentence
 
 
 def test_values_of_secrets_are_this_hosts_own_unless_they_are_typed():
-    bare = joining.Joining(run_id="r", plan_hash="", version="", code="", port=1)
-    wanted = replace(bare, environment={"HF_TOKEN": None, "FOO": "bar"})
+    wanted = {"HF_TOKEN": None, "FOO": "bar"}
 
     assert joining.environment_of(wanted, {}, {"HF_TOKEN": "t", "FOO": "x"}) == {"HF_TOKEN": "t", "FOO": "bar"}
     assert joining.environment_of(wanted, {"HF_TOKEN": "typed"}, {}) == {"HF_TOKEN": "typed", "FOO": "bar"}

@@ -47,11 +47,12 @@ def write(folder: Path, error: BaseException, *, out_of_memory: bool = False) ->
 
 def said(error: BaseException) -> RankError:
     """An exception as this rank's record."""
-    now, number = time.time_ns(), system_error(error)
-    refusal = isinstance(error, PlannerError)
-    code = exit_code(error)
-    if isinstance(error, PlannerError) and error.field == "output" and number is not None:
-        code = TRAINING_FAILED  # a file that could not be written under way is no mistake of the command line
+    now, number, code = time.time_ns(), system_error(error), CRASHED
+    if isinstance(error, PlannerError):
+        # A file that could not be written under way is no mistake of the command line.
+        code = TRAINING_FAILED if error.field == "output" and number is not None else error.exit_code
+    elif isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code
     kind = type(error)
     return RankError(
         message=sentence(error)[:LONGEST],
@@ -60,18 +61,9 @@ def said(error: BaseException) -> RankError:
         time_ns=now,
         host=socket.gethostname(),
         errno=number,
-        refusal=refusal,
+        refusal=isinstance(error, PlannerError),
         cause=getattr(error, "cause", ""),
     )
-
-
-def exit_code(error: BaseException) -> int:
-    """With which code the process ends."""
-    if isinstance(error, PlannerError):
-        return error.exit_code
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return CRASHED
 
 
 def sentence(error: BaseException) -> str:
