@@ -24,7 +24,6 @@ from planner.decide.estimate_json import BUFFERS, breakdown
 from planner.decide.estimation import Answer, Estimate, answer
 from planner.decide.planning import plan_of
 from planner.decide.recommendation import Constraints, Recommendation, recommend, seen_of
-from planner.inventory import parameters
 from planner.spec import Layout, TrainingJob, hub
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import PhaseMemory, encode_plan, write_whole
@@ -36,10 +35,10 @@ from planner.views.render import (
     count_text,
     gib_text,
     layout_text,
-    name_text,
     only_offloaded,
     percent_text,
     seconds_text,
+    size_text,
     trust_text,
 )
 from tui import inputs
@@ -186,8 +185,7 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
 
 def _headline(asked: Question) -> str:
     """What is planned for, short enough for 80 columns: the rest of the question stands in the fields."""
-    count, cluster = parameters(asked.model), asked.cluster
-    size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+    cluster, size = asked.cluster, size_text(asked.model)
     return f"{asked.model.name} ({size}) on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
 
 
@@ -199,7 +197,7 @@ def _shown(given: Given, one: Estimate, asked: Question, *, recommended: bool = 
         for call in one.comm.engine
     ]  # fmt: skip
     return Shown(
-        name=name_text(one),
+        name=one.name,
         layout=layout_text(layout),
         batch=batch_text(layout),
         terms=breakdown(one),

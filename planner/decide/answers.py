@@ -42,6 +42,11 @@ class Estimate(msgspec.Struct, frozen=True):
     fits_probability: float | None = None
 
     @property
+    def name(self) -> str:
+        """The strategy, and what adapters run under."""
+        return self.strategy if self.sharding is None else f"{self.strategy} ({self.sharding})"
+
+    @property
     def launchable(self) -> bool:
         """Whether a backend that is installed runs it."""
         return self.refusal is None

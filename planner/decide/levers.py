@@ -82,10 +82,9 @@ def levers(question: Question, case: Case, phase: str) -> Iterator[Lever]:
 
 def phase_bytes(memory: MemoryBreakdown, phase: str) -> float:
     """Live bytes at the fullest moment of a phase on any stage, or of the step; 0 where there is no such phase."""
-    names = (phase,)
     if phase == PEAK:
         return memory.peak.total
-    return max((one.total for stage in memory.stages for one in stage.phases if one.phase in names), default=0.0)
+    return max((one.total for stage in memory.stages for one in stage.phases if one.phase == phase), default=0.0)
 
 
 Change = tuple[dict[str, str], TrainingJob, Layout]

@@ -26,7 +26,6 @@ from planner.decide.whatif import (
     Seen,
     batch_apart,
     largest_term,
-    name_of,
     needed,
     of_memory,
     seconds,
@@ -77,13 +76,13 @@ def what_limits(seen: Seen) -> str | None:
     one, time = seen.one, seen.one.time
     if one.memory.host_fits is False:
         return (
-            f"Host memory limits: {name_of(one)} needs {format_bytes(one.memory.host_node_bytes)} on each node, which "
+            f"Host memory limits: {one.name} needs {format_bytes(one.memory.host_node_bytes)} on each node, which "
             f"has {format_bytes(one.case.cluster.host_memory_bytes)}."
         )
     if not one.fits:
         term, size = largest_term(one.memory)
         return (
-            f"Memory limits: {name_of(one)} needs least, {format_bytes(one.memory.device_bytes)} of "
+            f"Memory limits: {one.name} needs least, {format_bytes(one.memory.device_bytes)} of "
             f"{format_bytes(seen.usable_bytes)} that may be used; its largest term is {term}, {format_bytes(size)} "
             f"in {one.memory.peak.phase}."
         )
@@ -149,7 +148,7 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
         return None
     if _replicated(one) and one.fits and not one.case.lora:
         sharded = next((other for other in seen.others if other.case.layout.dp_shard > 1 and not other.case.lora), None)
-        beside = f"; {name_of(sharded)} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
+        beside = f"; {sharded.name} would send {format_volume(sharded.comm.wire_bytes_per_rank)}" if sharded else ""
         return (
             f"DDP fits, {of_memory(one)}: nothing has to be sharded. It reduces the gradients once a step, "
             f"{format_volume(one.comm.all_reduce_bytes)}, and sends twice that less a rank's share, "
@@ -164,7 +163,7 @@ def ddp_when_it_fits(seen: Seen) -> str | None:
         return f"DDP fits too, {of_memory(ddp)}: memory asks for no sharding."
     batch = batch_apart(seen.layout, ddp.case.layout)
     speed = f"gives {gain:.2f} times its tokens/s{batch}" if gain >= 1.01 else "is hardly faster"
-    return f"DDP fits too, {of_memory(ddp)}, and is the simplest: memory asks for no sharding. {name_of(one)} {speed}."
+    return f"DDP fits too, {of_memory(ddp)}, and is the simplest: memory asks for no sharding. {one.name} {speed}."
 
 
 def _replicated(one: Estimate) -> bool:
@@ -272,7 +271,7 @@ def a_changed_global_batch(seen: Seen) -> str | None:
         return None
     other = differing[0]
     old, job = other.case.layout.global_batch_size, seen.question.job
-    mine, theirs = name_of(seen.one), name_of(other)
+    mine, theirs = seen.one.name, other.name
     if mine == theirs:
         mine, theirs = (
             f"{mine} of {layout.micro_batch_size} x {layout.grad_accum}" for layout in (seen.layout, other.case.layout)

@@ -70,11 +70,6 @@ def predicted(case: Case, known: Calibration) -> WhatIf:
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
-def name_of(one: Estimate) -> str:
-    """The strategy, and what adapters run under."""
-    return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
-
-
 def of_memory(one: Estimate) -> str:
     """What a layout needs of a device's memory."""
     return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.arith import Number, where
+from planner.basics.arith import Number, maximum, where
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal, trained_states
@@ -124,7 +124,7 @@ def holder(case: Case) -> Holder:
         made = moment.unit_grads + moment.in_flight
         total = whole_elements[moment.unit]
         last = (moment.in_flight > 0) & (made >= total)
-        share = made / maximum_one(total)
+        share = made / maximum(total, 1)  # units without weights have no gradients either
         if moment.unit == "tail":
             share = where(head_is_done(moment), 0.0, share)
         return (share + where(last, 1.0, 0.0)) * flat.scattered[moment.unit]
@@ -141,11 +141,6 @@ def holder(case: Case) -> Holder:
         return stay | {"gathered": gathered(moment), "grads": grads(moment, later)}
 
     return held
-
-
-def maximum_one(elements: Number) -> Number:
-    """A divisor: units without weights have no gradients either."""
-    return where(elements > 0, elements, 1)
 
 
 def collectives(case: Case) -> list[Call]:

@@ -138,9 +138,7 @@ def searched_first(folders: Folders) -> Iterator[None]:
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:
     """The model of that name or alias."""
     path = found_file("models", name, folders)
-    raw = read_toml(path)
-    raw.pop("sources", None)
-    spec = checked({**raw, "name": path.stem}, ModelSpec, path)
+    spec = checked(_facts(path) | {"name": path.stem}, ModelSpec, path)
     check_model(spec, str(path))
     return spec
 
@@ -213,8 +211,7 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
 def kernels(name: str, *, folders: Folders = ()) -> Kernels:
     """What the model code keeps and computes, by that name."""
     path = found_file("kernels", name, folders)
-    facts = {key: value for key, value in read_toml(path).items() if key != "sources"}
-    return checked(facts, Kernels, path)
+    return checked(_facts(path), Kernels, path)
 
 
 def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
@@ -228,9 +225,11 @@ def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
 
 def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:
     """Any preset's file in its own units, [sources] left out."""
-    return {
-        key: value for key, value in read_toml(found_file(known_kind(kind), name, folders)).items() if key != "sources"
-    }
+    return _facts(found_file(known_kind(kind), name, folders))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {key: value for key, value in read_toml(path).items() if key != "sources"}
 
 
 def _gpu(path: Path, file: _GpuFile) -> Gpu:

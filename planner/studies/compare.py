@@ -37,16 +37,8 @@ class Side(msgspec.Struct, frozen=True):
     peak_bytes: float | None
     terms: dict[str, float]
     collectives: dict[str, Volume]
-
-    @property
-    def step_s(self) -> float | None:
-        """Predicted."""
-        return self.plan.prediction.step_s
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Predicted, of the whole cluster."""
-        return self.plan.prediction.tokens_per_s
+    step_s: float | None
+    tokens_per_s: float | None
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -114,6 +106,8 @@ def _side(name: str, plan: Plan) -> Side:
         peak_bytes=None if peak is None else peak.total,
         terms={} if peak is None else peak.terms,
         collectives=volumes,
+        step_s=plan.prediction.step_s,
+        tokens_per_s=plan.prediction.tokens_per_s,
     )
 
 

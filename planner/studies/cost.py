@@ -234,7 +234,7 @@ def _with_preset_facts(question: Question, length: Length, rates: Rates) -> Rate
     failures, and the time a checkpoint then takes. Refuses contradictory inputs."""
     cluster, known = question.cluster, rates
     if rates.gpu_power_w is None:
-        known = msgspec.structs.replace(known, gpu_power_w=board_power_w(question))
+        known = msgspec.structs.replace(known, gpu_power_w=question.cluster.gpu.power_w)
     if rates.storage_bytes_per_s is None:
         known = msgspec.structs.replace(known, storage_bytes_per_s=cluster.storage_bytes_per_s)
     if rates.failures_per_gpu_hour is None and rates.failures_per_node_hour is None:
@@ -245,11 +245,6 @@ def _with_preset_facts(question: Question, length: Length, rates: Rates) -> Rate
         known = msgspec.structs.replace(known, checkpoint_s=float(checkpoint_seconds(size, known.storage_bytes_per_s)))
     check_inputs(length, rates, known)
     return known
-
-
-def board_power_w(question: Question) -> float | None:
-    """The power limit in the GPU's preset; None where it has none."""
-    return question.cluster.gpu.power_w
 
 
 def _fails(rates: Rates) -> bool:

@@ -10,7 +10,7 @@ import math
 from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
 from planner.decide.estimation import Answer
-from planner.studies.cost import Cost, board_power_w
+from planner.studies.cost import Cost
 from planner.views import strategy_text
 from planner.views.render import (
     NOT_KNOWN,
@@ -74,7 +74,7 @@ def _energy(found: Cost) -> str:
     if found.energy_kwh is None:
         return NOT_KNOWN
     rates = found.rates
-    limit = ", the board's limit" if rates.gpu_power_w == board_power_w(found.question) else ""
+    limit = ", the board's limit" if rates.gpu_power_w == found.question.cluster.gpu.power_w else ""
     host = "" if rates.host_power_w is None else f", hosts at {rates.host_power_w:g} W a node"
     pue = "" if rates.pue is None else f", PUE {rates.pue:g}"
     return f"{_number(found.energy_kwh)} kWh (GPUs at {rates.gpu_power_w:g} W each{limit}{host}{pue})"

@@ -23,7 +23,6 @@ from planner.views.render import (
     host_text,
     layout_text,
     layouts_table,
-    name_text,
     only_offloaded,
     seconds_text,
     trust_text,
@@ -46,7 +45,7 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
         texts = [layout_text(first), *(differs_text(first, one.case.layout) for one in shown[1:])]
         head = "layout" if len(shown) == 1 else "layout, then what differs"
         parts += [layouts_table(shown, found.answer.recommended, texts, head), ""]
-    parts += dict.fromkeys(f"{name_text(one)}: {note}." for one in shown for note in _notes(one, found))
+    parts += dict.fromkeys(f"{one.name}: {note}." for one in shown for note in _notes(one, found))
     parts += [*verdicts_text(shown), _verdict(reached)]
     if shown:
         case = shown[0].case
@@ -102,7 +101,7 @@ def _verdict(reached: Reached) -> str:
     later = "" if one.launchable else " (for later: nothing launches it from here)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
-    told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
+    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
     return f"{told} {trust}".rstrip()
 
 
@@ -122,7 +121,7 @@ def trouble(reached: Reached) -> str | None:
     if found.answer.recommended is not None and (fitted is None or fitted.value is not None):
         return None
     shown = found.answer.estimates
-    nearest = f"{name_text(shown[0])}, {layout_text(shown[0].case.layout)}" if shown else ""
+    nearest = f"{shown[0].name}, {layout_text(shown[0].case.layout)}" if shown else ""
     if found.missed:
         allowed, taken = format_duration(found.constraints.deadline_s), format_duration(found.run_s)
         return f"the deadline of {allowed} is missed: the fastest takes {taken} ({nearest})."

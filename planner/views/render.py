@@ -22,7 +22,7 @@ from planner.figures.steptime import scalar
 from planner.inventory import parameters
 from planner.parallelism.groups import MESH_AXES
 from planner.parallelism.rules import broken, one_of
-from planner.spec import Layout, TrainingJob
+from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.calibration import Calibration
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Plan
@@ -68,17 +68,21 @@ def percent_text(fraction: Number | None) -> str:
     return NOT_KNOWN if fraction is None else f"{float(fraction) * 100:.1f}%"
 
 
+def size_text(model: ModelSpec) -> str:
+    """How many parameters a model has, rounded."""
+    count = parameters(model)
+    return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+
+
 def headline(found: Answer) -> str:
     """What was asked, in one line, and below it what may not be what was meant."""
     question = found.question
     cluster, job = question.cluster, question.job
-    count = parameters(question.model)
-    size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
     batch = "" if job.global_batch_size is None else f", global batch {job.global_batch_size}"
     asked = (
-        f"{question.model.name} ({size} parameters), {job.precision}, {job.optimizer.name}, {job.seq_len} tokens"
-        f"{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
-        f"({format_bytes(cluster.gpu.memory_bytes)})"
+        f"{question.model.name} ({size_text(question.model)} parameters), {job.precision}, {job.optimizer.name}, "
+        f"{job.seq_len} tokens{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} "
+        f"{cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)})"
     )
     return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
 
@@ -98,7 +102,7 @@ def answer_text(found: Answer) -> str:
         parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
         notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
-        parts += [f"{name_text(one)}: {note}." for note in notes]
+        parts += [f"{one.name}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
     parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
     return "\n".join(parts)
@@ -110,11 +114,6 @@ def why_text(found: Answer) -> list[str]:
 
     told = [fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ") for one in reasons_of(found)]
     return ["", *told] if told else []
-
-
-def name_text(one: Estimate) -> str:
-    """The strategy, and what LoRA runs under."""
-    return one.strategy if one.sharding is None else f"{one.strategy} ({one.sharding})"
 
 
 def layouts_table(
@@ -155,7 +154,7 @@ def band_text(one: Estimate) -> str:
 
 HOST = "host/node"
 COLUMNS: dict[str, Callable[[Estimate], str]] = {
-    "strategy": name_text,
+    "strategy": lambda one: one.name,
     "layout": lambda one: layout_text(one.case.layout),
     "micro x accum": lambda one: batch_text(one.case.layout),
     "memory/GPU": lambda one: format_bytes(one.memory.device_bytes),
@@ -196,7 +195,7 @@ def _verdict(found: Answer) -> str:
         told = trouble(found) + "."
     else:
         one = found.estimates[found.recommended]
-        told = f"* recommended: {name_text(one)}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
+        told = f"* recommended: {one.name}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
     return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
 
 

@@ -17,12 +17,12 @@ from planner.basics.units import format_bytes, format_seconds
 from planner.engines.base import Call
 from planner.figures.comm import Traffic, traffic
 from planner.figures.saving import advice_text
-from planner.inventory import parameters
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE, transport_of
 from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coordinates, mesh_sizes, node_of
 from planner.spec import Cluster, Layout
 from planner.spec.plan import Plan
+from planner.views.render import size_text
 
 SCHEMA = "show/1"
 EXPERT_AXIS = "ep"
@@ -197,10 +197,8 @@ def _title(plan: Plan) -> str:
 
 def _subtitle(plan: Plan) -> str:
     layout, job, told = plan.layout, plan.job, plan.prediction
-    count = parameters(plan.model)
-    size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
     parts = [
-        f"{size} parameters",
+        f"{size_text(plan.model)} parameters",
         job.method,
         job.precision,
         plan.runtime.name,
