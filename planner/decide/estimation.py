@@ -43,6 +43,7 @@ from planner.parallelism.rules import JOB, POSITIONS, broken, check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
 from planner.spec.calibration import Bands
+from planner.spec.engines import engines_with
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy, strategy_name
 from planner.spec.options import OF_AXIS
@@ -186,10 +187,13 @@ def _recommended(shown: list[Estimate]) -> int | None:
     return None
 
 
-def check_job(question: Question) -> None:
-    """Refuse a job that the model or the devices cannot do, however it is split (PlannerError)."""
-    # Any layout will do: these rules ask about the job and the devices alone.
-    check(case_of(question, Layout(engine="ddp")), (*JOB, POSITIONS))
+def check_job(question: Question, *, any_runtime: bool = False) -> None:
+    """Refuse a job that the model or the devices cannot do, however it is split (PlannerError): by the runtime that was
+    named, by one that is launched here, or by `any_runtime`."""
+    pinned = question.pins.runtime
+    able = engines_with(lambda facts: facts.recipes)[0] if any_runtime else "ddp"
+    # Any layout will do: these rules ask about the job, the devices and what the engine multiplies in.
+    check(case_of(question, Layout(engine=able if pinned is None else pinned.engine)), (*JOB, POSITIONS))
 
 
 def _check_kind(question: Question) -> None:

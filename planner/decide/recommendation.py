@@ -107,7 +107,7 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         return _of_one(question, constraints, front)
     engines = engines_within(question, constraints)
     check_switches(question, engines)
-    check_job(question)
+    check_job(question, any_runtime=constraints.any_runtime)
     slowest = constraints.slowest(question)
 
     def ranked(

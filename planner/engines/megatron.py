@@ -18,9 +18,10 @@ from planner.engines.model_parallel import OWN_STEP, STAGES, states, whole_state
 from planner.engines.model_parallel import compute as compute
 from planner.engines.model_parallel import ideal as ideal
 from planner.inventory import Moment
+from planner.inventory.narrow import RECIPES
 from planner.parallelism import pipeline
 from planner.parallelism.case import LAYERS, Case
-from planner.parallelism.rules import COMMON, Rule, accepts, reads_only
+from planner.parallelism.rules import COMMON, NARROW_PRODUCTS, Rule, accepts, reads_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 VOCABULARY_MULTIPLE = 128
@@ -46,7 +47,15 @@ rules: tuple[Rule, ...] = (
         embedding_alone=True,
     ),
     *COMMON,
-    accepts("precision", ("bf16", "fp16", "fp32"), "gradients and master weights are fp32"),
+    accepts("precision", ("bf16", "fp16", "fp32", *RECIPES), "gradients and master weights are fp32"),
+    NARROW_PRODUCTS,
+    Rule(
+        name="recipes are Transformer Engine's",
+        field="precision",
+        holds=lambda case: not case.job.narrows or not own_modules(case),
+        sentence=lambda case: "Megatron-LM's own modules multiply in 16 bits (core/tensor_parallel/layers.py)",
+        fix=lambda case: "Use precision=bf16, or kernels te",
+    ),
     accepts("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
     OWN_STEP,
     accepts("recompute", ("none", "attention", "full"), "attention's core is recomputed, or whole layers"),
@@ -139,5 +148,5 @@ def _data(case: Case, axis: str, elements: Number) -> list[Call]:
     return [
         call("reduce_scatter", axis, "backward", elements * each.grad),
         call("all_reduce", "dp_replicate", "backward", elements * each.grad / shards),
-        call("all_gather", axis, "optimizer", elements * each.weight),
+        call("all_gather", axis, "optimizer", model_parallel.gathered_bytes(case, VOCABULARY_MULTIPLE, axis)),
     ]

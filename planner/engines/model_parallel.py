@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from planner.basics.arith import Number, ceil_div
 from planner.basics.units import BYTES
 from planner.engines.base import Call, Held
 from planner.engines.common import parallel_calls, parallel_compute
-from planner.inventory import Compute, Weight
+from planner.inventory import Compute, Weight, narrow
+from planner.inventory.moe import is_router
 from planner.parallelism import zero
 from planner.parallelism.base import ideal_call, merged
-from planner.parallelism.case import Case
+from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import Rule, accepts
 from planner.parallelism.zero import StateBytes, moment_bytes
 
@@ -33,7 +36,48 @@ def states(case: Case) -> StateBytes:
 def compute(case: Case) -> Compute:
     """Weights and results in the training format, no autocast. A pipeline stage lets its output go once it is sent."""
     element = WIDE if case.job.precision == "fp32" else NARROW
-    return Compute(weight_bytes=element, element_bytes=element, keeps_output=False, **parallel_compute(case))
+    return Compute(
+        weight_bytes=element,
+        element_bytes=element,
+        keeps_output=False,
+        **parallel_compute(case) | {"layer_form": "plain"},
+        recipe=case.job.precision if case.job.narrows else "",
+        either_order=either_order(case),
+    )
+
+
+def either_order(case: Case) -> bool:
+    """Whether the device multiplies 8-bit operands in either order: those do that multiply 4-bit ones (Blackwell)."""
+    return "fp4" in case.cluster.gpu.flops_per_s
+
+
+def is_narrowed(case: Case, weight: Weight) -> bool:
+    """Whether products read the weight in 8 or 4 bits: the layers' linear modules, experts too; no router."""
+    return case.job.narrows and weight.unit in LAYERS and len(weight.shape) > 1 and not is_router(weight, case.model)
+
+
+def held_bytes(case: Case, weight: Weight) -> float:
+    """Bytes an element of a weight takes on a rank: in 16 bits, beside narrow copies or in them alone."""
+    plain = states(case).weight
+    if not is_narrowed(case, weight):
+        return plain
+    copies = narrow.weight_bytes(narrow.RECIPES[case.job.precision], either_order(case))
+    return copies if case.job.narrow_weights else plain + copies
+
+
+def gathered_bytes(case: Case, multiple: int, axis: str) -> Number:
+    """New weights that the ranks of an axis gather a step: in 16 bits, or in 8 where weights are held in them and a
+    tensor or block of rows has one scale. MXFP8's are gathered in 16 and narrowed by rows and by columns then.
+
+    Megatron-LM, core/distributed/param_and_grad_buffer.py (reuse_grad_buf_for_mxfp8_param_ag).
+    """
+    plain = states(case).weight
+    found: Number = 0.0
+    for weight, elements in counted(case, multiple):
+        if case.shard_axis(weight) == axis:
+            eight = case.job.narrow_weights and case.job.precision != "mxfp8" and is_narrowed(case, weight)
+            found = found + elements * (1.0 if eight else plain)
+    return found
 
 
 def padded_elements(case: Case, weight: Weight, multiple: int) -> Number:
@@ -71,9 +115,13 @@ def whole_states(case: Case, multiple: int) -> Held:
     grads: Number = 0.0
     optimizer: Number = 0.0
     for weight, elements in counted(case, multiple):
-        params = params + zero.weight_state_bytes(elements, each, stage, 1)
+        held = msgspec.structs.replace(each, weight=held_bytes(case, weight))
+        params = params + zero.weight_state_bytes(elements, held, stage, 1)
         grads = grads + zero.grad_state_bytes(elements, each, 0, 1)
         optimizer = optimizer + zero.optimizer_state_bytes(elements, each, stage, case.shards(weight))
+    if case.job.narrows:
+        remembered = narrow.history_bytes(narrow.RECIPES[case.job.precision])
+        params = params + remembered * sum(times for times, weight in case.counted() if is_narrowed(case, weight))
     return {"params": params, "grads": grads, "optimizer": optimizer}
 
 

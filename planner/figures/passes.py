@@ -71,16 +71,16 @@ def straggling_seconds(calls: Number, ranks: Number, straggle_s: Number) -> Numb
 
 def peak_flops(case: Case) -> float | None:
     """The device's dense rate in the format most matrix products run in; None when unknown."""
-    return case.cluster.gpu.flops_per_s.get({"pure-bf16": "bf16"}.get(case.job.precision, case.job.precision))
+    return case.cluster.gpu.flops_per_s.get(case.job.product_rate)
 
 
 def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
     """The rate that a step's matrix products could reach; None when unknown.
 
-    The fp8 recipe multiplies the layers' linear modules in 8 bits, attention and the head in bf16.
+    Recipes of 8 or 4 bits multiply the layers' linear modules in them, attention and the head in bf16.
     """
     fast = peak_flops(case)
-    if case.job.precision != "fp8":
+    if not case.job.narrows:
         return fast
     slow = case.cluster.gpu.flops_per_s.get("bf16")
     if fast is None or slow is None:

@@ -91,7 +91,9 @@ def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     if compute.lora is not None and compute.lora.kind != "lora":
         attended = prompted(tape, q, attended, model)
     tape.drop(q, k, v)
-    return tape.replaced(attended, compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias")))
+    return tape.replaced(
+        attended, compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"), result=True)
+    )
 
 
 def _core(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:

@@ -15,6 +15,7 @@ from planner.inventory import fused, ops
 from planner.inventory.forms import CODE_BYTES, is_layer_linear
 from planner.inventory.llama_adapter import is_norm, shifted_and_scaled
 from planner.inventory.lora import with_adapter
+from planner.inventory.narrow import RECIPES, Narrow, copies, input_bytes
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.spec import Kernels, Lora, ModelSpec
@@ -62,8 +63,9 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     (None: of none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
-    `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
-    `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
+    `recipe` names how Transformer Engine's modules narrow their operands (narrow.RECIPES; "": not at all), on devices
+    that multiply them in `either_order` or in one. `sorts_received` is for experts that are reached by sending tokens
+    as Transformers does (exchange.py), `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
     """
 
     @property
@@ -160,6 +162,16 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     codes_kept_above: float | None = None
     on_cpu: bool = False
     one_sequence: bool = False
+    recipe: str = ""
+    either_order: bool = False
+
+    def narrow(self, *, result: bool = False) -> Narrow | None:
+        """How a linear module of a layer narrows its operands; `result`: it reads what attention keeps anyway."""
+        if not self.recipe:
+            return None
+        recipe = RECIPES[self.recipe]
+        one = input_bytes(recipe)
+        return Narrow(0.0 if result and recipe.result_once else one, one, one * copies(recipe, self.either_order))
 
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters and what is trained whole beside them
@@ -193,10 +205,18 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return self.weight_bytes / self.element_bytes if self.autocast and not model.qk_norm else 1.0
 
     def linear(
-        self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
+        self,
+        tape: Tape,
+        x: Tensor,
+        weight: Weight,
+        term: str = TEMPORARIES,
+        bias: Weight | None = None,
+        *,
+        result: bool = False,
     ) -> Tensor:
-        """A linear module, with its adapter when it is one of the targets."""
-        base, lora = self.base_linear(tape, x, weight, term, bias), self.adapter_of(weight)
+        """A linear module, with its adapter when it is one of the targets. It reads what attention keeps where
+        `result` is set."""
+        base, lora = self.base_linear(tape, x, weight, term, bias, result=result), self.adapter_of(weight)
         if lora is None:
             return base
         return with_adapter(
@@ -212,7 +232,14 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         )
 
     def base_linear(
-        self, tape: Tape, x: Tensor, weight: Weight, term: str = TEMPORARIES, bias: Weight | None = None
+        self,
+        tape: Tape,
+        x: Tensor,
+        weight: Weight,
+        term: str = TEMPORARIES,
+        bias: Weight | None = None,
+        *,
+        result: bool = False,
     ) -> Tensor:
         """A linear module without its adapter."""
         copied = self.autocast and self.element_bytes < self.weight_bytes
@@ -229,6 +256,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             keeps_packed_input=self.kernels.packed_input == "kept",
             term=term,
             bias=None if bias is None else self.local(bias),
+            narrow=self.narrow(result=result) if weight.unit not in ("embed", "tail") else None,
         )
         return shifted_and_scaled(tape, output, weight.features[0]) if self.scales_results else output
 

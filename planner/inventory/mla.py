@@ -55,6 +55,7 @@ def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tenso
     turning = mla.qk_rope_head_dim / mla.qk_head_dim
     q_still, q_turning = ops.split(tape, flat, (1 - turning, turning))
     tape.drop(flat)
+    (x if x.source is None else x.source).narrow = None  # another module, which narrows the input for itself
     compressed = compute.linear(tape, x, weights["kv_a"])
     share = mla.kv_lora_rank / (mla.kv_lora_rank + mla.qk_rope_head_dim)
     kv_plain, k_turning = ops.split(tape, compressed, (share, 1 - share))
@@ -75,7 +76,7 @@ def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tenso
     )
     tape.drop(q, k, v)
     attended = ops.laid_out(tape, attended)
-    return tape.replaced(attended, compute.linear(tape, attended, weights["output"]))
+    return tape.replaced(attended, compute.linear(tape, attended, weights["output"], result=True))
 
 
 def _expanded(run: Run, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight) -> tuple[Tensor, Tensor]:

@@ -162,18 +162,26 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, bias: Weight | None, compute
     rows = expert.size.per_token / 8
     inner = ops.cast(tape, x, compute.weight_bytes * in_features * rows / x.size.per_token)
     tape.weight = weight.elements
+    narrow = compute.narrow()
+    kept = tape.hold(inner) if narrow is None else ops.narrowed(tape, inner, narrow.kept / compute.weight_bytes)
+    read = None if narrow is None else tape.allocate(inner.size * (narrow.one / compute.weight_bytes))
     output = tape.new(
         Size(per_token=compute.weight_bytes * out_features * rows), needs_grad=x.needs_grad or weight.trainable
     )
+    if read is not None:
+        tape.release(read)
 
     def backward(grad: Storage) -> None:
+        made = None if narrow is None else tape.allocate(grad.size * (narrow.both / compute.weight_bytes))
         if weight.trainable:
             tape.weight_grad(weight.elements)
         tape.grad_of(inner)
+        if made is not None:
+            tape.release(made)
 
-    tape.record(output, (inner,) if weight.trainable else (), backward)
+    tape.record(output, (kept,) if weight.trainable else (), backward)
     tape.weight = 0
-    tape.drop(inner)
+    tape.drop(inner, kept)
     if bias is not None:
         # a row's own bias is looked up, then added in place
         elements = compute.local(bias).elements if weight.trainable else 0

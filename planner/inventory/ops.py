@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.inventory.forms import CODE_BYTES, GPTQ_UNPACKING_BYTES, NF4, unpacked_scale_bytes
+from planner.inventory.narrow import Narrow
 from planner.inventory.tape import GATHERED, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 
@@ -32,6 +33,7 @@ def linear(
     term: str = TEMPORARIES,
     bias: Weight | None = None,
     share: float = 1.0,
+    narrow: Narrow | None = None,
 ) -> Tensor:
     """`x @ weight.T + bias`: keeps x when the weight is trained (or `keeps_input`); backward makes both gradients, then
     lets go.
@@ -43,7 +45,7 @@ def linear(
     (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at least until the forward
     is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`): with that of the
     first forward where a layer runs again, as they are no saved tensors but attributes of its nodes. x has `share` of
-    the tokens.
+    the tokens. `narrow` is what Transformer Engine's modules make of their operands (narrow.py).
     """
     out_features, in_features = weight.features
     more = bias.elements if bias is not None else 0
@@ -58,6 +60,8 @@ def linear(
             tape.cache(copies[0])
     tape.weight = in_use = fetched_elements(weight, element_bytes)
     forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input)
+    if narrow is not None:
+        forms.append(tape.allocate(_as_read(inner, element_bytes, narrow)))
     tape.reach(weight.name)
     output = tape.new(
         Size(per_token=out_features * element_bytes * share), needs_grad=x.needs_grad or weight.trainable, term=term
@@ -66,24 +70,26 @@ def linear(
 
     kept = inner if inner.source is None else inner.source
     regathers = weight.trainable and inner.source is not None
+    copy = None if narrow is None or not narrow.kept else narrowed(tape, kept, narrow.kept / element_bytes)
 
     def backward(grad: Storage) -> None:
-        regathered = tape.allocate(inner.storage.size) if regathers else None
+        regathered = tape.allocate(_as_read(inner, element_bytes, narrow)) if regathers else None
+        quantised = _quantised(tape, kept, grad, element_bytes, narrow)
         again = _forms(tape, weight, grad.size, element_bytes, twice=keeps_packed_input)
         if weight.form in NF4:
             tape.release(again.pop())  # scales are gone once the weight is unpacked
         if weight.trainable:
-            narrow = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
+            in_eight = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
             tape.weight_grad(weight.elements + more)
-            tape.release(*narrow)
+            tape.release(*in_eight)
         tape.grad_of(inner)
-        tape.release(*again)
+        tape.release(*again, *quantised)
         if regathered is not None:
             tape.release(regathered)
 
     # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
     keeps = keeps_packed_input if weight.form in NF4 else keeps_input
-    kept_input = (kept,) if weight.trainable or keeps else ()
+    kept_input = (copy or kept,) if weight.trainable or keeps else ()
     kept_copy = copies if inner.needs_grad else ()
     if keeps_codes and inner.needs_grad and weight.form in NF4 and tape.phase == "forward":
         tape.weight = 0  # what was gathered for the product is what is kept
@@ -95,8 +101,29 @@ def linear(
             tape.pin(copies[0])
     tape.record(output, kept_input + kept_copy, backward, saves_after=keeps_input)
     tape.weight = 0
-    tape.drop(inner, *copies)
+    tape.drop(inner, *copies, *(() if copy is None else (copy,)))
     return output
+
+
+def narrowed(tape: Tape, x: Tensor, ratio: float) -> Tensor:
+    """x in the products' own format, `ratio` times as large: made once for all modules that are one in Megatron-LM."""
+    if x.narrow is not None and x.narrow.storage.holders > 0:
+        return tape.hold(x.narrow)
+    x.narrow = tape.new(x.size * ratio)
+    return x.narrow
+
+
+def _as_read(x: Tensor, element_bytes: float, narrow: Narrow | None) -> Size:
+    """A gathered input as the product reads it."""
+    return x.storage.size if narrow is None else x.storage.size * (narrow.one / element_bytes)
+
+
+def _quantised(tape: Tape, kept: Tensor, grad: Storage, element_bytes: float, narrow: Narrow | None) -> list[Storage]:
+    """What backward makes of a gradient for both of its products, and of an input that was kept in 16 bits."""
+    if narrow is None:
+        return []
+    made = [tape.allocate(grad.size * (narrow.both / element_bytes))]
+    return made if narrow.kept else [*made, tape.allocate(kept.size * (narrow.one / element_bytes))]
 
 
 def fetched_elements(weight: Weight, element_bytes: float) -> int:

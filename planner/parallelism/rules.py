@@ -6,15 +6,19 @@ technique (technique_rules.py), of one engine (engines/) or of one backend (exec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from math import isqrt
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from planner.basics.errors import PlannerError
+from planner.parallelism.legal import batch_fix, groups_fix, groups_text
+from planner.parallelism.legal import divisors as divisors
+from planner.parallelism.legal import nearest as nearest
+from planner.parallelism.legal import one_of as one_of
 from planner.spec import Layout
 from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, offloading
+from planner.spec.job import RATES
 from planner.spec.options import OF_AXIS, OPTIONS
 
 if TYPE_CHECKING:
@@ -29,17 +33,6 @@ class Rule(msgspec.Struct, frozen=True):
     holds: Callable[[Case], Any]
     sentence: Callable[[Case], str]
     fix: Callable[[Case], str]
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
-    return sorted({*small, *(number // candidate for candidate in small)})
-
-
-def nearest(value: int, legal: list[int]) -> int:
-    """The legal value closest to the given one."""
-    return min(legal, key=lambda candidate: (abs(candidate - value), candidate))
 
 
 def broken(case: Case, rules: Iterable[Rule]) -> Rule | None:
@@ -63,12 +56,6 @@ def _value(case: Case, field: str) -> Any:
     if option is not None and option.part in parts:
         return getattr(parts[option.part], option.field or option.name, None)
     return getattr(case.layout, field, getattr(job, field, None))
-
-
-def one_of(values: Sequence[object]) -> str:
-    """Legal values as people read them."""
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 AXES = ("tp", "cp", "pp", "ep")
@@ -266,6 +253,21 @@ OFFERED: tuple[Rule, ...] = (
         fix=lambda case: "Use grad_accum=1, or leave out step_in_backward",
     ),
     _offered_by(
+        "precision",
+        lambda case: case.job.precision in RATES and case.job.narrows,
+        lambda facts: facts.recipes,
+        "multiply by Transformer Engine's recipes of 8 and 4 bits",
+    ),
+    Rule(
+        name="weights in 8 bits without a recipe that has them",
+        field="narrow_weights",
+        holds=lambda case: (
+            not case.job.narrow_weights or (case.layout.facts.recipes and case.job.product_rate == "fp8")
+        ),
+        sentence=lambda case: "weights are held in 8 bits where Megatron-Core multiplies in them",
+        fix=lambda case: "Leave it out, or use engine megatron with precision fp8 or mxfp8",
+    ),
+    _offered_by(
         "paged_states",
         lambda case: case.job.optimizer.paged,
         lambda facts: facts.whole_copies,
@@ -290,9 +292,9 @@ COMMON: tuple[Rule, ...] = (
         field="dp_shard",
         holds=lambda case: case.layout.world_size == case.cluster.gpus,
         sentence=lambda case: (
-            f"group sizes {_groups(case)} = {case.layout.world_size}, but there are {case.cluster.gpus} GPUs"
+            f"group sizes {groups_text(case)} = {case.layout.world_size}, but there are {case.cluster.gpus} GPUs"
         ),
-        fix=lambda case: _groups_fix(case),
+        fix=lambda case: groups_fix(case),
     ),
     Rule(
         name="global batch does not divide",
@@ -306,67 +308,50 @@ COMMON: tuple[Rule, ...] = (
             f"{case.layout.grad_accum} = {case.layout.global_batch_size} sequences, not global_batch_size "
             f"{case.job.global_batch_size}"
         ),
-        fix=lambda case: _batch_fix(case),
+        fix=lambda case: batch_fix(case),
     ),
     POSITIONS,
 )
 
 
-JOB: tuple[Rule, ...] = (
-    Rule(
-        name="no 8-bit products on this device",
-        field="precision",
-        # A preset leaves out the rates a device does not have; one with no rates at all is simply unknown.
-        holds=lambda case: (
-            case.job.precision != "fp8"
-            or "fp8" in case.cluster.gpu.flops_per_s
-            or (case.cluster.gpu.kind != "cpu" and not case.cluster.gpu.flops_per_s)
-        ),
-        sentence=lambda case: f"{case.cluster.gpu.name} multiplies no 8-bit floats (Hopper, Ada and later do)",
-        fix=lambda case: "Use precision=bf16, or a GPU whose preset has an fp8 rate",
+NARROW_PRODUCTS = Rule(
+    name="no 8-bit products on this device",
+    field="precision",
+    # A preset leaves out the rates a device does not have; one with no rates at all is simply unknown.
+    holds=lambda case: (
+        not case.job.narrows
+        or case.job.product_rate in case.cluster.gpu.flops_per_s
+        or (case.cluster.gpu.kind != "cpu" and not case.cluster.gpu.flops_per_s)
     ),
+    sentence=lambda case: (
+        f"{case.cluster.gpu.name} multiplies no "
+        + (
+            "8-bit floats (Hopper, Ada and later do)"
+            if case.job.product_rate == "fp8"
+            else "4-bit floats (Blackwell does)"
+        )
+    ),
+    fix=lambda case: f"Use precision=bf16, or a GPU whose preset has an {case.job.product_rate} rate",
+)
+
+JOB: tuple[Rule, ...] = (
+    NARROW_PRODUCTS,
     Rule(
         name="fp8 trains all weights",
         field="precision",
-        holds=lambda case: case.job.precision != "fp8" or case.job.method == "full",
+        holds=lambda case: not case.job.narrows or case.job.method == "full",
         sentence=lambda case: f"the fp8 recipe converts trained linear modules, and {case.job.method} freezes them",
         fix=lambda case: "Use precision=bf16, or method full",
     ),
     Rule(
         name="fp8 with experts",
         field="precision",
-        holds=lambda case: case.job.precision != "fp8" or case.model.moe is None,
+        holds=lambda case: case.job.precision != "fp8" or case.model.moe is None or case.layout.facts.recipes,
         sentence=lambda case: (
-            f"no engine here multiplies the experts of a {case.model.family} in 8 bits: Transformers' recipe converts "
-            "linear modules, and experts are none; those of Megatron-Core and torchtitan are not modelled"
+            f"no engine that is launched here multiplies the experts of a {case.model.family} in 8 bits: Transformers' "
+            "recipe converts linear modules, and experts are none; those of torchtitan are not modelled"
         ),
-        fix=lambda case: "Use precision=bf16",
+        fix=lambda case: f"Use precision=bf16, or engine {one_of(engines_with(lambda facts: facts.recipes))}",
     ),
 )
 """What a job asks of any engine that runs Transformers' modules."""
-
-
-def _groups(case: Case) -> str:
-    """The product of the groups: the data-parallel ones, and by name what else is split."""
-    layout = case.layout
-    split = [f"{axis} {getattr(layout, axis)}" for axis in ("pp", "cp", "tp") if getattr(layout, axis) != 1]
-    return " x ".join([f"{layout.dp_replicate} x {layout.dp_shard}", *split])
-
-
-def _groups_fix(case: Case) -> str:
-    layout, gpus = case.layout, case.cluster.gpus
-    others = layout.pp * layout.cp * layout.tp
-    if gpus % (others * layout.dp_replicate) == 0:
-        return f"With dp_replicate={layout.dp_replicate} use dp_shard={gpus // (others * layout.dp_replicate)}"
-    if gpus % others == 0:
-        return f"dp_replicate must be one of {', '.join(map(str, divisors(gpus // others)))}"
-    named = " x ".join(axis for axis in ("pp", "cp", "tp") if getattr(layout, axis) != 1)
-    return f"{named} must be one of {', '.join(map(str, divisors(gpus)))}, nearest {nearest(others, divisors(gpus))}"
-
-
-def _batch_fix(case: Case) -> str:
-    step = int(case.layout.data_parallel)
-    batch = case.job.global_batch_size or 0
-    if batch % step == 0:
-        return f"micro_batch_size x grad_accum must be {batch // step}"
-    return f"Use global_batch_size={max(step, round(batch / step) * step)} (a multiple of {step})"

@@ -40,6 +40,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
+    recipes: bool = False  # multiplies by Transformer Engine's recipes of 8 and 4 bits (inventory/narrow.py)
     superseded: bool = False  # predicted where it is named, proposed to nobody
     apart: str = ""  # the axis of which a block of columns holds one value: the engine's bounds in columns need it
 
@@ -180,6 +181,7 @@ _RECORDS = (
         splits=("tp", "cp", "pp", "ep"),
         copies="shards",
         recompute=("none", "attention", "full"),
+        recipes=True,
         schedules=(("1f1b", 1), ("interleaved", 2), ("interleaved", 4)),
         cp_methods=("ring", "ulysses"),
         sequence_parallel=True,

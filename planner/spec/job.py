@@ -6,7 +6,11 @@ from typing import Literal
 
 import msgspec
 
-Precision = Literal["fp32", "bf16", "fp16", "pure-bf16", "fp8"]
+Precision = Literal["fp32", "bf16", "fp16", "pure-bf16", "fp8", "fp8-delayed", "fp8-blockwise", "mxfp8", "nvfp4"]
+RATES = {"pure-bf16": "bf16", "fp8-delayed": "fp8", "fp8-blockwise": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Precisions whose products run at the rate of another format."""
+NARROW_RATES = ("fp8", "fp4")
+"""Rates of products of narrow copies, made of 16-bit tensors: attention and the head are in 16 bits all the same."""
 Method = Literal["full", "lora", "qlora"]
 OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
 Implementation = Literal["fused", "foreach", "for-loop"]
@@ -96,7 +100,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
-    """The objective. `global_batch_size` counts sequences an optimizer step; lengths are in tokens.
+    """The objective. `global_batch_size` counts sequences an optimizer step; lengths are in tokens. `narrow_weights`:
+    weights that products read in 8 bits are held in them alone (Megatron-Core's fp8_param_gather).
 
     `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives
     each a sequence of its own, `packed` lays them end to end and keeps attention inside each (kernels say how).
@@ -112,6 +117,17 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mean_seq_len: int | None = None
     global_batch_size: int | None = None
     recipe: Recipe = Recipe()
+    narrow_weights: bool = False
+
+    @property
+    def product_rate(self) -> str:
+        """The format whose rate the layers' products run at."""
+        return RATES.get(self.precision, self.precision)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether products read narrow copies of 16-bit tensors."""
+        return self.product_rate in NARROW_RATES
 
     @property
     def adapters(self) -> Lora | None:

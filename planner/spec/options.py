@@ -117,6 +117,7 @@ TABLE = (
     Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(Storage),
            field="storage"),
     Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)"),
+    Option("narrow_weights", "switch", "8-bit recipes: layers' weights in 8 bits alone (fp8_param_gather).", "job"),
     Option("optimizer", "choice", "", "optimizer", choices=get_args(OptimizerName), default="adamw", field="name"),
     Option("optimizer_implementation", "choice", "How torch's AdamW or SGD steps.", "optimizer",
            choices=get_args(Implementation), default="the runtime's own", field="implementation",

@@ -290,13 +290,21 @@ def test_tensor_parallel_groups_over_nodes_are_planned_when_they_are_asked_for()
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b"])
-def test_no_engine_does_8_bit_experts_and_it_is_said_in_one_line(model: str, capsys: pytest.CaptureFixture[str]):
+def test_no_engine_that_is_launched_does_8_bit_experts_and_it_is_said_in_one_line(
+    model: str, capsys: pytest.CaptureFixture[str]
+):
     """W8: 2,530,448 layouts were "precision not supported", and the rest was ranked."""
     for name in ("estimate", "recommend"):
-        extra = ["--any-runtime"] if name == "recommend" else []
-        assert run(name, "--model", model, "--gpus", "64", "--precision", "fp8", *extra) == 2
+        assert run(name, "--model", model, "--gpus", "64", "--precision", "fp8") == 2
         err = capsys.readouterr().err
-        assert "no engine here multiplies the experts of a" in err and err.count("\n") == 1
+        assert "no engine that is launched here multiplies the experts of a" in err and err.count("\n") == 1
+
+
+def test_megatron_core_is_recommended_for_8_bit_experts_where_any_runtime_may_be(capsys: pytest.CaptureFixture[str]):
+    asked = ["--model", "qwen3-30b-a3b", "--gpus", "64", "--precision", "fp8", "--any-runtime", "--json"]
+    assert run("recommend", *asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["estimates"][found["recommended"]]["layout"]["engine"] == "megatron"
 
 
 # -- why not -------------------------------------------------------------------------------------------------------

@@ -55,11 +55,13 @@ def job_of(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Note
         notes.add("quantisation not stated: nf4")
     double = sources.QUANTS.get(str(layout.quant), True)
     base: BaseFormat = "gptq" if str(layout.quant) == sources.GPTQ else "nf4"
+    precision = _precision(row, facts, notes)
     return TrainingJob(
         method=method,  # type: ignore[arg-type]  # one of full, lora, qlora
+        narrow_weights=precision in ("fp8", "mxfp8") and bool(filled_of(row).get("narrow_weights")),
         lora=_lora(row, model, facts, notes) if method != "full" else None,
         quantization=Quantization(base=base, double=double, storage="bf16") if method == "qlora" else None,
-        precision=_precision(row, facts, notes),  # type: ignore[arg-type]  # one of the table's
+        precision=precision,  # type: ignore[arg-type]  # one of the table's
         optimizer=_optimizer(row, notes),
         seq_len=seq_len,
     )

@@ -112,7 +112,7 @@ class Quirk(msgspec.Struct, frozen=True):
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
     (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
-    that divides; `chunks`: layers of each chunk, of every cut its code names),
+    that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes),
     `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields of it and `refuse` reasons, of rows whose
     title and notes have the pattern; a `stage` of the layout counts whatever the row says. Rows stepped with a fused
     AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next
@@ -234,12 +234,14 @@ QUIRKS: dict[str, Quirk] = {
         # Commit 067f987df: recipes/llama/h100/llama3.py (405B) and recipes/qwen/h100/qwen3_moe.py (235B) set
         # account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split; the cuts of 61 layers are
         # those of recipes/deepseek/h100/deepseek_v3.py and recipes/kimi/h100/kimi_k2.py, _get_..._pipeline_layout, and
-        # perf_recipes/deepseek/h100/deepseek_v3.py ("Et|(tt|)*30mL").
+        # perf_recipes/deepseek/h100/deepseek_v3.py ("Et|(tt|)*30mL"). training/mixed_precision.py: fp8_param_gather
+        # with current scaling and MXFP8.
         layout=(
             (
                 "",
                 {
                     "ends_count": True,
+                    "narrow_weights": True,
                     "chunks": (
                         (16, 16, 16, 13),
                         (*[8] * 7, 5),
@@ -377,9 +379,11 @@ PRECISIONS = {
     "pure-bf16": "pure-bf16",
     "fp8": "fp8",
     "fp8-cs": "fp8",
-    "fp8-mx": "fp8",
-    "fp8-sc": "fp8",
-    "mxfp8": "fp8",
+    "fp8-cs (fp8-mx)": "fp8",  # one row, two figures: the first is kept
+    "fp8-mx": "mxfp8",
+    "fp8-sc": "fp8-blockwise",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
     "fp8 hybrid": "fp8",
     "int4 gptq base + fp16": "fp16",
 }

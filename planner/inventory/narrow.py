@@ -1,0 +1,101 @@
+"""Transformer Engine's recipes of 8-bit and 4-bit products: what its modules hold of inputs and weights in them.
+
+Read in TransformerEngine (commit d0067d0d): pytorch/module/linear.py and layernorm_linear.py (an input is quantised by
+rows for the forward and by columns for the weight's gradient, of which the second stays), grouped_linear.py (experts),
+common/recipe/__init__.py; and in Megatron-LM (commit d98e8a64): core/transformer/attention.py (save_original_input).
+No published run measures these bytes: they are derived, not measured. Not here: rates (figures/passes.py), or torchao's
+float8, which keeps 16-bit inputs (ops.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from planner.basics.arith import Number, maximum, where
+from planner.basics.formula import formula
+from planner.basics.units import BYTES
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """One way to scale. `block` elements of a row of an input share a scale of `scale_bytes`, `weight_block` of a
+    weight; 0: a tensor has one. `turned`: a product reads its operands by rows and by columns from two copies on every
+    device, not only on those that multiply in one order. `result_once`: attention's result is kept as attention keeps
+    it, in 16 bits, and quantised again in backward. `history` are the largest values that each tensor remembers.
+    """
+
+    bits: int
+    block: int
+    weight_block: int
+    scale_bytes: float
+    turned: bool
+    result_once: bool
+    history: int
+    source: str
+
+
+RECIPES = {
+    "fp8": Recipe(
+        8, 0, 0, 4.0, False, True, 0,
+        "recipe.Float8CurrentScaling: a scale a tensor, from the tensor itself (tensorwise)",
+    ),
+    "fp8-delayed": Recipe(
+        8, 0, 0, 4.0, False, False, 1024,
+        "recipe.DelayedScaling: a scale a tensor, from the largest values of the last 1,024 steps; linear.py refuses "
+        "save_original_input with it",
+    ),
+    "fp8-blockwise": Recipe(
+        8, 128, 128 * 128, 4.0, True, True, 0, "recipe.Float8BlockScaling: 1 x 128 of an input, 128 x 128 of a weight"
+    ),
+    "mxfp8": Recipe(
+        8, 32, 32, 1.0, True, True, 0,
+        "recipe.MXFP8BlockScaling: an E8M0 scale for 32 elements; a copy by columns is no transpose of one by rows",
+    ),
+    "nvfp4": Recipe(
+        4, 16, 16, 1.0, True, True, 0, "recipe.NVFP4BlockScaling: an E4M3 scale for 16 elements, and one a tensor"
+    ),
+}  # fmt: skip
+"""By the job's precision, under an engine that has them."""
+
+MODULE_TENSORS = 5
+"""Tensors of a linear module whose largest values delayed scaling remembers: input, weight and output, gradients of
+output and input (pytorch/module/base.py, set_meta_tensor)."""
+
+
+class Narrow(NamedTuple):
+    """How one linear module narrows: bytes an element of the input that it keeps (0: it keeps the 16-bit one), of a
+    copy by rows, and of all copies of an operand that products in both directions need."""
+
+    kept: float
+    one: float
+    both: float
+
+
+@formula(unit="bytes", source="TransformerEngine, pytorch/tensor: codes, and a scale for so many elements")
+def element_bytes(bits: Number, block: Number, scale_bytes: Number) -> Number:
+    """One element of a narrow copy with its part of a scale."""
+    return bits / 8 + where(block > 0, scale_bytes / maximum(block, 1), 0.0)
+
+
+def input_bytes(recipe: Recipe) -> float:
+    """An element of one copy of an input."""
+    return float(element_bytes(recipe.bits, recipe.block, recipe.scale_bytes))
+
+
+def copies(recipe: Recipe, either_order: bool) -> int:
+    """Copies of an operand for products that read it by rows and by columns: one where a device multiplies in either
+    order (Blackwell: pytorch/utils.py, is_non_tn_fp8_gemm_supported) and a tensor has one scale."""
+    return 1 if either_order and not recipe.turned else 2
+
+
+def weight_bytes(recipe: Recipe, either_order: bool) -> float:
+    """An element of a weight in all its narrow copies, which stay (module/base.py, quantize_weight; with
+    fp8_param_gather they are the weight)."""
+    each = element_bytes(recipe.bits, recipe.weight_block, recipe.scale_bytes)
+    return copies(recipe, either_order) * float(each)
+
+
+def history_bytes(recipe: Recipe) -> float:
+    """What one linear module remembers of the largest values."""
+    return float(recipe.history * MODULE_TENSORS * BYTES["fp32"])
