@@ -45,8 +45,12 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
 CALLS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
-ANY_ORDER = {*CALLS, "isinstance", "zip", "gcd", "isclose", "print", "getattr", "hasattr", "replace", "partial", "cast"}
-"""Calls whose arguments are not swapped: they mean the same, or could only fail."""
+ANY_ORDER = {
+    *CALLS, "isinstance", "zip", "gcd", "isclose", "print", "getattr", "hasattr", "replace", "partial", "cast", "drop",
+    "release",
+}  # fmt: skip
+"""Calls whose arguments are not swapped: they mean the same, or could only fail. `drop` and `release` of a tape count
+one holder less of each, and note no moment between."""
 
 
 class Change(NamedTuple):
@@ -71,6 +75,8 @@ def ways(node: ast.AST) -> list[Callable[[Any], ast.AST]]:
     match node:
         case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS:
             found.append(lambda copied: _with(copied, ops=[COMPARISONS[type(operator)]()]))
+        case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(value=0)):
+            pass  # a zero that makes a float of a sum: taken away it does the same
         case ast.BinOp() if type(node.op) in OPERATORS and not any(map(_is_no_number, (node.left, node.right))):
             operator_after = OPERATORS[type(node.op)]
             found.append(lambda copied: _with(copied, op=operator_after()))

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.inventory.tape import Tape
+from planner.inventory.tensors import Size
 from scripts import mutations
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -88,6 +90,9 @@ def test_a_change_lives_where_no_test_looks_and_is_named(tmp_path: Path) -> None
         ("'text' + f'{a + 1}'", []),
         ("max(a, a)", ["min(a, a)"]),
         ("share(a, a)", []),
+        ("a + 0.0", ["a + 1.0"]),
+        ("a + 0.5", ["a - 0.5", "a + 1.0"]),
+        ("tape.drop(a, b)", []),
         ("True", []),
     ],
 )
@@ -100,6 +105,20 @@ def test_an_expression_has_these_changes_and_no_others(before: str, after: list[
     made = [changed(tmp_path, one) for one in changes]
 
     assert sorted(made) == sorted(f"value = {text}" for text in after)
+
+
+def test_in_which_order_a_tape_lets_go_of_tensors_means_the_same() -> None:
+    """Why `drop` and `release` are among the calls of any order."""
+    left = []
+    for turned in (False, True):
+        tape = Tape()
+        one, other = tape.new(Size(per_token=3.0)), tape.new(Size(fixed=5.0))
+        for each in (one, other):
+            tape.hold(each)
+        tape.drop(*((other, one) if turned else (one, other)))
+        tape.release(*((other.storage, one.storage) if turned else (one.storage, other.storage)))
+        left.append((dict(tape.live), tape.moments, one.storage.holders, other.storage.holders))
+    assert left[0] == left[1]
 
 
 def changed(root: Path, change: mutations.Change) -> str:
