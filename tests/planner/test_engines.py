@@ -310,18 +310,46 @@ def test_resident_and_collectives_of_columns_are_those_of_each_layout(data: st.D
             row[name] = data.draw(st.sampled_from([size for size in (1, 2, 4, 8) if size >= low]))
         rows.append(row)
     fields = {"sequence_parallel": sequence, "zero_stage": stage}
-    model = "mixtral-8x7b" if moe else "llama-3-8b"
+    compare_columns(engine, "mixtral-8x7b" if moe else "llama-3-8b", rows, fields)
+
+
+FEW: list[tuple[str, str, dict[str, Any], list[dict[str, int]]]] = [
+    ("ddp", "llama-3-8b", {}, [{"dp_replicate": 2}, {"dp_replicate": 8, "grad_accum": 4}]),
+    ("fsdp2", "llama-3-8b", {}, [{"dp_shard": 8}, {"dp_shard": 2, "dp_replicate": 4, "grad_accum": 2}]),
+    *(
+        ("deepspeed-autotp", "llama-3-8b", {"zero_stage": stage},
+         [{"tp": 2, "dp_shard": 4}, {"tp": 4, "dp_shard": 2, "grad_accum": 2}, {"tp": 8}])
+        for stage in (0, 1, 2, 3)
+    ),
+    ("transformers-tp", "mixtral-8x7b", {}, [{"tp": 2, "ep": 2, "dp_shard": 2}, {"tp": 4, "ep": 4, "grad_accum": 2}]),
+    ("torchtitan", "mixtral-8x7b", {"sequence_parallel": True},
+     [{"tp": 2, "ep": 2, "dp_shard": 4}, {"tp": 4, "ep": 8, "dp_shard": 2, "dp_replicate": 2, "grad_accum": 2}]),
+    ("torchtitan", "llama-3-8b", {}, [{"pp": 2, "dp_shard": 4}, {"pp": 4, "dp_shard": 2, "grad_accum": 8}]),
+    ("torchtitan", "llama-3-8b", {}, [{"tp": 2, "cp": 2, "dp_shard": 2}, {"tp": 4, "cp": 4, "grad_accum": 2}]),
+    ("deepspeed-pipeline", "llama-3-8b", {"zero_stage": 1}, [{"pp": 2, "dp_shard": 4}, {"pp": 4, "grad_accum": 8}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "model", "fields", "rows"), FEW)
+def test_columns_of_a_few_layouts_are_those_of_each(
+    engine: str, model: str, fields: dict[str, Any], rows: list[dict[str, int]]
+) -> None:
+    """As above, of layouts that are the same each time."""
+    compare_columns(engine, model, [dict.fromkeys(COLUMNS, 1) | row for row in rows], fields)
+
+
+def compare_columns(engine: str, model: str, rows: list[dict[str, int]], fields: dict[str, Any]) -> None:
     table = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in COLUMNS}
     columns = case_of(engine, model, **fields, **table)
     module = engine_of(engine)
-    for last in (False, True) if "pp" in split else (False,):
+    for last in (False, True) if any(row["pp"] > 1 for row in rows) else (False,):
         here = columns.at(list(columns.stages())[-1 if last else 0])
         resident, calls = module.resident(here), module.collectives(here)
         for place, row in enumerate(rows):
             one = case_of(engine, model, **fields, **row)
             one = one.at(list(one.stages())[-1 if last else 0])
             for term, value in module.resident(one).items():
-                assert np.broadcast_to(resident[term], 3)[place] == pytest.approx(value, rel=1e-12), term
+                assert np.broadcast_to(resident[term], len(rows))[place] == pytest.approx(value, rel=1e-12), term
             assert payloads(calls, place, row) == pytest.approx(payloads(module.collectives(one), 0, row), rel=1e-12)
 
 
