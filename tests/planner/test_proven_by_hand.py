@@ -1,0 +1,135 @@
+"""What a fit must show before it is kept, on both sides of each bound; and latent attention's weights by hand.
+
+Not here: whole fits (test_calibrate.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planner.basics.errors import PlannerError
+from planner.calibrate import fit, report
+from planner.calibrate.allocator import LEAST
+from planner.calibrate.report import CLEARLY, LONGER_TAIL, OF_ONE_MODEL
+from planner.inventory.mla import mla_weights
+from planner.spec import presets
+
+
+def residuals(*errors: float | None, what: str = "memory_error") -> list[Any]:
+    other = {"memory_error": None, "time_error": None}
+    return [
+        SimpleNamespace(sample=SimpleNamespace(id=str(place)), **(other | {what: one}))
+        for place, one in enumerate(errors)
+    ]
+
+
+def members(count: int, model: str = "a") -> list[Any]:
+    return [SimpleNamespace(id=str(place), model=model, gpu="h100", source="s") for place in range(count)]
+
+
+@pytest.mark.parametrize(("share", "worse"), [(1 - CLEARLY + 1e-6, True), (1 - CLEARLY - 1e-6, False), (2.0, True)])
+def test_left_out_errors_must_fall_by_a_twentieth(share: float, worse: bool) -> None:
+    before, left = residuals(*[0.2] * 9), residuals(*[0.2 * share] * 9)
+    found = report._worse("allocator", members(9), before, left)
+    assert (found is not None) is worse
+    if found:
+        assert found == f"{0.2 * share:.1%} off in the median against 20.0% before"
+
+
+@pytest.mark.parametrize(("tail", "worse"), [(LONGER_TAIL * 0.2 + 1e-6, True), (LONGER_TAIL * 0.2 - 1e-6, False)])
+def test_a_better_median_may_cost_a_quarter_more_of_the_ninth_decile(tail: float, worse: bool) -> None:
+    before, left = residuals(*[0.2] * 10), residuals(*[0.01] * 8, tail, tail)
+    found = report._worse("allocator", members(10), before, left)
+    assert (found is not None) is worse
+    if found:
+        assert found == "a tenth is 25% off or more against 20% before"
+
+
+def test_only_a_group_s_own_errors_of_its_own_kind_count() -> None:
+    before, left = residuals(0.2, 0.2, 9.0), residuals(0.1, 0.1, 9.9)
+    assert report._worse("allocator", members(2), before, left) is None
+    assert report._worse("allocator", members(3), before[:2], []) is None
+    assert report._worse("allocator", [], before, left) is None
+    times = residuals(0.1, None, 0.3, what="time_error")
+    assert report._found(times, {"0", "1", "2"}, "time_error") == [0.1, 0.3]
+    assert report._found(times, {"1", "2"}, "time_error") == [0.3]
+    assert report._worse("speed", members(3), times, times) is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "models", "has", "words"),
+    [
+        (LEAST - 1, 2, False, f"{LEAST - 1} measurements of {LEAST} needed"),
+        (OF_ONE_MODEL - 1, 1, True, f"{OF_ONE_MODEL - 1} measurements, all of one model, of {OF_ONE_MODEL} needed"),
+        (OF_ONE_MODEL, 1, True, None),
+        (OF_ONE_MODEL - 1, 2, True, None),
+    ],
+)
+def test_few_measurements_and_few_of_one_model_keep_the_default(
+    count: int, models: int, has: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, some = ("allocator", "ddp"), members(count)
+    for place in range(models):
+        some[place].model = f"model {place}"
+    for one in some[models:]:
+        one.model = "model 0"
+    monkeypatch.setattr(fit, "groups_of", lambda samples: {group: some})
+    monkeypatch.setattr(fit, "has_group", lambda made, asked: has and asked[1] != "shared")
+    better, worse = residuals(*[0.01] * count), residuals(*[0.2] * count)
+
+    def unproven(before: Any, left: Any, gone: frozenset[Any] = frozenset()) -> dict[Any, str]:
+        return report._unproven(some, before, left, left, None, gone)  # type: ignore[arg-type]
+
+    found = unproven(worse, better)
+    assert found == ({} if words is None else {group: f"allocator of ddp: {words}, keeps its default"})
+    assert unproven(worse, better, frozenset([group])) == {}
+    if words is None:
+        assert "where its model was left out, keeps its default" in unproven(better, worse)[group]
+
+
+def test_what_runtimes_share_is_judged_first_and_by_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = members(9)
+    monkeypatch.setattr(fit, "groups_of", lambda samples: {("allocator", "ddp"): some})
+    monkeypatch.setattr(fit, "has_group", lambda made, asked: True)
+    small, large = residuals(*[0.01] * 9), residuals(*[0.2] * 9)
+    found = report._unproven(some, small, small, large, None, frozenset())  # type: ignore[arg-type]
+    assert list(found) == [("allocator", "shared")] and "where their source was left out" in str(found)
+    assert "runtimes without measurements" in str(found)
+    assert report._named(("speed", "ddp", "h100")) == "speed of ddp on h100"
+
+
+def test_a_folder_is_a_run_json_a_probe_and_jsonl_are_rows(tmp_path: Path) -> None:
+    paths = [tmp_path, tmp_path / "a.json", tmp_path / "b.jsonl", tmp_path / "c.jsonl"]
+    assert report.sorted_out(paths) == ([tmp_path / "b.jsonl", tmp_path / "c.jsonl"], [tmp_path], [tmp_path / "a.json"])
+    with pytest.raises(PlannerError, match="neither rows"):
+        report.sorted_out([tmp_path / "d.toml"])
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
+def test_latent_attention_s_weights_by_hand(name: str) -> None:
+    """Down to the latents whole, up from them by head."""
+    model = presets.model(name)
+    mla = model.mla
+    assert mla is not None
+    head, heads, hidden = mla.qk_nope_head_dim + mla.qk_rope_head_dim, model.heads, model.hidden
+    found = mla_weights(model, mla)
+    shapes: dict[str, tuple[int, ...]] = {
+        "kv_a": (mla.kv_lora_rank + mla.qk_rope_head_dim, hidden),
+        "kv_norm": (mla.kv_lora_rank,),
+        "kv_b": (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+        "output": (hidden, heads * mla.v_head_dim),
+    }
+    if mla.q_lora_rank is None:
+        shapes["q"] = (heads * head, hidden)
+    else:
+        shapes |= {
+            "q_a": (mla.q_lora_rank, hidden), "q_norm": (mla.q_lora_rank,), "q_b": (heads * head, mla.q_lora_rank)
+        }  # fmt: skip
+    assert {role: weight.shape for role, weight in found.items()} == shapes
+    split = {role: weight.split for role, weight in found.items() if weight.split is not None}
+    assert split == {role: 0 for role in ("q", "q_b", "kv_b") if role in shapes} | {"output": 1}
+    assert all(weight.pieces == (heads if role in split else None) for role, weight in found.items())
