@@ -307,11 +307,11 @@ def _largest(
 def as_json(found: Fits) -> bytes:
     """One object: the question's nouns, then one answer a quantity."""
     question = found.question
-    answers = [
-        msgspec.structs.asdict(one) | {"best": None if one.best is None else summary(one.best)} for one in found.found
-    ]
-    for answer in answers:
-        del answer["refused"]  # its limit says so
+    answers = []
+    for one in found.found:
+        told = msgspec.structs.asdict(one)
+        del told["refused"], told["best"]  # its limit says so, and the layout comes last
+        answers.append(told | {"best": None if one.best is None else summary(one.best)})
     return msgspec.json.encode(
         {
             "schema": SCHEMA,
