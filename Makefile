@@ -14,6 +14,8 @@
 #   make fuzz      5,000 wrong inputs to the planner by chance; SEED=1 for the same ones again (3 minutes)
 #   make same      3,000 questions to the planner, answered byte for byte as when the hashes were stored (2 minutes)
 #   make mutants   60 single changes of formulas by chance, and those that no quick test notices; SEED=1 for others (10 minutes)
+#   make kernels   fit presets/kernel_times to tables of measured kernels (a minute)
+#   make kernels-judge  how far off such fits are on kernels and GPUs left out, beside a Gaussian process (ten minutes)
 #   make install   only the installation
 
 # The first Python of 3.11 or later. Another one: make PYTHON=/path/to/python install
@@ -29,7 +31,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz same mutants
+.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz same mutants kernels kernels-judge
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -102,6 +104,14 @@ predictions: install
 
 accuracy: install
 	$(BIN)/python -m tests.truth.published replay tests/truth/*.jsonl
+
+# Numbers of single kernels on each GPU, and how far off they are on kernels, and on GPUs, that were left out; beside
+# them a Gaussian process on the same splits.
+kernels: install
+	$(BIN)/python -m scripts.kernels fit
+
+kernels-judge: install
+	@$(BIN)/python -m scripts.kernels judge --process
 
 # What was measured on one machine of ours says nothing of others': own_*.jsonl stays out.
 calibration: install

@@ -95,3 +95,14 @@ def test_rows_of_ones_own_are_a_calibration_that_the_installed_command_estimates
 
     assert "of 54 measurements of training steps, 1 of collectives" in told
     assert "'mine'" in done(installed / "planner", *asked, cwd=tmp_path)
+
+
+def test_the_wheel_has_numbers_fitted_to_others_figures_and_the_notice_of_those(wheel: Path):
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+        (notice,) = (name for name in names if name.endswith("/NOTICE"))
+        told = packed.read(notice).decode()
+
+    assert "planner/presets/kernel_times/h100-sxm-80gb.toml" in names
+    assert "aiconfigurator" in told
+    assert "SimuMax" in told

@@ -1,0 +1,134 @@
+"""Seconds of matrix products Y[m,n] = X[m,k] W[k,n] on one GPU: tiles in waves over its multiprocessors, the fastest
+tile and split of k, at least as long as operands take from memory, and as energy takes at the device's power.
+
+m, n and k are numbers or columns. Not here: which products a layout has (work.py), experts' (experts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from planner.basics.arith import Number, minimum
+from planner.basics.formula import formula, unrecorded
+from planner.figures.kernels.device import Device
+from planner.figures.kernels.waves import (
+    bounded_seconds,
+    cold_bytes,
+    fetching_seconds,
+    held_back_seconds,
+    tile_seconds,
+    tiles_of,
+    waves_of,
+)
+from planner.spec.kernel_times import ProductTimes, TileTimes
+
+TILES = ((256, 256), (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Outputs of one tile, rows and columns, as the kernels of cuBLAS and CUTLASS have them."""
+SPLITS = (1, 2, 3, 4, 6, 8)
+"""Parts of k that different multiprocessors add up, where there are too few tiles for all of them."""
+ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+OUTPUT_BYTES = 2.0
+PARTIAL_BYTES = 8.0
+"""A partial sum in fp32, written and read again."""
+MEASURED_COPIES = 5.0
+"""Weights that the published tables' benchmark uses in turn (aiconfigurator, collector/trtllm/collect_gemm.py): as many
+as fill the cache, at most five, so that small weights are found there again and large ones are not."""
+ALWAYS_COLD = float("inf")
+"""In a training step all other layers come between two uses of a weight."""
+
+
+class Product(NamedTuple):
+    """`times` products of m rows by n columns over k."""
+
+    m: Number
+    n: Number
+    k: Number
+    times: Number = 1.0
+    format: str = "bf16"
+
+
+def tile_share(area: int, one: TileTimes) -> float:
+    """The share of the peak that tiles of so many outputs reach."""
+    return one.share * {4096: one.share_4k, 8192: one.share_8k, 16384: one.share_16k}.get(area, 1.0)
+
+
+@formula(unit="s", source="partial sums of a split k, once to memory and back at its rate")
+def splitting_seconds(m: Number, n: Number, splits: Number, bytes_per_s: Number, split_s: Number) -> Number:
+    """What it takes to add up the parts of k; nothing for one part."""
+    return 0.0 * m if splits == 1 else split_s + splits * m * n * PARTIAL_BYTES / (2 * bytes_per_s)
+
+
+@formula(unit="s", source="one pass over the operand: 16 bits read, 8 written")
+def cast_seconds(m: Number, k: Number, bytes_per_s: Number, share: Number) -> Number:
+    """Casting X to 8 bits before a product."""
+    return 3 * m * k / (bytes_per_s * share)
+
+
+@formula(
+    unit="s",
+    source="the fastest of a few tiles and splits, in waves (fitted to aiconfigurator's tables: presets/kernel_times)",
+)
+def kernel_seconds(
+    m: Number, n: Number, k: Number, peak_flops_per_s: Number, memory_s: Number, device: Device, one: ProductTimes
+) -> Number:
+    """A product's arithmetic beside its memory, before power."""
+    fastest: Number | None = None
+    with unrecorded():
+        for height, width in TILES:
+            area = height * width
+            rate = peak_flops_per_s / device.multiprocessors * tile_share(area, one)
+            tiles = tiles_of(m, n, height, width)
+            for splits in SPLITS:
+                each_s = tile_seconds(2.0 * area, k / splits, one.ramp, rate, one.tile_s)
+                busy_s = waves_of(tiles * splits, device.multiprocessors, one.stepped) * each_s
+                taken_s = bounded_seconds(busy_s, memory_s, one.sharpness)
+                taken_s = taken_s + splitting_seconds(m, n, splits, device.bytes_per_s, one.split_s)
+                fastest = taken_s if fastest is None else minimum(fastest, taken_s)
+    assert fastest is not None
+    return fastest
+
+
+@formula(unit="s", source="launch, then the longest of arithmetic in waves, bytes from memory, and energy over power")
+def product_seconds(
+    m: Number,
+    n: Number,
+    k: Number,
+    device: Device,
+    one: ProductTimes,
+    weight_copies: Number = ALWAYS_COLD,
+    sustained: bool = True,
+    output_bytes: Number = OUTPUT_BYTES,
+) -> Number:
+    """One product by the numbers `one`; of 8 bits with the cast of X.
+
+    `weight_copies` come between two uses of W, X and Y are still in the cache where they fit. `sustained`: other
+    kernels run before and after, so the clock has settled. `output_bytes` an output element, read and written ones.
+    """
+    peak = device.peak(one.format)
+    assert peak is not None, one.format
+    element = ELEMENT_BYTES[one.format]
+    weights, others = element * n * k, element * m * k + output_bytes * m * n
+    cache = device.times.l2_bytes
+    moved = cold_bytes(weights, weight_copies * weights + others, cache) + cold_bytes(others, weights + others, cache)
+    memory_s = fetching_seconds(weights + others, moved, device.bytes_per_s, one.memory_share, device.multiprocessors)
+    alone_s = kernel_seconds(m, n, k, peak, memory_s, device, one)
+    energy_j = one.flop_j * 2 * m * n * k + one.byte_j * moved
+    busy_s = held_back_seconds(alone_s, energy_j, device.power_w, 0.0 if sustained else one.settle_s)
+    if one.cast_share is not None:
+        busy_s = busy_s + cast_seconds(m, k, device.bytes_per_s, one.cast_share)
+    return one.launch_s + busy_s
+
+
+def products_seconds(products: Iterable[Product], device: Device) -> Number | None:
+    """Seconds of products one after the other, as in a training step: weights from memory, the clock settled.
+
+    None where a number format is unknown on the device, or nobody measured it on one like it.
+    """
+    total: Number = 0.0
+    for asked in products:
+        one = device.times.product(asked.format)
+        if one is None or device.peak(asked.format) is None:
+            return None
+        total = total + asked.times * product_seconds(asked.m, asked.n, asked.k, device, one)
+    return total

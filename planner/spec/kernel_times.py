@@ -1,0 +1,217 @@
+"""How long single kernels take on a GPU: few numbers a kind of kernel, each with the measurements it rests on.
+
+A file of presets/kernel_times is one GPU: facts of its chip, and what was fitted to its measured kernels
+(`make kernels`). What nobody measured on a GPU is that of the `nearest` one, and says so by its `gpu`. Not here: the
+formulas that the numbers go into (figures/kernels/), or the fits (calibrate/kernels/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from planner.spec.preset_files import checked, read_toml, search_path
+
+FOLDER = "kernel_times"
+GROUPS = ("products", "experts", "attention", "memory", "collectives")
+ALIKE = {"fp16": "bf16", "pure-bf16": "bf16"}
+"""Number formats whose products run at another's rate and in its kernels."""
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What numbers rest on: so many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
+    them as fitted, and who measured. `n` 0: a guess."""
+
+    gpu: str = ""
+    n: Annotated[int, msgspec.Meta(ge=0)] = 0
+    spread: NotNegative | None = None
+    spread_p90: NotNegative | None = None
+    source: str
+
+
+class Rates(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kernel that works tile by tile needs, whatever it computes.
+
+    Of the waves over the multiprocessors `stepped` is the share that must be whole (the rest goes on where others
+    end). Each tile takes `tile_s` beside its work, and the kernel `launch_s`. Bytes come at `memory_share` of the
+    memory's rate. A FLOP costs `flop_j` joules and a byte from memory `byte_j`: a kernel that would draw more than the
+    GPU's power runs slower, the more so the longer it is beside `settle_s`.
+    """
+
+    stepped: Share
+    tile_s: NotNegative
+    launch_s: NotNegative
+    memory_share: Share
+    flop_j: Positive
+    byte_j: Positive
+    settle_s: NotNegative
+
+
+class TileTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Matrix products of one number format by their tiles.
+
+    A multiprocessor reaches `share` of its part of the peak on tiles of 32,768 outputs or more, on smaller ones a part
+    of that: `share_16k`, `share_8k`, `share_4k`. Filling the loop over k costs as much as `ramp` further elements of
+    k. `sharpness` is how sharply arithmetic or memory alone decides (1: they add up).
+    """
+
+    format: str
+    share: Share
+    share_16k: Share
+    share_8k: Share
+    share_4k: Share
+    ramp: NotNegative
+    sharpness: Positive
+
+
+class ProductTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Products alone. Splitting k costs `split_s`, and the partial sums. One of 8 bits casts its operand first, at
+    `cast_share` of the memory's rate, and `launch_s` is of both kernels."""
+
+    split_s: NotNegative
+    cast_share: Share | None = None
+
+
+class ExpertTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Products of many experts in one kernel, with what goes on around them.
+
+    Tiles of 2,048 outputs reach `share_2k`. Tokens are sorted and added up at `routing_share` of the memory's rate, and
+    each of the layer's experts costs `expert_s`.
+    """
+
+    share_2k: Share
+    routing_share: Share
+    expert_s: NotNegative
+
+
+class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Causal attention whose scores stay on the chip: the share of the peak by head size, and so many keys more a block
+    (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: nobody measured it)."""
+
+    share_64: Share
+    share_128: Share
+    share_192: Share
+    share_256: Share
+    ramp: NotNegative
+    backward_share: Positive | None = None
+
+
+class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kernels that only move bytes, at a share of the memory's rate: `kind` is `plain`, `permute` or
+    `cross_entropy`."""
+
+    kind: str
+    share: Share
+    launch_s: NotNegative
+
+
+class CollectiveTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One collective inside a domain: NCCL's protocols LL, LL128 and Simple as a line each, of which the fastest holds.
+
+    A step takes so many seconds and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The
+    steps' number counts to the power `step_growth`, the shares change with (ranks / 4) to the power `width_growth`.
+    Simple fills its pipeline piece by piece (`pieces`: 1 is the best cut).
+    """
+
+    op: str
+    launch_s: NotNegative
+    ll_s: NotNegative
+    ll_share: Positive
+    ll128_s: NotNegative
+    ll128_share: Positive
+    simple_s: NotNegative
+    simple_share: Positive
+    pieces: NotNegative
+    width_growth: float
+    step_growth: Positive
+
+
+class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of presets/kernel_times: a chip's facts, what was fitted on it, and the nearest GPUs for the rest.
+
+    `others` are those GPUs' files.
+    """
+
+    gpu: str
+    multiprocessors: Annotated[int, msgspec.Meta(gt=0)]
+    l2_bytes: Positive
+    nearest: tuple[str, ...] = ()
+    products: tuple[ProductTimes, ...] = ()
+    experts: tuple[ExpertTimes, ...] = ()
+    attention: tuple[AttentionTimes, ...] = ()
+    memory: tuple[MemoryTimes, ...] = ()
+    collectives: tuple[CollectiveTimes, ...] = ()
+    sources: dict[str, str] = {}
+    others: tuple[KernelTimes, ...] = ()
+
+    @property
+    def chain(self) -> tuple[KernelTimes, ...]:
+        """This GPU's, then the nearest one's, and so on."""
+        return (self, *self.others)
+
+    def product(self, number_format: str) -> ProductTimes | None:
+        """Products in a number format; None where nobody measured such a GPU."""
+        wanted = ALIKE.get(number_format, number_format)
+        return _first(one for level in self.chain for one in level.products if one.format == wanted)
+
+    def expert(self, number_format: str) -> ExpertTimes | None:
+        """Experts' grouped products in a number format."""
+        wanted = ALIKE.get(number_format, number_format)
+        return _first(one for level in self.chain for one in level.experts if one.format == wanted)
+
+    def attend(self, backward: bool = False) -> AttentionTimes | None:
+        """Attention, backward with the first `backward_share` that is known."""
+        found = _first(one for level in self.chain for one in level.attention)
+        if found is None or not backward or found.backward_share is not None:
+            return found
+        known = _first(one for level in self.chain for one in level.attention if one.backward_share is not None)
+        return known and msgspec.structs.replace(found, backward_share=known.backward_share)
+
+    def move(self, kind: str) -> MemoryTimes | None:
+        """Kernels of that kind that only move bytes."""
+        return _first(one for level in self.chain for one in level.memory if one.kind == kind)
+
+    def collective(self, op: str) -> CollectiveTimes | None:
+        """One collective inside a domain."""
+        return _first(one for level in self.chain for one in level.collectives if one.op == op)
+
+
+T = TypeVar("T")
+
+
+def _first(found: Iterator[T]) -> T | None:
+    return next(found, None)
+
+
+@lru_cache(maxsize=64)
+def _read(gpu: str, folders: tuple[str, ...]) -> KernelTimes | None:
+    """One GPU's own file, from the first folder that has it."""
+    if set(gpu) & {"/", "\\", "\0"}:
+        return None
+    for folder in folders:
+        path = Path(folder) / FOLDER / f"{gpu}.toml"
+        if not path.is_file():
+            continue
+        raw = {**read_toml(path), "gpu": gpu}
+        for group in GROUPS:
+            raw[group] = [{"gpu": gpu, **entry} for entry in raw.get(group, [])]
+        return checked(raw, KernelTimes, path)
+    return None
+
+
+def kernel_times(gpu: str) -> KernelTimes | None:
+    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU."""
+    folders = tuple(map(str, search_path(())))
+    own = _read(gpu, folders)
+    if own is None:
+        return None
+    others = (_read(name, folders) for name in own.nearest)
+    return msgspec.structs.replace(own, others=tuple(one for one in others if one is not None))
