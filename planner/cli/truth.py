@@ -33,7 +33,8 @@ MOST_TOLD = 5
 def replay(**given: Any) -> int:
     """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
 
-    ROWS are JSON Lines, one run a line, with its plan or its options: docs/adding-a-measurement.md has the format.
+    ROWS are JSON Lines, one run a line, with its plan or its options: docs/adding-a-measurement.md has the format. Or
+    they are tables of single kernels (.csv), one kernel a line, by the columns of tests/truth/kernels.
     """
     from planner.calibrate.asked import each
 
@@ -58,6 +59,8 @@ def answer(
     from planner.spec import presets
     from planner.views import replay as view
 
+    if any(map(_is_table, files)):
+        return _kernels(files, folders, output, force, as_json)
     may_write(output, force)
     if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
         raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
@@ -84,4 +87,39 @@ def answer(
         write_whole(output, b"\n".join([*lines, b""]))
         click.echo(f"wrote {output}", err=True)
     click.echo(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
+    return 0
+
+
+def _is_table(file: str) -> bool:
+    return file.lower().endswith(".csv")
+
+
+def _kernels(files: tuple[str, ...], folders: tuple[str, ...], output: str | None, force: bool, as_json: bool) -> int:
+    """Replay tables of kernels. No calibration is asked: what a kernel takes alone stands in presets/kernel_times."""
+    from planner.basics.errors import PlannerError
+    from planner.calibrate.kernels import predict, score, tables
+    from planner.spec import presets
+    from planner.views import kernels as view
+
+    if other := [file for file in files if not _is_table(file)]:
+        rule = "is no table of kernels, and others are"
+        raise PlannerError("rows", other[0], rule, "Replay tables (.csv) and rows of runs (.jsonl) one after the other")
+    may_write(output, force)
+    if output is not None and os.path.realpath(output) in map(os.path.realpath, files):
+        raise PlannerError("output", output, "is one of the files that are replayed", "Name another file")
+    with presets.searched_first(folders):
+        rows = [row for file in files for row in tables.read(file)]
+        if not rows:
+            raise PlannerError("rows", ", ".join(files), "hold no row", "Give tables with a kernel a line")
+        answers = predict.answers(rows)
+    found = score.summary(rows, answers)
+    if output is not None:
+        import msgspec
+
+        from planner.spec.plan import write_whole
+
+        lines = [msgspec.json.encode(view.row_dict(*both)) for both in zip(rows, answers, strict=True)]
+        write_whole(output, b"\n".join([*lines, b""]))
+        click.echo(f"wrote {output}", err=True)
+    click.echo(view.as_json(rows, answers, found) if as_json else view.text(rows, answers, found))
     return 0
