@@ -14,7 +14,7 @@ import msgspec
 
 from planner.ask.question import Pins, Question, checked_runtime
 from planner.basics.errors import PlannerError, did_you_mean
-from planner.basics.quantities import length, memory_bytes, real, share, whole, wholes
+from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
 from planner.parallelism.rules import PAGED, one_of
@@ -40,6 +40,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "share": share,
     "memory": memory_bytes,
     "wholes": wholes,
+    "names": names,
 }
 """How a kind of option is read: (name, what was typed, lowest, highest)."""
 

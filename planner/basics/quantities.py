@@ -39,6 +39,16 @@ def whole(field: str, value: Any, low: int = 1, high: int = 10**6) -> int | None
     return _whole(field, value, low, high, f"must be a whole number from {low} to {high}", COUNT_UNITS, example)
 
 
+def names(field: str, value: Any, low: float = 0, high: float = 0) -> tuple[str, ...] | None:
+    """Names separated by commas; which are known, a rule says."""
+    if value is None:
+        return None
+    found = tuple(one.strip() for one in str(value).split(","))
+    if not all(found):
+        raise PlannerError(field, value, "has an empty name", "Separate names by single commas")
+    return found
+
+
 def wholes(field: str, value: Any, low: int = 1, high: int = 10**6) -> tuple[int, ...] | None:
     """Whole numbers separated by commas, such as 8,8,9,7; None stays None."""
     return None if value is None else tuple(whole(field, part, low, high) or 0 for part in str(value).split(","))

@@ -51,7 +51,8 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
     layout, parts = case.layout, case.parts
     return {
-        "recompute": layout.recompute,
+        "recompute": "attention" if "core_attn" in layout.recompute_modules else layout.recompute,
+        "modules": layout.recompute_modules,
         "kernels": parts,
         "tp": layout.tp,
         "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
@@ -347,7 +348,7 @@ def _context_calls(case: Case) -> list[Call]:
     heads = model.heads if model.mla else model.kv_heads
     key_and_value = (model.qk_width + model.v_width) / model.heads
     keys_values = element * key_and_value * ceil_div(heads, layout.tp)
-    recomputes = layout.recompute in ("attention", "full")
+    recomputes = layout.recompute in ("attention", "full") or "core_attn" in layout.recompute_modules
     calls: list[Call] = []
     for unit, layers in _layers(case):
         made = context.layer_collectives(
@@ -364,7 +365,8 @@ def _expert_calls(case: Case) -> list[Call]:
     layout = case.layout
     tokens = case.tokens / layout.tp if layout.sequence_parallel else case.tokens
     sent = expert.dispatched_bytes(tokens, case.model.hidden, case.model.moe.top_k, result_bytes(case))
-    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=layout.recompute == "full")
+    again = layout.recompute == "full" or "moe" in layout.recompute_modules
+    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=again)
     return _calls(case, "layer", made)
 
 

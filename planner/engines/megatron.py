@@ -23,6 +23,7 @@ from planner.parallelism import pipeline
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, NARROW_PRODUCTS, Rule, accepts, reads_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
+from planner.spec.layout import RECOMPUTE_MODULES
 
 VOCABULARY_MULTIPLE = 128
 """Rows a rank that the vocabulary is padded to (--make-vocab-size-divisible-by, times tp)."""
@@ -33,7 +34,14 @@ SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 name = "megatron"
 rules: tuple[Rule, ...] = (
     *reads_only(
-        "zero_stage", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers", "counted_ends"
+        "zero_stage",
+        "sequence_parallel",
+        "cp_method",
+        "pp_schedule",
+        "virtual_stages",
+        "stage_layers",
+        "counted_ends",
+        "recompute_modules",
     ),
     *STAGES,
     *tensor_rules(replicates_kv_heads=True, pads_vocabulary=True),
@@ -58,6 +66,23 @@ rules: tuple[Rule, ...] = (
     ),
     accepts("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
     OWN_STEP,
+    Rule(
+        name="modules that are not recomputed",
+        field="recompute_modules",
+        holds=lambda case: set(case.layout.recompute_modules) <= set(_recomputable(case)),
+        sentence=lambda case: (
+            f"Megatron-Core's modules that a {case.model.name} has and that can run again are "
+            + ", ".join(_recomputable(case))
+        ),
+        fix=lambda case: "Name some of them",
+    ),
+    Rule(
+        name="modules beside whole layers",
+        field="recompute_modules",
+        holds=lambda case: not case.layout.recompute_modules or case.layout.recompute == "none",
+        sentence=lambda case: f"recompute={case.layout.recompute} says already what runs again",
+        fix=lambda case: "Use recompute=none, or name no modules",
+    ),
     accepts("recompute", ("none", "attention", "full"), "attention's core is recomputed, or whole layers"),
     Rule(
         name="context parallelism needs a fused attention",
@@ -69,6 +94,22 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use cp=1, or kernels te",
     ),
 )
+
+
+def _recomputable(case: Case) -> tuple[str, ...]:
+    """Modules of a model that Megatron-Core recomputes selectively: norms where they are modules of their own, not
+    fused into the linear behind them (core/models/gpt/gpt_layer_specs.py)."""
+    moe, latent = case.model.moe, case.model.mla is not None
+    has = {
+        "core_attn": True,
+        "mlp": case.model.dense_layers > 0 or moe is None,
+        "moe": moe is not None,
+        "shared_experts": moe is not None and moe.shared_experts > 0,
+        "moe_act": moe is not None and not moe.bias,
+        "layernorm": latent or moe is not None,
+        "mla_up_proj": latent,
+    }
+    return tuple(name for name in RECOMPUTE_MODULES if has[name])
 
 
 def resident(case: Case) -> Held:

@@ -18,7 +18,7 @@ from planner.inventory import Weight
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.parallelism.recompute import recomputed_share
+from planner.parallelism.recompute import recomputed_share, runs_again
 from planner.spec import Kernels
 
 PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
@@ -186,7 +186,8 @@ def unit_work(case: Case) -> dict[str, Work]:
     splits = layout.tp, layout.ep, layout.cp, layout.micro_batch_size, layout.grad_accum
     if watched() or is_column(*splits):
         return _unit_work(case.unsplit)
-    asked = case.walked_model, case.job, case.parts, case.twice, layout.sequence_parallel, layout.recompute, *splits
+    again = layout.recompute, layout.recompute_modules
+    asked = case.walked_model, case.job, case.parts, case.twice, layout.sequence_parallel, *again, *splits
     if asked not in _WORKS:
         if len(_WORKS) > 4096:
             _WORKS.clear()
@@ -256,7 +257,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         masked_flops=2 * forward.masked_flops,
         moved_bytes=2 * forward.moved_bytes,
     )
-    again_products, again_attention, again_elementwise = recomputed_share(layout.recompute)
+    again_products, again_attention, again_elementwise = _again(case, unit, found)
     again = Load(
         product_flops=again_products * forward.product_flops,
         operands=again_products * forward.operands,
@@ -267,6 +268,23 @@ def _layer_work(case: Case, unit: str) -> Work:
         operations=max(again_products, again_elementwise) * forward.operations,
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)
+
+
+def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, float]:
+    """Parts of a layer's forward that run once more: of its products, its attention, its element-wise work."""
+    modules = case.layout.recompute_modules
+    if not modules:
+        return recomputed_share(case.layout.recompute)
+    weights = case.units()[unit]
+    mixture, inside = any(weight.expert for weight in weights), names_of(case.model.family).attention_module
+    again: Number = sum(
+        product_elements(case, weight)
+        for weight in weights
+        if runs_again(
+            weight.name, modules, attends=weight.name.startswith(f"{inside}."), expert=weight.expert, mixture=mixture
+        )
+    )
+    return again / (found.trained + found.frozen), float("core_attn" in modules), 0.0
 
 
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:

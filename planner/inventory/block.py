@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from planner.inventory import ops
+from planner.inventory import fused, ops
 from planner.inventory.attention import attention_weights, walk_attention
 from planner.inventory.compute import Compute, Run
 from planner.inventory.mla import mla_weights, walk_mla
@@ -80,18 +80,39 @@ def walk_layer(run: Run, x: Tensor, kind: str) -> Tensor:
     parts = layer_parts(model, kind)
     if model.block == "parallel":
         return _parallel(run, x, parts)
-    normal = compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm0"]))
+    normal = compute.gather(tape, _normed(run, x, parts["norm0"], apart=model.mla is not None))
     attended = tape.replaced(normal, _attention(run, normal, parts))
     attended = _after(run, attended, parts.get("norm2"))
     middle = tape.replaced(attended, ops.add(tape, x, attended))
-    normal = walk_norm(tape, middle, model, compute, parts["norm1"])
-    if not _deals(compute, parts):
-        normal = compute.gather(tape, normal)
-    down = tape.replaced(normal, _mlp(run, normal, parts))
+    if "mlp" in compute.modules and "router" not in parts["mlp"]:
+        down = fused.recomputed(tape, (middle,), lambda inputs: _second_branch(run, inputs[0], parts))
+    else:
+        down = _second_branch(run, middle, parts)
     down = _after(run, down, parts.get("norm3"))
     output = ops.add(tape, middle, down)
     tape.drop(middle, down)
     return output
+
+
+def _second_branch(run: Run, x: Tensor, parts: Parts) -> Tensor:
+    """The norm before the MLP, and the MLP."""
+    tape, _, compute, _ = run
+    normal = _normed(run, x, parts["norm1"], apart="router" in parts["mlp"])
+    if not _deals(compute, parts):
+        normal = compute.gather(tape, normal)
+    if "moe" in compute.modules and "router" in parts["mlp"]:
+        return tape.replaced(normal, fused.recomputed(tape, (normal,), lambda inputs: _mlp(run, inputs[0], parts)))
+    return tape.replaced(normal, _mlp(run, normal, parts))
+
+
+def _normed(run: Run, x: Tensor, weights: dict[str, Weight], *, apart: bool) -> Tensor:
+    """A norm over the hidden size; under Megatron-Core's `layernorm` one that is a module `apart` has its result made
+    again of its input, which it keeps in any case."""
+    tape, model, compute, _ = run
+    normal = walk_norm(tape, x, model, compute, weights)
+    if apart and "layernorm" in compute.modules:
+        normal.source, normal.discarded = tape.hold(x), True
+    return normal
 
 
 def walk_norm(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights: dict[str, Weight]) -> Tensor:

@@ -37,6 +37,7 @@ KERNELS = {
         "chunked-fp32",
         "fused-linear",
     ),
+    "experts": ("own", "megatron"),
     "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
@@ -63,9 +64,10 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     (None: of none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
-    `recipe` names how Transformer Engine's modules narrow their operands (narrow.RECIPES; "": not at all), on devices
-    that multiply them in `either_order` or in one. `sorts_received` is for experts that are reached by sending tokens
-    as Transformers does (exchange.py), `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
+    `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
+    modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
+    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
+    `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
     """
 
     @property
@@ -109,10 +111,13 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         if not self.sequence_parallel:
             return x
         whole = tape.derived(x, x.size * self.tp, elsewhere=self.kernels.column_input == "buffered")
-        if self.kernels.column_input != "kept":
-            whole.source = x
-        else:
+        if self.kernels.column_input == "kept":
             tape.drop(x)
+        elif x.source is None:
+            whole.source = x
+        else:  # made again in backward, and gathered then
+            whole.source, whole.discarded = x.source, True
+            tape.release(x.storage)
         return whole
 
     def reduce(self, tape: Tape, x: Tensor) -> Tensor:
@@ -162,6 +167,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     codes_kept_above: float | None = None
     on_cpu: bool = False
     one_sequence: bool = False
+    modules: tuple[str, ...] = ()
     recipe: str = ""
     either_order: bool = False
 

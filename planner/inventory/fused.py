@@ -52,7 +52,7 @@ def gated(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True) -> Tensor:
 
     tape.record(output, (gate, up), backward)
     if not kept:
-        output.source = tape.hold(up)
+        output.source, output.discarded = tape.hold(up), True
     return output
 
 
@@ -60,7 +60,7 @@ def activated(tape: Tape, x: Tensor, *, kept: bool = True) -> Tensor:
     """A plain activation in one kernel with its bias (Megatron-LM's bias_gelu): keeps its input; `kept` as in gated."""
     output = tape.derived(x, saved=(x,))
     if not kept:
-        output.source = tape.hold(x)
+        output.source, output.discarded = tape.hold(x), True
     return output
 
 

@@ -72,8 +72,9 @@ def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tenso
     heads = compute.heads(model.heads)
     shared = table[-1] if compute.masked else None
     attended = ops.flash_attention(
-        tape, q, k, v, heads=heads, workspace=workspace, value_share=value_share, shared_mask=shared
-    )
+        tape, q, k, v, heads=heads, workspace=workspace, value_share=value_share, shared_mask=shared,
+        discards="mla_up_proj" in compute.modules,
+    )  # fmt: skip
     tape.drop(q, k, v)
     attended = ops.laid_out(tape, attended)
     return tape.replaced(attended, compute.linear(tape, attended, weights["output"], result=True))

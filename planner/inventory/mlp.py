@@ -62,13 +62,14 @@ def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     return tape.replaced(product, linear("down", product))
 
 
-def gated_halves(run: Run, both: Tensor) -> Tensor:
-    """The gated product of one tensor's halves, gate and up; takes over the variable."""
+def gated_halves(run: Run, both: Tensor, *, kept: bool = True) -> Tensor:
+    """The gated product of one tensor's halves, gate and up; takes over the variable. Fused, it may be made again in
+    backward (`kept`)."""
     tape, model, compute, _ = run
     gate, up = ops.split(tape, both, (0.5, 0.5))
     tape.drop(both)
     if compute.kernels.mlp != "eager":
-        product = fused.gated(tape, gate, up, kept=compute.kernels.mlp == "fused")
+        product = fused.gated(tape, gate, up, kept=kept and compute.kernels.mlp == "fused")
         tape.drop(gate, up)
         return product
     active = tape.replaced(gate, activation(tape, gate, model))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from planner.inventory import ops
 from planner.inventory.compute import Compute, Run
 from planner.inventory.exchange import cleared, exchanged_experts, weighed_rows
+from planner.inventory.fused import recomputed
 from planner.inventory.mlp import gated_halves, mlp_weights, walk_mlp
 from planner.inventory.names import names_of
 from planner.inventory.tape import Storage, Tape, Tensor
@@ -64,7 +65,11 @@ def walk_moe(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tenso
     shared = {role.removeprefix("shared."): weight for role, weight in weights.items() if role.startswith("shared.")}
     own = compute.routed_share < 1
     whole = compute.gather(tape, tape.hold(x)) if own else tape.hold(x)
-    beside = tape.replaced(whole, walk_mlp(run, whole, shared))
+    if "shared_experts" in compute.modules:
+        beside = recomputed(tape, (whole,), lambda inputs: walk_mlp(run, inputs[0], shared))
+    else:
+        beside = walk_mlp(run, whole, shared)
+    tape.drop(whole)
     if own:
         beside = compute.reduce(tape, beside)
     total = ops.add(tape, mixed, beside)
@@ -75,7 +80,7 @@ def walk_moe(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tenso
 def _routed(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
     """The weights of the chosen experts and their indices (int64): the scores of all experts are kept in fp32."""
     tape, model, compute, _ = run
-    deepseek = model.family.startswith("deepseek")
+    deepseek = model.family.startswith("deepseek") and compute.kernels.experts == "own"
     source = ops.cast(tape, x, 4.0 / compute.element_bytes) if deepseek else tape.hold(x)
     router, bias = weights["router"], weights.get("router.bias")
     width = 4.0 if deepseek else compute.element_bytes
@@ -111,13 +116,17 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
     order, token = tape.new(Size(per_token=8.0 * rows)), tape.new(Size(per_token=8.0 * rows))
     expert = tape.new(Size(per_token=8.0 * rows))
     share = tape.derived(chosen, saved=(order,))
+    early = compute.kernels.experts == "megatron"
     sent = tape.replaced(token, tape.derived(x, x.size * moe.top_k, saved=(token,)))
     fused = _grouped(tape, sent, weights["gate_up"], weights.get("gate_up.bias"), compute, expert)
     tape.drop(sent)
-    product = tape.replaced(fused, _clamped_gate(tape, fused)) if moe.bias else gated_halves(run, fused)
+    if moe.bias:
+        product = tape.replaced(fused, _clamped_gate(tape, fused))
+    else:
+        product = gated_halves(run, fused, kept="moe_act" not in compute.modules)
     out = _grouped(tape, product, weights["down"], weights.get("down.bias"), compute, expert)
     tape.drop(product)
-    weighed = weighed_rows(tape, out, share)
+    weighed = tape.hold(out) if early else weighed_rows(tape, out, share)
     tape.drop(out, share)
     back = tape.new(Size(per_token=8.0 * rows))
     restored = tape.derived(weighed, saved=(back,))
@@ -163,7 +172,13 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, bias: Weight | None, compute
     inner = ops.cast(tape, x, compute.weight_bytes * in_features * rows / x.size.per_token)
     tape.weight = weight.elements
     narrow = compute.narrow()
-    kept = tape.hold(inner) if narrow is None else ops.narrowed(tape, inner, narrow.kept / compute.weight_bytes)
+    if inner.source is not None:  # made again in backward
+        kept = tape.hold(inner.source)
+    elif narrow is None:
+        kept = tape.hold(inner)
+    else:
+        kept = ops.narrowed(tape, inner, narrow.kept / compute.weight_bytes)
+    remade = None if inner.source is None else inner.storage.size
     read = None if narrow is None else tape.allocate(inner.size * (narrow.one / compute.weight_bytes))
     output = tape.new(
         Size(per_token=compute.weight_bytes * out_features * rows), needs_grad=x.needs_grad or weight.trainable
@@ -172,12 +187,13 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, bias: Weight | None, compute
         tape.release(read)
 
     def backward(grad: Storage) -> None:
-        made = None if narrow is None else tape.allocate(grad.size * (narrow.both / compute.weight_bytes))
+        made = [] if remade is None else [tape.allocate(remade)]
+        if narrow is not None:
+            made.append(tape.allocate(grad.size * (narrow.both / compute.weight_bytes)))
         if weight.trainable:
             tape.weight_grad(weight.elements)
         tape.grad_of(inner)
-        if made is not None:
-            tape.release(made)
+        tape.release(*made)
 
     tape.record(output, (kept,) if weight.trainable else (), backward)
     tape.weight = 0

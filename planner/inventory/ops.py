@@ -70,6 +70,8 @@ def linear(
 
     kept = inner if inner.source is None else inner.source
     regathers = weight.trainable and inner.source is not None
+    if narrow is not None and inner.discarded:
+        narrow = narrow._replace(kept=0.0)
     copy = None if narrow is None or not narrow.kept else narrowed(tape, kept, narrow.kept / element_bytes)
 
     def backward(grad: Storage) -> None:
@@ -355,12 +357,14 @@ def flash_attention(
     value_share: float = 1.0,
     mask: Size | None = None,
     shared_mask: Tensor | None = None,
+    discards: bool = False,
 ) -> Tensor:
     """Scaled dot-product attention, flash kernels: keeps q, k, v, the output and the log-sum-exp (fp32 a head).
 
     `workspace` is what context parallelism holds beside them: other ranks' keys and values, and in backward their
     gradients too. The output is as wide as the values: `value_share` of the queries. A `mask` that was asked for as
     booleans is kept as numbers of the queries' format, one for each layer; a `shared_mask` is numbers already.
+    With `discards` q, k and v are let go and made again in backward (Megatron-Core's mla_up_proj).
     """
     output = tape.new(q.size * value_share, needs_grad=q.needs_grad or k.needs_grad or v.needs_grad)
     numbers = () if mask is None else (tape.new(mask),)
@@ -369,14 +373,14 @@ def flash_attention(
 
     def backward(grad: Storage) -> None:
         # the kernel writes all three gradients, wanted or not
-        unwanted = [tape.allocate(tensor.size) for tensor in (q, k, v) if not tensor.needs_grad]
+        unwanted = [tape.allocate(tensor.size) for tensor in (q, k, v) if discards or not tensor.needs_grad]
         unwanted.append(tape.allocate(workspace * 2))
         for tensor in (q, k, v):
             tape.grad_of(tensor)
         tape.release(*unwanted)
 
     shared = () if shared_mask is None else (shared_mask,)
-    tape.record(output, (q, k, v, output, log_sum, *numbers, *shared), backward)
+    tape.record(output, (*(() if discards else (q, k, v)), output, log_sum, *numbers, *shared), backward)
     tape.drop(log_sum, *numbers)
     return output
 

@@ -55,16 +55,18 @@ class Tensor:
     """A place in the graph over a storage, or over a part of it. Tensors over one storage are views of each other.
 
     `source` is this rank's part of a gathered tensor that is gathered again in backward: it is what gets kept.
-    `narrow` is its copy in the products' own format. `since` counts the moments before it was made.
+    Where it is `discarded` it is made again of `source` instead, which something keeps anyway. `narrow` is its copy in
+    the products' own format. `since` counts the moments before it was made.
     """
 
-    __slots__ = ("narrow", "needs_grad", "since", "size", "source", "storage")
+    __slots__ = ("discarded", "narrow", "needs_grad", "since", "size", "source", "storage")
 
     def __init__(self, storage: Storage, needs_grad: bool, since: int, size: Size | None = None) -> None:
         self.storage, self.needs_grad, self.since = storage, needs_grad, since
         self.size = storage.size if size is None else size
         self.source: Tensor | None = None
         self.narrow: Tensor | None = None
+        self.discarded = False
 
 
 Backward = Callable[[Storage], None]

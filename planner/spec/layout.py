@@ -18,6 +18,9 @@ CountedEnds = Literal["none", "embedding", "head", "both"]
 """What counts as a layer beside the layers where they are dealt to stages."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 """What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
+RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
+"""Megatron-Core's names of parts that it recomputes selectively (core/transformer/transformer_config.py,
+recompute_modules, commit d98e8a64)."""
 
 
 class Strategy(NamedTuple):
@@ -51,6 +54,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     (pp x virtual_stages numbers, in the model's order); with `counted_ends` they are dealt evenly, embedding and head
     among them. `grad_accum` counts the pipeline's micro-batches. `zero_secondary_shard` is the group that keeps a
     second copy of gathered weights (ZeRO++'s hpZ; 0 for none).
+    `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -72,6 +76,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stage_layers: tuple[int, ...] | None = None
     counted_ends: CountedEnds = "none"
     recompute: str = "none"
+    recompute_modules: tuple[str, ...] = ()
     offload_optimizer: bool = False
     offload_params: bool = False
     offload_activations: bool = False

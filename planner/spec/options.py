@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from planner.spec.job import AdapterKind, BaseFormat, Implementation, Method, OptimizerName, Packing, Precision, Storage
-from planner.spec.layout import RECOMPUTE, STRATEGIES, CountedEnds, CpMethod, PpSchedule
+from planner.spec.layout import RECOMPUTE, RECOMPUTE_MODULES, STRATEGIES, CountedEnds, CpMethod, PpSchedule
 
 Kind = Literal[
     "flag", "switch", "choice", "whole", "length", "real", "share", "memory", "wholes", "names", "name", "file",
@@ -160,6 +160,8 @@ TABLE = (
            "layout"),
     Option("recompute", "choice", "What is run again in backward.", "layout", choices=RECOMPUTE, default="none",
            trust=2),
+    Option("recompute_modules", "names", "Parts that Megatron-Core runs again: " + ", ".join(RECOMPUTE_MODULES) + ".",
+           "layout"),
     Option("reshard_after_forward", "switch", "Free after forward.", "layout", trust=2, replaced_by=SPLIT),
     Option("sync_each_micro_batch", "switch", "Reduce each micro-batch.", "layout", trust=2),
     _bucket("ddp_bucket_bytes", "ddp", "DDP: bytes of a gradient bucket."),

@@ -22,8 +22,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `column_input` says whether a column-parallel linear keeps its gathered input or gathers it again in backward, be it
     into one buffer that stays (`buffered`: Megatron-LM's own),
     `vocab_parallel` whether the embedding and the head are split too, `head_parallel` whether the head alone is,
-    `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept apart: by a `mask`
-    of numbers that all layers add to their scores, or by kernels that are told their lengths (`varlen`).
+    `experts` whether results are weighed one by one behind the experts (`own`: the family's code) or before their last
+    product (`megatron`), `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept
+    apart: by a `mask` of numbers that all layers add to their scores, or by kernels that are told their lengths
+    (`varlen`).
     `projections` says whether queries, keys and values are as many matrices as in Transformers' code of the family
     (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit
     weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
@@ -39,6 +41,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     attention: str = "flash"
     mlp: str = "eager"
     loss: str = "eager-fp32"
+    experts: str = "own"
     packing: str = "mask"
     column_input: str = "kept"
     vocab_parallel: bool = False

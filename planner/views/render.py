@@ -35,6 +35,7 @@ def layout_text(layout: Layout) -> str:
     """Group sizes and switches that are not at rest."""
     sizes = [f"{axis}={getattr(layout, axis)}" for axis in (*MESH_AXES, "ep") if getattr(layout, axis) > 1]
     switches = [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
+    switches += [f"recompute {'+'.join(layout.recompute_modules)}"] if layout.recompute_modules else []
     offloaded = [what for what in ("optimizer", "params", "activations") if getattr(layout, f"offload_{what}")]
     switches += [f"{what} offloaded" for what in offloaded]
     if layout.zero_stage == 3 and not layout.reshard_after_forward:
@@ -44,6 +45,7 @@ def layout_text(layout: Layout) -> str:
     if layout.pp > 1:
         virtual = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
         switches.append(f"{layout.pp_schedule}{virtual}")
+        switches += [f"{layout.counted_ends} counted as layers"] if layout.counted_ends != "none" else []
     if layout.cp > 1:
         switches.append(layout.cp_method)
     if layout.sequence_parallel and layout.tp > 1:

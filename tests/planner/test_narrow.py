@@ -73,7 +73,7 @@ def test_latent_attention_narrows_its_input_once_for_each_module_that_reads_it()
     model = presets.model("deepseek-v3")
     latents = 1536 + 512  # of queries, and of keys and values, each after its norm
     rows = 8 * (7168 + 2048)  # of each token's eight experts
-    shared = 7168 + 2048  # the router reads an fp32 copy of what the shared expert does
+    shared = 2048 - 7168  # before `down`; of its input a copy beside the 16-bit one that the router keeps
     saved = kept(case("bf16", model)) - kept(case("fp8", model))
 
     # The layer's normed input is read by two modules: two 8-bit copies are as much as one of 16 bits.

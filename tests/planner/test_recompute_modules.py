@@ -1,0 +1,124 @@
+"""Megatron-Core's selective recomputation by module, worked out by hand: what a layer still keeps, and what runs again.
+
+Definitions: Megatron-LM, core/transformer/transformer_config.py, recompute_modules (commit d98e8a64). No published run
+here measures them. Not here: whole layers and attention's core (test_inventory.py, test_megatron_nanotron.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.basics.errors import PlannerError
+from planner.basics.quantities import names
+from planner.engines import engine_of, megatron
+from planner.figures.memory import peak_bytes
+from planner.figures.work import unit_work
+from planner.inventory.walk import kept_by_layer
+from planner.parallelism.case import Case
+from planner.parallelism.rules import check
+from planner.spec import Layout, TrainingJob, presets
+
+LLAMA = presets.model("llama-3-8b")  # hidden 4096, ffn 14336
+QWEN = presets.model("qwen3-30b-a3b")  # hidden 2048, experts of 768, 8 of 128 a token
+DEEPSEEK = presets.model("deepseek-v3")  # hidden 7168, experts of 2048, 8 and a shared one; 128 heads of 192 and 128
+HOPPER = presets.cluster("dgx-h100", 8)
+EVERY = ("core_attn", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
+
+
+def case(model: Any, *modules: str, precision: str = "bf16", **fields: Any) -> Case:
+    layout = Layout(**{"engine": "megatron", "dp_shard": 8, "zero_stage": 1, "recompute_modules": modules} | fields)
+    job = TrainingJob(seq_len=4096, precision=precision)  # type: ignore[arg-type]
+    return Case(model, job, layout, HOPPER, presets.runtime("megatron-core"))
+
+
+def spared(model: Any, *modules: str, precision: str = "bf16") -> float:
+    """Bytes a token that a layer with all its experts does not keep."""
+    plain, less = case(model, precision=precision), case(model, *modules, precision=precision)
+    kept = [
+        kept_by_layer(one.walked_model, engine_of("megatron").compute(one), "layer").per_token for one in (plain, less)
+    ]
+    return kept[0] - kept[1]
+
+
+def test_a_dense_mlp_keeps_the_residual_alone() -> None:
+    # Its norm is fused into its first linear: result of the norm, gate, up and product go, and the norm's root (fp32);
+    # the layer's input to it is the residual, which is kept in any case.
+    assert spared(LLAMA, "mlp") == 2 * 4096 + 3 * 2 * 14336 + 4
+    assert spared(DEEPSEEK, "mlp") == 0  # a layer of experts has none
+
+
+def test_the_core_of_attention_under_flash_attention_spares_a_number_a_head() -> None:
+    assert spared(LLAMA, "core_attn") == 4 * 32 == spared(QWEN, "core_attn")
+
+
+def test_an_activation_made_again_spares_the_products_input_of_every_expert_a_token_has() -> None:
+    assert spared(QWEN, "moe_act") == 8 * 768 * 2
+    # In 8 bits the last product reads it from the first one's result too: its narrow copy goes.
+    assert spared(QWEN, "moe_act", precision="fp8") == 8 * 768
+
+
+def test_a_norm_made_again_spares_its_result_where_it_is_a_module_of_its_own() -> None:
+    assert spared(QWEN, "layernorm") == 2 * 2048  # before the experts; attention's is fused
+    assert spared(DEEPSEEK, "layernorm") == 2 * 2 * 7168  # and before latent attention
+    # In 8 bits: two narrow copies for both projections down, one for the shared expert, and the router's 16-bit input.
+    assert spared(DEEPSEEK, "layernorm", precision="fp8") == 2 * 7168 + 7168 + 2 * 7168
+
+
+def test_latents_stand_for_queries_keys_and_values() -> None:
+    queries, product = 128 * 192, 128 * (128 + 128)  # values are a view of the product they come with
+    assert spared(DEEPSEEK, "mla_up_proj") == 2 * (2 * queries + product)
+
+
+def test_whole_modules_keep_their_input() -> None:
+    # Gate, up and product of the shared expert.
+    assert spared(DEEPSEEK, "shared_experts") == 3 * 2 * 2048
+    rows = 8 * (2048 + 3 * 768) * 2  # what is sent, gate, up and product
+    indices = spared(QWEN, "moe") - rows
+    assert 0 < indices < 1024  # scores of 128 experts, chosen weights and row numbers
+
+
+def test_what_runs_again_is_counted_by_its_products() -> None:
+    def share(model: Any, *modules: str) -> float:
+        work = unit_work(case(model, *modules))["layer"]
+        return float(work.again.product_flops / work.forward.product_flops)
+
+    mlp, attention = 3 * 4096 * 14336, 4096 * (4096 + 2 * 1024 + 4096)
+    assert share(LLAMA, "mlp") == pytest.approx(mlp / (mlp + attention), rel=1e-9)
+    up = 1536 * 128 * 192 + 512 * 128 * 256
+    rest = 7168 * 1536 + 7168 * (512 + 64) + 128 * 128 * 7168 + 9 * 3 * 7168 * 2048 + 256 * 7168
+    assert share(DEEPSEEK, "mla_up_proj") == pytest.approx(up / (up + rest), rel=1e-9)
+    assert share(DEEPSEEK, "moe") == pytest.approx((9 * 3 * 7168 * 2048 + 256 * 7168) / (up + rest), rel=1e-9)
+    assert share(LLAMA) == share(LLAMA, "core_attn") == 0
+    again = unit_work(case(LLAMA, "core_attn"))["layer"]
+    assert again.again.attention_flops == again.forward.attention_flops > 0
+
+
+@pytest.mark.parametrize("module", EVERY)
+def test_a_peak_is_lower_with_every_module_that_is_made_again(module: str) -> None:
+    if module == "core_attn":  # of flash attention: a number a head, which latent attention keeps here
+        assert peak_bytes(case(LLAMA, module, micro_batch_size=4)) < peak_bytes(case(LLAMA, micro_batch_size=4))
+        return
+    assert peak_bytes(case(DEEPSEEK, module, micro_batch_size=4)) < peak_bytes(case(DEEPSEEK, micro_batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (case(LLAMA, "moe"), "modules that a llama-3-8b has and that can run again are core_attn, mlp"),
+        (case(QWEN, "mla_up_proj"), "are core_attn, moe, moe_act, layernorm"),
+        (case(QWEN, "gdn_norm_out"), "are core_attn, moe"),
+        (case(LLAMA, "mlp", recompute="full"), "recompute=full says already what runs again"),
+    ],
+)
+def test_modules_that_a_model_lacks_are_refused(one: Case, said: str) -> None:
+    with pytest.raises(PlannerError, match=said):
+        check(one, megatron.rules)
+
+
+def test_names_are_read_between_commas() -> None:
+    assert names("recompute_modules", "mlp, moe") == ("mlp", "moe")
+    assert names("recompute_modules", None) is None
+    with pytest.raises(PlannerError, match="has an empty name"):
+        names("recompute_modules", "mlp,,moe")
