@@ -5,6 +5,8 @@ Values alone, of one layout or of columns: steptime.py makes them, and adds them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from planner.basics.arith import Number
@@ -13,13 +15,15 @@ from planner.figures.passes import Passes
 from planner.figures.work import Work
 from planner.parallelism.case import Case
 from planner.parallelism.offload import Transfer
+from planner.parallelism.schedules import rank_of
+from planner.spec import Layout
 
 PHASES = ("forward", "backward", "optimizer")
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """All calls of one kind in a step: their seconds, and those that no compute hides whatever else runs (`alone_s`,
-    to be added in this order). `share` is the share of the step's micro-batches that they take part in."""
+    """All calls of one kind in a step: their seconds, and those that no compute hides whatever else runs (`alone_s`, a
+    sum). `share` is the share of the step's micro-batches that they take part in."""
 
     call: Traffic
     share: Number
@@ -28,20 +32,13 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class PhaseWaits(msgspec.Struct, frozen=True):
-    """One phase's collectives outside of passes. `together_s` is waited for where all of them would hide beside
-    compute and have no room there; None where there is no compute that they could hide beside."""
+    """One phase's collectives outside of passes. `waited_s` are the seconds that the phase is longer for them: what is
+    waited for of each, and `together_s`, what of all that could hide beside compute has no room there; None where there
+    is no compute beside."""
 
-    calls: tuple[Wait, ...]
+    calls: list[Wait]
     together_s: Number | None
-
-    @property
-    def waited_s(self) -> Number:
-        """Seconds that the phase is longer for them."""
-        waited: Number = 0.0
-        for one in self.calls:
-            for alone_s in one.alone_s:
-                waited = waited + alone_s
-        return waited if self.together_s is None else waited + self.together_s
+    waited_s: Number
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -53,18 +50,11 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """What a step waits for beside its passes, by phase, and over the host's link."""
+    """What a step waits for beside its passes, by phase, and over the host's link: `moved_s` altogether."""
 
     phases: dict[str, PhaseWaits]
-    moved: tuple[Moved, ...]
-
-    @property
-    def moved_s(self) -> Number:
-        """Seconds that the step is longer for what crosses the host's link."""
-        waited: Number = 0.0
-        for one in self.moved:
-            waited = waited + one.waited_s
-        return waited
+    moved: list[Moved]
+    moved_s: Number
 
 
 class Chunks(msgspec.Struct, frozen=True):
@@ -81,6 +71,15 @@ class Slowest(msgspec.Struct, frozen=True):
 
     stage: int
     passes_s: float
+
+    @classmethod
+    def of(cls, layout: Layout, forward_s: Sequence[float], backward_s: Sequence[float]) -> Slowest:
+        """Of chunks in the model's order; the first of equals."""
+        passes_s = [0.0] * layout.pp
+        for chunk, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):
+            passes_s[rank_of(layout.pp_schedule, layout.pp, chunk)] += layout.grad_accum * (forward + backward)
+        stage = max(range(layout.pp), key=lambda rank: (round(passes_s[rank] / max(passes_s), 9), -rank))
+        return cls(stage, passes_s[stage])
 
 
 class StepParts(msgspec.Struct, frozen=True):

@@ -42,8 +42,6 @@ from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import UNITS, Case
 from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
-from planner.parallelism.schedules import rank_of
-from planner.spec import Layout
 from planner.spec.calibration import Calibration, Coefficients
 
 CLIP_ACCESSES = 3
@@ -243,14 +241,16 @@ def waits_of(
     windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
     outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
     phases = {phase: _waited(phase, outside, windows.get(phase), accum, known.overlap.hidden_share) for phase in PHASES}
-    moved = []
+    moved: list[Moved] = []
+    moved_s: Number = 0.0
     for one in offload_traffic(case):
         crossing_s = transfer_seconds(case, one)
         if crossing_s is None:
             return None
         beside = windows.get(one.phase, 0.0) if one.overlappable else 0.0
         moved.append(Moved(one, crossing_s, maximum(crossing_s - beside, 0.0)))
-    return Waits(phases, tuple(moved))
+        moved_s = moved_s + moved[-1].waited_s
+    return Waits(phases, moved, moved_s)
 
 
 def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
@@ -282,15 +282,6 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
 
 
-def _slowest(layout: Layout, forward_s: Sequence[float], backward_s: Sequence[float]) -> Slowest:
-    """Of chunks in the model's order; the first of equals."""
-    passes_s = [0.0] * layout.pp
-    for chunk, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):
-        passes_s[rank_of(layout.pp_schedule, layout.pp, chunk)] += layout.grad_accum * (forward + backward)
-    stage = max(range(layout.pp), key=lambda rank: (round(passes_s[rank] / max(passes_s), 9), -rank))
-    return Slowest(stage, passes_s[stage])
-
-
 def _pipeline_s(
     case: Case, units: dict[str, Passes], known: Coefficients
 ) -> tuple[Number, Slowest | None, Chunks | None]:
@@ -308,7 +299,7 @@ def _pipeline_s(
             layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
         )
         chunks = Chunks(tuple(forward), tuple(backward), float(p2p_s))
-        return played_s, _slowest(layout, forward, backward), chunks
+        return played_s, Slowest.of(layout, forward, backward), chunks
     if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
         spills = case.model.dense_layers > sum(case.chunk_classes()[0].layers)
         forward_s, backward_s = (
@@ -354,7 +345,8 @@ def _waited(
 ) -> PhaseWaits:
     """Exposed communication of one phase: overlappable calls hide together beside the micro-batches they belong to,
     `hidden_share` of each at most."""
-    found = []
+    found: list[Wait] = []
+    waited: Number = 0.0
     hidden_s: Number = 0.0
     unhidden_s: Number = 0.0
     for (call, share), seconds in calls:
@@ -362,14 +354,18 @@ def _waited(
             continue
         if not call.overlappable or window_s is None:
             found.append(Wait(call, share, seconds, (seconds,)))
+            waited = waited + seconds
             continue
-        call_s = seconds * hidden_share
+        kept, call_s = seconds * (1 - hidden_share), seconds * hidden_share
         # What exceeds its own micro-batches' compute cannot be hidden beside others.
         beyond = maximum(call_s - window_s * share, 0.0)
-        found.append(Wait(call, share, seconds, (seconds * (1 - hidden_share), beyond)))
-        hidden_s = hidden_s + (call_s - beyond)
+        found.append(Wait(call, share, seconds, (kept, beyond)))
+        waited, hidden_s = waited + kept + beyond, hidden_s + (call_s - beyond)
         unhidden_s = maximum(unhidden_s, (call_s - beyond) / maximum(call.count, 1.0) * (share * accum))
-    return PhaseWaits(tuple(found), None if window_s is None else exposed_seconds(hidden_s, unhidden_s, window_s))
+    if window_s is None:
+        return PhaseWaits(found, None, waited)
+    together_s = exposed_seconds(hidden_s, unhidden_s, window_s)
+    return PhaseWaits(found, together_s, waited + together_s)
 
 
 def scalar(value: Number | None) -> float | None:

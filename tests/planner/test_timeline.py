@@ -7,7 +7,7 @@ Not here: how a timeline is drawn (test_timeline_views.py), or a real step (test
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import msgspec
@@ -17,10 +17,12 @@ from planner.ask.options import question
 from planner.ask.question import case_of, exact_layout
 from planner.engines import engine_of
 from planner.figures.hiding import Beside, Piece, place_hidden
+from planner.figures.passes import coefficients, on_stage, waiting_of
 from planner.figures.steptime import StepTime, step_parts
 from planner.figures.timeline import KINDS, StageSpans, Timeline, timeline
 from planner.parallelism.case import Case
 from planner.parallelism.makespan import makespan_s
+from planner.parallelism.pipeline import backward_sends, forward_sends
 from planner.parallelism.rules import check
 from planner.parallelism.schedules import actions
 from planner.spec.calibration import Calibration
@@ -116,9 +118,10 @@ def test_spans_of_a_stream_never_overlap_and_the_last_ends_with_the_step(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_stage_s_spans_add_up_to_each_part_of_the_step_time(name):
-    _, found = drawn(name)
+    case, calibration = named(name)
+    _, parts = step_parts(case, calibration)
+    found = timeline(case, calibration)
     time, first = found.time, found.stages[0]
-    _, parts = step_parts(*named(name))
 
     def near(value: object) -> object:
         return pytest.approx(float(value), rel=1e-9, abs=1e-12)
@@ -130,6 +133,9 @@ def test_the_first_stage_s_spans_add_up_to_each_part_of_the_step_time(name):
     outside = [wait for phase in parts.waits.phases.values() for wait in phase.calls]
     assert seconds(first, COLLECTIVES) == near(sum(float(wait.seconds) for wait in outside))
     assert seconds(first, COPIES) == near(sum(float(one.seconds) for one in parts.waits.moved))
+    known = coefficients(case, calibration)
+    sent = on_stage(parts.first, waiting_of(case, known))
+    assert seconds(first, INSIDE) == near(case.layout.grad_accum * (sent.forward_s + sent.backward_s))
     assert first.unplaced_s == 0
 
 
@@ -154,6 +160,20 @@ def test_each_stage_takes_its_passes_in_the_schedule_s_order_and_they_end_with_t
     assert last - first == pytest.approx(whole, rel=1e-9, abs=0)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_each_stage_sends_once_for_each_boundary_and_micro_batch(name):
+    case, found = drawn(name)
+    layout = case.layout
+    shape = layout.pp_schedule, layout.pp
+    for stage in found.stages:
+        sent = stage.of(SENDS)
+        told = Counter(span.name.split()[0] for span in sent)
+        ways = {"activations": forward_sends, "gradients": backward_sends}
+        for what, sends in ways.items():
+            assert told[what] == layout.grad_accum * sends(*shape, stage.stage, layout.virtual_stages)
+        assert {span.calls for span in sent} == {1}
+
+
 def test_recomputation_is_told_apart_and_comes_before_the_backward_it_is_for():
     plain, again = (
         timeline(*asked(**(PLAIN | {"dp_shard": "8", "recompute": name}))).stages[0] for name in ("none", "full")
@@ -171,6 +191,15 @@ def test_clipping_has_a_span_where_gradients_are_clipped():
         stage = timeline(*asked(**(PLAIN | {"dp_shard": "8", "max_grad_norm": norm}))).stages[0]
 
         assert (seconds(stage, COMPUTE, "clip") > 0) == there
+
+
+def test_what_the_optimizer_s_step_has_made_is_gathered_after_it():
+    stage = drawn("zero2")[1].stages[0]
+    (updated,) = (span for span in stage.of(COMPUTE) if span.kind == "update")
+    gathered = [span for span in stage.of(COLLECTIVES) if span.name.startswith("all_gather")]
+
+    assert gathered and all(span.exposed for span in gathered)
+    assert min(span.start_s for span in gathered) == pytest.approx(updated.end_s)
 
 
 def test_gradients_that_are_reduced_once_a_step_hide_beside_the_last_micro_batch():
