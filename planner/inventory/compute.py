@@ -235,6 +235,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             product_bytes=self.adapter_product_bytes,
             casts_input=not self.autocast or self.on_cpu,
             mask_bytes=self.mask_bytes,
+            weight_bytes=self.weight_bytes,
         )
 
     def base_linear(

@@ -11,6 +11,7 @@ import msgspec
 
 from planner.inventory.block import layer_weights
 from planner.inventory.compute import Compute
+from planner.inventory.dora import magnitude
 from planner.inventory.ends import embedding_weight, first_weights, tail_weights
 from planner.inventory.llama_adapter import prompt_weights, scale_weights
 from planner.inventory.lora import adapter_weights
@@ -56,6 +57,7 @@ def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, co
             result.append(msgspec.structs.replace(used, name=f"{used.name}{COPY}"))
         if weight.unit in LAYERS and lora.kind == "lora" and weight.name.rpartition(".")[2] in lora.targets:
             result.extend(adapter_weights(weight, lora))
+            result.extend([magnitude(weight)] if lora.dora else [])
     if lora.kind == "lora" or not weights:
         return tuple(result)
     if weights[0].unit in LAYERS:

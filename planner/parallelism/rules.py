@@ -216,12 +216,26 @@ def _base(case: Case) -> str:
     return "nf4" if case.job.base_quantization is None else case.job.base_quantization.base
 
 
+def _has_dora(case: Case) -> bool:
+    return case.lora is not None and case.lora.dora
+
+
 OFFERED: tuple[Rule, ...] = (
     _offered_by(
         "modules_to_save",
         lambda case: bool(case.lora and case.lora.modules_to_save),
         lambda facts: facts.saves_modules,
         "train whole modules beside adapters, as far as is modelled",
+    ),
+    _offered_by("dora", _has_dora, lambda facts: facts.dora, "train magnitudes beside adapters, as far as is modelled"),
+    Rule(
+        name="magnitudes of plain matrices",
+        field="dora",
+        holds=lambda case: (
+            not _has_dora(case) or (case.job.base_quantization is None and case.layout.recompute != "sac:matmul")
+        ),
+        sentence=lambda case: "it is modelled beside whole 16 or 32-bit matrices, with whole layers recomputed or none",
+        fix=lambda case: "Use method=lora with recompute=full or none, or leave it out",
     ),
     Rule(
         name="adapters of LitGPT's alone",

@@ -35,6 +35,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: bool = False  # splits the residual stream over tensor ranks unless told not to
     adapters: bool = False  # trains LoRA's adapters
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
+    dora: bool = False  # trains magnitudes beside adapters (peft's use_dora)
     saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
     bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
@@ -79,6 +80,7 @@ _RECORDS = (
         copies="none",
         adapters=True,
         offloads=("offload_activations",),
+        dora=True,
         saves_modules=True,
         steps_in_backward=True,
         bases=("nf4", "gptq"),
@@ -90,6 +92,7 @@ _RECORDS = (
         zero_stages=(0,),
         copies="replicas",
         adapters=True,
+        dora=True,
         saves_modules=True,
     ),
     _FSDP2,

@@ -30,7 +30,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32. `dropout` is the share of an
     adapter's input that is zeroed. Of `modules_to_save`, which are not in layers, whole copies are trained in the
-    base's own format, beside the frozen originals.
+    base's own format, beside the frozen originals. With `dora` each adapted matrix has a trained magnitude a row beside
+    its direction (Liu et al. 2024).
     """
 
     rank: int = 8
@@ -40,6 +41,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dropout: float = 0.0
     modules_to_save: tuple[str, ...] = ()
     kind: AdapterKind = "lora"
+    dora: bool = False
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

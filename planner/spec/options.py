@@ -110,6 +110,7 @@ TABLE = (
            replaced_by=("method",)),
     Option("lora_upcast", "switch", "Adapters in fp32 (peft's default).", "lora", field="upcast_adapters",
            replaced_by=("method",)),
+    Option("dora", "switch", "A trained magnitude for each row of an adapted matrix.", "lora", replaced_by=("method",)),
     Option("modules_to_save", "names", "Modules beside layers trained whole, by commas.", replaced_by=("method",)),
     Option("quantization", "choice", "QLoRA: the base's 4-bit format.", "quantization", choices=get_args(BaseFormat),
            field="base"),

@@ -45,6 +45,12 @@ def saving(*modules: str) -> TrainingJob:
     return replace(adapted, lora=replace(adapted.adapters or Lora(), modules_to_save=modules))
 
 
+def dora() -> TrainingJob:
+    """Adapters with a trained magnitude for each row of their matrices."""
+    adapted = job("lora")
+    return replace(adapted, lora=replace(adapted.adapters or Lora(), dora=True))
+
+
 FULL = job("full")
 
 
@@ -185,6 +191,7 @@ CASES |= {
     "hsdp-2x2-lora-saved-accum2": Case(_accumulating(BASE["hsdp-2x2"], 2), saving("embed_tokens", "lm_head")),
     "zero2-lora-saved-accum2": Case(_accumulating(BASE["zero2"], 2), saving("lm_head")),
     "zero3-lora-saved-accum1": Case(_accumulating(ZERO3, 1), saving("embed_tokens", "lm_head")),
+    "ddp-dora-accum2": Case(_accumulating(DDP, 2), dora()),
     "single-lora-saved-accum1": Case(_accumulating(Layout(engine="single"), 1), saving("embed_tokens")),
 }
 

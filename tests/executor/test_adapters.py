@@ -68,12 +68,14 @@ def logits(model: Any) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("method", ["lora", "qlora", "dora"])
 @pytest.mark.parametrize("spec", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_peft_loads_and_merges_what_is_saved(spec: ModelSpec, method: str, tmp_path: Path) -> None:
     from peft import PeftModel
 
-    asked = plan(spec, method)
+    asked = plan(spec, "lora" if method == "dora" else method)
+    if method == "dora":
+        asked = replace(asked, job=replace(asked.job, lora=replace(asked.job.lora, dora=True)))
     model = trained(asked)
     expected = logits(model)
     base = saved(asked, model, tmp_path)
@@ -111,6 +113,20 @@ def test_a_trained_copy_begins_as_its_module_in_memory_of_its_own_and_is_saved_i
     loaded = PeftModel.from_pretrained(base, str(tmp_path))
     torch.testing.assert_close(logits(loaded), expected)
     torch.testing.assert_close(logits(merged(loaded.unload(), tmp_path)), expected)
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_magnitudes_begin_as_peft_s_and_change_nothing(spec: ModelSpec) -> None:
+    plain = plan(spec, "lora")
+    model = build_model(replace(plain, job=replace(plain.job, lora=replace(plain.job.lora, dora=True)))).eval()
+    layers = [one for one in model.modules() if len(getattr(one, "lora_magnitude_vector", ()))]
+
+    assert len(layers) == 2 * len(TARGETS[spec.family])
+    for layer in layers:
+        (vector,) = layer.lora_magnitude_vector.values()
+        matrix = layer.base_layer.weight.T if spec is GPT2 else layer.base_layer.weight
+        torch.testing.assert_close(vector.weight, matrix.norm(dim=1))
+    torch.testing.assert_close(logits(model), logits(build_model(plain).eval()))
 
 
 def test_only_the_named_modules_adapters_are_trained() -> None:

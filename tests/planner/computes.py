@@ -30,6 +30,12 @@ COMPUTES = {
         2, 2, lora=Lora(modules_to_save=("embed_tokens", "lm_head")), adapter_bytes=4
     ),
     "lora-saved-recompute": Compute(4, 4, lora=Lora(modules_to_save=("lm_head",)), recompute="full"),
+    "dora": Compute(4, 4, lora=Lora(dora=True)),
+    "dora-all": Compute(4, 4, lora=Lora(dora=True, targets=ALL_LINEAR)),
+    "dora-bf16-fp32-adapters": Compute(2, 2, lora=Lora(dora=True, targets=ALL_LINEAR), adapter_bytes=4),
+    "dora-autocast": Compute(2, 2, autocast=True, lora=Lora(dora=True, targets=ALL_LINEAR), adapter_bytes=4),
+    "dora-dropout": Compute(4, 4, lora=Lora(dora=True, dropout=0.1, targets=ALL_LINEAR), mask_bytes=4.0),
+    "dora-recompute": Compute(4, 4, lora=Lora(dora=True, targets=ALL_LINEAR), recompute="full"),
     "tied": Compute(4, 4),
     "packed": Compute(4, 4, masked=True),
     "packed-autocast": Compute(4, 2, autocast=True, masked=True),

@@ -60,7 +60,8 @@ def measured_peaks(model: ModelSpec, compute: Compute) -> dict[str, float]:
             r=compute.lora.rank,
             lora_alpha=16,
             target_modules=list(compute.lora.targets),
-            lora_dropout=0.0,
+            lora_dropout=compute.lora.dropout,
+            use_dora=compute.lora.dora,
             modules_to_save=list(compute.lora.modules_to_save) or None,
         )
         real = get_peft_model(real, config)

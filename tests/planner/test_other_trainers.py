@@ -97,6 +97,47 @@ def test_an_engine_that_counts_one_format_of_trained_weights_refuses_saved_modul
     assert found.fix(one) == "Leave it out, or use engine ddp, deepspeed, fsdp2 or single"
 
 
+# -- DoRA ----------------------------------------------------------------------------------------------------------
+
+
+def turning(**changes: object) -> TrainingJob:
+    """Adapters with magnitudes on queries and values."""
+    return TrainingJob(**{"method": "lora", "lora": Lora(dora=True), "seq_len": 16, **changes})  # type: ignore[arg-type]
+
+
+def test_magnitudes_are_a_number_a_row_of_each_adapted_matrix() -> None:
+    plain, dora = (parameters(SEVEN_B, Lora(dora=on), trainable=True) for on in (False, True))
+
+    assert dora - plain == 32 * 2 * 4096
+
+
+def test_rows_are_measured_beside_an_identity_matrix_as_wide_as_the_input() -> None:
+    """In bf16 q_proj makes of fp32 adapters: the 16-bit copy of the identity and B A, W and both's sum in fp32; of 16
+    tokens nothing else is large."""
+    plain, dora = (terms(case(turning(lora=Lora(dora=on))), "forward")["temporaries"] for on in (False, True))
+
+    square = 4096**2
+    assert dora - plain == pytest.approx(square * (2 + 4 + 4 + 4 + 4), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "job", "layout", "field"),
+    [
+        ("accelerate-fsdp2", turning(), {"zero_stage": 3}, "dora"),
+        ("accelerate-single", turning(method="qlora"), {}, "dora"),
+        ("accelerate-single", turning(), {"recompute": "sac:matmul"}, "dora"),
+        ("accelerate-single", turning(), {"recompute": "full"}, None),
+    ],
+)
+def test_magnitudes_that_are_not_modelled_are_refused(
+    runtime: str, job: TrainingJob, layout: dict[str, object], field: str | None
+) -> None:
+    one = case(job, runtime, **layout)
+    found = [rule.field for rule in engine_of(one.layout.engine).rules if not rule.holds(one)]
+
+    assert ("dora" in found) == (field == "dora")
+
+
 # -- LLaMA-Adapter -------------------------------------------------------------------------------------------------
 
 

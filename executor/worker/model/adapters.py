@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from planner.spec import TrainingJob
 from planner.spec.job import Lora
 
+MAGNITUDE = ".lora_magnitude_vector."
+"""In the name of a matrix's magnitudes."""
 Named: TypeAlias = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
 """A weight's ordinary name, and its numbers once they are asked for (values.Value)."""
 WEIGHTS = "adapter_model.safetensors"
@@ -49,6 +51,7 @@ def _config(lora: Lora, **more: Any) -> Any:
         lora_alpha=lora.alpha,
         target_modules=list(lora.targets),
         lora_dropout=lora.dropout,
+        use_dora=lora.dora,
         modules_to_save=list(lora.modules_to_save) or None,
         bias="none",
         **more,
@@ -73,18 +76,34 @@ def saved_name(name: str) -> str | None:
     return ordinary.replace(COPY, ".") if COPY in ordinary else ordinary if is_adapter(name) else None
 
 
+def is_magnitude(name: str) -> bool:
+    """Whether a weight's name is that of a matrix's magnitudes (DoRA)."""
+    return MAGNITUDE in name
+
+
 def with_copies(values: Iterable[Named], model: nn.Module) -> Iterator[Named]:
     """A model's weights one after the other, each with its trained copy, which begins with the same numbers in memory
-    of its own."""
-    copies = {
-        ordinary.replace(COPY, "."): ordinary
-        for name, _ in model.named_parameters()
-        if COPY in (ordinary := ordinary_name(name))
+    of its own, and with its magnitudes: adapters begin as nothing beside it."""
+    names = {ordinary_name(name) for name, _ in model.named_parameters()}
+    copies = {name.replace(COPY, "."): name for name in names if COPY in name}
+    turned = {
+        f"{name}.weight": bool(module.fan_in_fan_out)
+        for name, module in model.named_modules()
+        if f"{name}{MAGNITUDE}weight" in names
     }
     for name, value in values:
         yield name, value
         if name in copies:
             yield copies[name], partial(_again, value)
+        if name in turned:
+            magnitude = name.removesuffix(".weight") + MAGNITUDE + "weight"
+            yield magnitude, partial(_row_norms, value, 0 if turned[name] else 1)
+
+
+def _row_norms(value: Callable[[torch.Tensor], torch.Tensor], columns: int, target: torch.Tensor) -> torch.Tensor:
+    """The length of each row of a matrix, whose `columns` are that dimension."""
+    norms: torch.Tensor = torch.linalg.norm(value(torch.empty(0, dtype=target.dtype, device="meta")), dim=columns)
+    return norms
 
 
 def _again(value: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) -> torch.Tensor:

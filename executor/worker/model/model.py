@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from executor.worker.model import loading, recompute
-from executor.worker.model.adapters import add_adapters, is_adapter, ordinary_name, with_copies
+from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, Values, drawn, stored
@@ -67,10 +67,11 @@ def unfilled_model(plan: Plan) -> Unfilled:
     if job.adapters is not None:
         with _WithoutData(), recorder:
             add_adapters(model, job, dtype)
-        names |= {id(weight): ordinary_name(name) for name, weight in model.named_parameters() if is_adapter(name)}
+        adapters = [one for one in model.named_parameters() if is_adapter(one[0]) and not is_magnitude(one[0])]
+        names |= {id(weight): ordinary_name(name) for name, weight in adapters}
     # peft draws adapters in fp32 and gives them the base's format, whatever they are held in afterwards.
     values: Values = chain(base, drawn(recorder.calls, names, job.recipe.seed, adapters=dtype))
-    if job.adapters is not None and job.adapters.modules_to_save:
+    if job.adapters is not None and (job.adapters.modules_to_save or job.adapters.dora):
         values = with_copies(values, model)
     recompute.enable(model, plan)
     return Unfilled(model.train(), values)
