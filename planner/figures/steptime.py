@@ -8,10 +8,11 @@ bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, maximum, minimum, where
+from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.engines import engine_of
@@ -40,7 +41,7 @@ from planner.figures.stepparts import PHASES, Chunks, Moved, PhaseWaits, Slowest
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, element_bytes_of, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import UNITS, Case
-from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s
+from planner.parallelism.makespan import lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
 from planner.spec.calibration import Calibration, Coefficients
 
@@ -292,37 +293,50 @@ def _pipeline_s(
         passes = on_stage(case, units)
         return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
     p2p_s = _send_seconds(case, known)
-    if not is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
-        stages = [on_stage(case.at(stage), units) for stage in case.chunks()]
-        forward, backward = ([float(stage[place]) for stage in stages] for place in (0, 1))
-        played_s = makespan_s(
-            layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
-        )
-        chunks = Chunks(tuple(forward), tuple(backward), float(p2p_s))
-        return played_s, Slowest.of(layout, forward, backward), chunks
-    if case.model.dense_layers:  # a chunk behind the first may have dense layers too: no longer than the shorter kind
-        spills = case.model.dense_layers > sum(case.chunk_classes()[0].layers)
-        forward_s, backward_s = (
-            where(spills, minimum(dense, other), other)
-            for dense, other in zip(units["dense"], units["layer"], strict=True)
-        )
-        units = units | {"layer": Passes(forward_s, backward_s)}
-    first, middle, last = (on_stage(case.at(stage), units) for stage in case.chunk_classes())
-    bound_s = lower_bound_s(
-        layout.pp_schedule,
-        layout.pp,
-        layout.grad_accum,
-        layout.virtual_stages,
-        Ends(first.forward_s, middle.forward_s, last.forward_s),
-        Ends(first.backward_s, middle.backward_s, last.backward_s),
-        p2p_s,
+    if is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
+        return _pipeline_bound_s(case, units, p2p_s), None, None
+    forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
+    played_s = makespan_s(
+        layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
     )
-    if layout.pp_schedule == "zb-v":
-        return bound_s, None, None
-    # Where layers do not divide, the second rank may have more of them than any in the middle surely has: the way
-    # there and its own work.
-    own_s = layout.grad_accum * case.layers_on_second_rank * sum(units["layer"])
-    return maximum(bound_s, first.forward_s + own_s), None, None
+    chunks = Chunks(tuple(forward), tuple(backward), float(p2p_s))
+    return played_s, Slowest.of(layout, forward, backward), chunks
+
+
+def _chunk_seconds(case: Case, units: dict[str, Passes]) -> tuple[list[Number], list[Number]]:
+    """Forward and backward seconds of every chunk of layers, in the model's order; equal chunks share theirs."""
+    passes: dict[Any, Passes] = {}
+    kinds = []
+    for chunk in case.chunks():
+        kinds.append((chunk.first, chunk.last, chunk.layers))
+        if kinds[-1] not in passes:
+            passes[kinds[-1]] = on_stage(case.at(chunk), units)
+    return [passes[kind].forward_s for kind in kinds], [passes[kind].backward_s for kind in kinds]
+
+
+def _pipeline_bound_s(case: Case, units: dict[str, Passes], p2p_s: Number) -> Number:
+    """Seconds that no layout of the columns is through its schedule in: a closed form for each number of stages."""
+    layout = case.layout
+    stages: Any = layout.pp
+    if not is_column(stages):
+        chunks = _chunk_seconds(case, units)
+        return lower_bound_s(layout.pp_schedule, *chunks, layout.grad_accum, layout.virtual_stages, p2p_s)
+    import numpy as np  # columns only
+
+    bound_s = np.empty(len(stages))
+    for count in np.unique(stages):
+        rows = stages == count
+
+        def of_these(figure: Any, rows: Any = rows) -> Any:
+            return figure[rows] if is_column(figure) else figure
+
+        some = {unit: Passes(*map(of_these, passes)) for unit, passes in units.items()}
+        alike = msgspec.structs.replace(case, layout=msgspec.structs.replace(layout, pp=int(count)))
+        chunks = _chunk_seconds(alike, some)
+        bound_s[rows] = lower_bound_s(
+            layout.pp_schedule, *chunks, of_these(layout.grad_accum), layout.virtual_stages, of_these(p2p_s)
+        )
+    return bound_s
 
 
 def _send_seconds(case: Case, known: Coefficients) -> Number:

@@ -170,32 +170,6 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             for place, (count, dense) in enumerate(dealt)
         ]
 
-    def chunk_classes(self) -> tuple[StageClass, StageClass, StageClass]:
-        """In columns, the first chunk, the smallest in the middle and the last."""
-        given = self.layout.stage_layers
-        if given is not None:
-            chunks: Number = len(given)
-            least: Number = min(given[1:-1] or given)
-        else:
-            chunks = self.layout.pp * self.layout.virtual_stages
-            least = (self.model.layers + sum(self.layout.slots_beside)) // chunks
-        first, on_first = self._chunk(0)
-        last, _ = self._chunk(chunks - 1)
-        return (
-            StageClass(True, False, 0, (on_first, first - on_first)),
-            StageClass(False, False, 1, (0.0, least)),
-            StageClass(False, True, chunks - 1, (0.0, last)),
-        )
-
-    @property
-    def layers_on_second_rank(self) -> Number:
-        """In columns, layers of all chunks of the second rank: where they do not divide, the first chunks have one
-        more."""
-        given = self.layout.stage_layers
-        if given is not None and len(given) == self.layout.virtual_stages:
-            return 0
-        return sum(self.rank_layers(1))
-
     @property
     def unsplit(self) -> Case:
         """All layers on one stage, with the weights split as the layout has them: for figures of one unit."""

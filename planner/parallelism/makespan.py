@@ -7,13 +7,12 @@ time. Not here: the orders themselves (schedules.py), or what a stage costs (ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
-
-from planner.basics.arith import Number, in_shape_of, maximum, minimum, where
+from planner.basics.arith import Number, in_shape_of, is_column, maximum, minimum, where
 from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of
 
 KINDS = "FBIW"
@@ -154,75 +153,71 @@ def _wiring(
     return found
 
 
-class Ends(NamedTuple):
-    """Seconds of the first stage (embedding), of one in the middle, and of the last (head and loss)."""
+class _Stages:
+    """A pass through all stages: sums over them, of which equal ones (the same number or column) are added up once."""
 
-    first: Number
-    middle: Number
-    last: Number
-
-
-class _Chain(msgspec.Struct, frozen=True, dict=True):
-    """The p*v stages by class, so that sums over them are closed and p may be a column."""
-
-    schedule: str
-    ranks: Number
-    chunks: Number
-    seconds: Ends
+    def __init__(self, schedule: str, seconds: Sequence[Number], chunks: int) -> None:
+        self.schedule, self.seconds, self.chunks = schedule, seconds, chunks
+        self.ranks = len(seconds) // chunks
 
     @cached_property
     def whole(self) -> Number:
         """All stages one after the other."""
-        places = self.ranks * self.chunks
-        more = (places - 2) * self.seconds.middle + self.seconds.last
-        return self.seconds.first + where(places > 1, more, in_shape_of(more))
+        return _sum(self.seconds)
 
-    def before(self, rank: Number) -> Number:
+    def before(self, rank: int) -> Number:
         """Stages ahead of a rank's first chunk."""
-        more = self.seconds.first + (rank - 1) * self.seconds.middle
-        return where(rank > 0, more, in_shape_of(more))
+        return _sum(self.seconds[:rank])
 
-    def on(self, rank: Number) -> Number:
+    def on(self, rank: int) -> Number:
         """All chunks of a rank."""
-        first, middle, last = self.seconds
-        ends_rank = 0 if self.schedule == "zb-v" else self.ranks - 1
-        some = (
-            self.chunks * middle + where(rank == 0, first - middle, 0.0) + where(rank == ends_rank, last - middle, 0.0)
-        )
-        return where(self.ranks * self.chunks > 1, some, first)
+        return _sum(self.of(rank))
 
-    def after(self, rank: Number) -> Number:
+    def of(self, rank: int) -> list[Number]:
+        """A rank's chunks, one by one."""
+        places = range(len(self.seconds))
+        return [self.seconds[place] for place in places if rank_of(self.schedule, self.ranks, place) == rank]
+
+    def after(self, rank: int) -> Number:
         """Stages behind a rank's only chunk."""
-        return self.whole - self.before(rank) - self.on(rank)
+        return _sum(self.seconds[rank + 1 :])
 
     @property
     def heaviest(self) -> Number:
         """No stage takes longer."""
-        return maximum(*self.seconds)
+        return maximum(*{_alike(one): one for one in self.seconds}.values())
+
+
+def _sum(seconds: Sequence[Number]) -> Number:
+    times = Counter(map(_alike, seconds))
+    return sum(times[key] * one for key, one in {_alike(one): one for one in seconds}.items())
+
+
+def _alike(seconds: Any) -> Hashable:
+    """What equal numbers share, and one column wherever it stands."""
+    return ("column", id(seconds)) if is_column(seconds) else seconds
 
 
 def lower_bound_s(
     schedule: str,
-    stages: Number,
+    forward_s: Sequence[Number],
+    backward_s: Sequence[Number],
     micro_batches: Number,
-    virtual_stages: Number,
-    forward_s: Ends,
-    backward_s: Ends,
+    virtual_stages: int = 1,
     p2p_s: Number = 0.0,
     weight_grad_share: float = 0.5,
 ) -> Number:
-    """Seconds that `makespan_s` does not go below, in closed form; numbers may be columns, p too.
+    """Seconds that `makespan_s` of the same stages does not go below, in closed form; each number may be a column.
 
-    Stages between first and last take `middle` or longer; with a single stage all is in `first`. For a rank at
-    either end of the pipeline: the way to its first forward, its own work, and the way from its last backward, with
-    the gaps in between that the schedule forces. Equal to the makespan of even stages without send time under
-    GPipe, 1F1B, interleaved (p divides m) and, with F = I = W and m >= 2p - 1, the zero-bubble schedules.
+    For a rank: the way to its first forward, its own work, and the way from its last backward, with the gaps in between
+    that the schedule forces. Equal to the makespan of even stages without send time under GPipe, 1F1B, interleaved
+    (p divides m) and, with F = I = W and m >= 2p - 1, the zero-bubble schedules.
     """
-    forward = _Chain(schedule, stages, virtual_stages, forward_s)
-    backward = _Chain(schedule, stages, virtual_stages, backward_s)
-    hop = where(stages > 1, p2p_s, in_shape_of(p2p_s))
+    forward = _Stages(schedule, forward_s, virtual_stages)
+    backward = _Stages(schedule, backward_s, virtual_stages)
+    hop = p2p_s if forward.ranks > 1 else in_shape_of(p2p_s)
     bounds = [_one_micro_batch(forward, backward, hop, weight_grad_share)]
-    for rank in (0 * stages, minimum(1, stages - 1), maximum(0, stages - 2), stages - 1):
+    for rank in _telling(forward):
         if schedule == "gpipe":
             bounds.append(_gpipe_bound(forward, backward, micro_batches, hop, rank))
         elif schedule == "1f1b":
@@ -235,23 +230,32 @@ def lower_bound_s(
     return maximum(*bounds)
 
 
-def _one_micro_batch(forward: _Chain, backward: _Chain, hop: Number, share: float) -> Number:
+def _telling(stages: _Stages) -> list[int]:
+    """Ranks whose bounds are looked at: the first and the last two, and of each run of equal ones the first and the
+    last."""
+    last = stages.ranks - 1
+    work = [[_alike(one) for one in stages.of(rank)] for rank in range(stages.ranks)]
+    borders = {rank + side for rank in range(last) for side in (0, 1) if work[rank] != work[rank + 1]}
+    return sorted(borders | {0, min(1, last), max(0, last - 1), last})
+
+
+def _one_micro_batch(forward: _Stages, backward: _Stages, hop: Number, share: float) -> Number:
     """There and back through all stages; of a split backward, the weight gradients of the first stage only."""
     schedule, stages = forward.schedule, forward.ranks
     hops = 2 * (stages - 1) if schedule == "zb-v" else stages * forward.chunks - 1
     back = backward.whole
     if schedule in ZERO_BUBBLE:
-        back = (1 - share) * back + share * backward.seconds.first
+        back = (1 - share) * back + share * backward.seconds[0]
     return forward.whole + back + 2 * hops * hop
 
 
-def _gpipe_bound(forward: _Chain, backward: _Chain, micro_batches: Number, hop: Number, rank: Number) -> Number:
+def _gpipe_bound(forward: _Stages, backward: _Stages, micro_batches: Number, hop: Number, rank: int) -> Number:
     """The last micro-batch's forward passes the last stage before any backward; the last backward comes home."""
     own = forward.on(rank) + backward.on(rank)
     return forward.whole + backward.whole + 2 * (forward.ranks - 1) * hop + (micro_batches - 1) * own
 
 
-def _one_f_one_b_bound(forward: _Chain, backward: _Chain, micro_batches: Number, hop: Number, rank: Number) -> Number:
+def _one_f_one_b_bound(forward: _Stages, backward: _Stages, micro_batches: Number, hop: Number, rank: int) -> Number:
     """Around its steady state a rank waits for its first backward, and again for that of its last forward.
 
     In the steady state a forward comes back as the backward two micro-batches on, through the next rank and over
@@ -265,25 +269,25 @@ def _one_f_one_b_bound(forward: _Chain, backward: _Chain, micro_batches: Number,
     to_first, from_last = maximum(ahead * f, f + there_and_back), maximum(ahead * b, there_and_back + b)
     flowing = to_first + steady * (f + b) + from_last
     filling = maximum(ahead * f + from_last, to_first + ahead * b)
-    neighbour = minimum(rank + 1, stages - 1)
+    neighbour = min(rank + 1, stages - 1)
     loop = f + b + forward.on(neighbour) + backward.on(neighbour) + 2 * hop
     loops = maximum((steady + 1) // 2 - 1, 0)
     looping = to_first + loops * loop + (steady - 2 * loops) * (f + b) + from_last
-    last_rank = rank == stages - 1
-    return ramps + where(steady > 0, maximum(flowing, where(last_rank, 0.0, looping)), filling)
+    steadily = flowing if neighbour == rank else maximum(flowing, looping)
+    return ramps + where(steady > 0, steadily, filling)
 
 
 def _zero_bubble_bound(
-    forward: _Chain, backward: _Chain, micro_batches: Number, hop: Number, rank: Number, share: float
+    forward: _Stages, backward: _Stages, micro_batches: Number, hop: Number, rank: int, share: float
 ) -> Number:
     """Own work after the ramp; or, less the weight gradients left for the end, the input gradients' way home."""
     to_first = forward.before(rank) + rank * hop
     own = micro_batches * (forward.on(rank) + backward.on(rank))
     left = minimum(micro_batches * forward.chunks, weights_after_last_input(forward.schedule, rank))
-    home = (1 - share) * backward.before(rank) + rank * hop + share * backward.seconds.first
+    home = (1 - share) * backward.before(rank) + rank * hop + share * backward.seconds[0]
     return to_first + own + maximum(0.0, home - left * share * backward.heaviest)
 
 
-def weights_after_last_input(schedule: str, rank: Number) -> Number:
+def weights_after_last_input(schedule: str, rank: int) -> int:
     """Weight gradients a rank has still to make when its last input gradients are done, at most."""
     return 1 + (2 * rank if schedule == "zb-v" else rank)

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import product
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from planner.ask import options
@@ -20,8 +17,7 @@ from planner.decide.candidates import Candidate, beats
 from planner.decide.estimation import answer
 from planner.engines import deepspeed_stage12
 from planner.parallelism.case import Case
-from planner.spec import Layout, ModelSpec, Moe, TrainingJob, presets
-from planner.spec.layout import even_split
+from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.studies import cost
 from planner.studies.fit import Fitted, _largest, _smallest
 from planner.studies.reply import Reply
@@ -95,40 +91,6 @@ def test_an_edge_is_found_in_few_questions() -> None:
 
         assert boundary(1000, holds) == edge
         assert len(seen) <= 2 * edge.bit_length() + 2 and all(0 <= place < 1000 for place in seen)
-
-
-# -- chunks of a pipeline --------------------------------------------------------------------------------------------
-def piped(layers: int, pp: Any, virtual: Any, dense: int = 0, given: tuple[int, ...] | None = None) -> Case:
-    moe = Moe(experts=4, top_k=2, expert_ffn=96, dense_layers=dense) if dense else None
-    model = msgspec.structs.replace(MODEL, layers=layers, moe=moe)
-    layout = Layout(engine="torchtitan", pp=pp, virtual_stages=virtual, stage_layers=given, pp_schedule="interleaved")
-    return Case(model, TrainingJob(), layout, NODE, presets.runtime("torchtitan"))
-
-
-def test_the_second_rank_has_every_pp_th_chunk_from_the_second() -> None:
-    for layers, pp, virtual in product(range(2, 14), (2, 3, 4), (1, 2, 3)):
-        chunks = even_split(layers, pp * virtual)
-        assert sum(chunks) == layers and max(chunks) - min(chunks) <= 1
-        case = piped(layers, pp, virtual)
-        assert case.layers_on_second_rank == sum(chunks[1::pp]), (layers, pp, virtual)
-        column = piped(layers, np.array([float(pp)]), virtual)
-        assert column.layers_on_second_rank.tolist() == [sum(chunks[1::pp])]
-    assert piped(7, 3, 1, given=(4, 2, 1)).layers_on_second_rank == 2
-    assert piped(7, 1, 1, given=(7,)).layers_on_second_rank == 0
-
-
-def test_the_first_the_least_and_the_last_chunk_of_a_pipeline() -> None:
-    for layers, pp, virtual in product(range(6, 14), (2, 3), (1, 2)):
-        chunks = even_split(layers, pp * virtual)
-        for dense in (0, 1, 4):
-            first, least, last = piped(layers, pp, virtual, dense).chunk_classes()
-            on_first = min(dense, chunks[0])
-            assert first.layers == (on_first, chunks[0] - on_first) and (first.first, first.last) == (True, False)
-            assert least.layers == (0, min(chunks)) and (least.first, least.last) == (False, False)
-            assert last.layers == (0, chunks[-1]) and (last.first, last.last) == (False, True)
-            assert (first.place, least.place, last.place) == (0, 1, pp * virtual - 1)
-    classes = piped(7, 3, 1, given=(4, 1, 2)).chunk_classes()
-    assert [one.layers[1] for one in classes] == [4, 1, 2]
 
 
 # -- flat partitions -------------------------------------------------------------------------------------------------

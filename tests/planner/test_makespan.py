@@ -5,7 +5,7 @@ Not here: the orders themselves (test_schedules.py).
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.basics.errors import PlannerError
-from planner.parallelism.makespan import Ends, lower_bound_s, makespan_s, played
+from planner.parallelism.makespan import lower_bound_s, makespan_s, played
 from planner.parallelism.pipeline import (
     backward_sends,
     boundary_bytes,
@@ -119,19 +119,30 @@ def test_the_played_passes_end_with_the_makespan_and_wait_for_what_they_need(sha
 @given(shapes(), st.data())
 def test_the_lower_bound_is_never_above_the_makespan(shape, data):
     schedule, p, m, v = shape
-    forward, backward = (Ends(*data.draw(st.tuples(SECONDS, SECONDS, SECONDS))) for _ in "fb")
+    few = st.sampled_from(data.draw(st.lists(SECONDS, min_size=1, max_size=3)))  # equal stages stand beside others
+    forward, backward = (data.draw(st.lists(few | SECONDS, min_size=p * v, max_size=p * v)) for _ in "fb")
     p2p, share = data.draw(st.sampled_from((0.0, 0.1, 2.0))), data.draw(st.sampled_from((0.5, 0.3, 0.8)))
-    longer = data.draw(st.lists(st.sampled_from((1.0, 1.0, 1.3)), min_size=p * v, max_size=p * v))
 
-    def spread(ends: Ends) -> list[float]:
-        """One number a stage; those in the middle may take longer than the bound is told."""
-        if p * v == 1:
-            return [ends.first]
-        return [ends.first, *(ends.middle * more for more in longer[1:-1]), ends.last]
+    bound = lower_bound_s(schedule, forward, backward, m, v, p2p, share)
 
-    bound = lower_bound_s(schedule, p, m, v, forward, backward, p2p, share)
+    assert bound <= makespan_s(schedule, forward, backward, m, v, p2p, share) * (1 + 1e-12)
 
-    assert bound <= makespan_s(schedule, spread(forward), spread(backward), m, v, p2p, share) * (1 + 1e-12)
+
+@pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_the_bound_is_near_where_layers_do_not_divide(schedule, v):
+    """DeepSeek-V3's 61 layers, three of them light, on 4 to 16 ranks: a bound that took every stage as the shortest
+    would be up to half of it."""
+    for p in (4, 8, 16):
+        layers = [0.4] * 3 + [1.0] * 58
+        each, more = divmod(61, p * v)
+        ends = [0]
+        for place in range(p * v):
+            ends.append(ends[-1] + each + (place < more))
+        forward = [sum(layers[begin:end]) for begin, end in pairwise(ends)]
+        forward[-1] += 0.8
+        backward = [3 * one for one in forward]
+        played = makespan_s(schedule, forward, backward, 4 * p, v, 0.01)
+        assert 0.94 * played < lower_bound_s(schedule, forward, backward, 4 * p, v, 0.01) <= played * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -143,20 +154,21 @@ def test_even_stages_idle_by_the_published_bubble_and_the_bound_is_exact(schedul
     # (p-1)/m: Huang et al. 2019; /v: Narayanan et al. 2021; thirds: Qi et al. 2023, with F = I = W.
     bubble = (p - 1) / m / v / (3 if schedule in ZERO_BUBBLE else 1)
     assert step_s == pytest.approx(3 * m * (1 + bubble))
-    assert step_s == pytest.approx(lower_bound_s(schedule, p, m, v, Ends(*[1 / v] * 3), Ends(*[2 / v] * 3)))
+    assert step_s == pytest.approx(lower_bound_s(schedule, [1 / v] * (p * v), [2 / v] * (p * v), m, v))
 
 
 def test_the_bound_answers_alike_for_numbers_and_columns():
     draw = np.random.default_rng(0)
-    rows = 60
-    p, m, h = draw.integers(1, 9, rows), draw.integers(1, 40, rows), draw.random(rows)
-    times = draw.random((6, rows))
-    for schedule in SCHEDULES:
-        v = CHUNKS.get(schedule, 1) * np.ones(rows)
-        column = lower_bound_s(schedule, p.astype(float), m.astype(float), v, Ends(*times[:3]), Ends(*times[3:]), h)
+    rows = 20
+    m, h = draw.integers(1, 40, rows), draw.random(rows)
+    for schedule, p in product(SCHEDULES, range(1, 7)):
+        v = CHUNKS.get(schedule, 1)
+        kinds = draw.random((6, rows))
+        forward, backward = ([kinds[k] for k in draw.integers(*three, p * v)] for three in ((0, 3), (3, 6)))
+        column = lower_bound_s(schedule, forward, backward, m.astype(float), v, h)
         for at in range(rows):
-            f, b = Ends(*map(float, times[:3, at])), Ends(*map(float, times[3:, at]))
-            assert column[at] == lower_bound_s(schedule, int(p[at]), int(m[at]), int(v[at]), f, b, float(h[at]))
+            f, b = ([float(one[at]) for one in passes] for passes in (forward, backward))
+            assert column[at] == pytest.approx(lower_bound_s(schedule, f, b, int(m[at]), v, float(h[at])), rel=1e-12)
 
 
 def test_a_slow_send_costs_1f1b_every_micro_batch_but_gpipe_only_its_ramps():
