@@ -30,11 +30,13 @@ LARGEST_BLOCK = 2**16
 
 class Block(NamedTuple):
     """Layouts that share every category, which `template` holds; their numbers are the `chosen` rows of a `table` that
-    many blocks share (None: all of them). A row is copied only when it is looked at: whole spaces have millions."""
+    many blocks share (None: all of them). A row is copied only when it is looked at: whole spaces have millions.
+    `split` numbers the table's rows alike that differ in the micro-batch alone."""
 
     template: Layout
     table: Columns
     chosen: Index | None = None
+    split: Index | None = None
 
     @property
     def size(self) -> int:
@@ -70,44 +72,65 @@ class Block(NamedTuple):
         import numpy as np  # large spaces only
 
         every = np.arange(self.size, dtype=np.int32) if self.chosen is None else self.chosen
-        return Block(self.template, self.table, every[chosen])
+        return self._replace(chosen=every[chosen])
+
+    def splits(self) -> tuple[Block, Any]:
+        """(one row for all that differ in the micro-batch alone, the place there of each row)."""
+        import numpy as np  # large spaces only
+
+        if self.split is None or not self.size:
+            return self, np.arange(self.size)
+        numbers = self.split if self.chosen is None else self.split[self.chosen]
+        numbers = numbers - numbers.min()
+        row = np.full(int(numbers.max()) + 1, -1, dtype=np.int32)
+        row[numbers] = np.arange(self.size, dtype=np.int32)
+        found = row >= 0
+        return self.only(row[found]), (np.cumsum(found, dtype=np.int32) - 1)[numbers]
 
 
 def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Block]:
     """Everything that the engines may do on this cluster, within what the person fixed."""
     for facts in spaces(question, engines):
-        rows = _columns(question, facts)
+        rows, split = _columns(question, facts)
         piped = rows["pp"] > 1
         for template in templates(question, facts):
-            whole = Block(template, rows)
+            whole = Block(template, rows, split=split)
             mask = belongs(question, facts, template, Row(**rows))
             for part in (whole.only(mask & ~piped), whole.only(mask & piped)):
                 for alike in _alike(part, facts.apart):
                     yield from _cut(alike)
 
 
-def _columns(question: Question, facts: EngineFacts) -> Columns:
-    """The numbers of an engine's layouts, by field."""
+def _columns(question: Question, facts: EngineFacts) -> tuple[Columns, Index]:
+    """The numbers of an engine's layouts, by field, and `Block.split`."""
     import numpy as np  # large spaces only
 
-    tables = [np.empty((0, len(Row._fields)))]
+    tables, numbers, known = [np.empty((0, len(Row._fields)))], [np.empty(0, dtype=np.int32)], 0
     for groups, experts, batches in splits(question, facts):
         some = np.empty((len(experts) * len(batches), len(Row._fields)))
         if len(some):
             some[:, : len(Groups._fields)] = groups
             some[:, len(Groups._fields)] = np.repeat(experts, len(batches))
             some[:, len(Groups._fields) + 1 :] = np.tile(batches, (len(experts), 1))
+            accums, place = np.unique(np.asarray(batches)[:, 1], return_inverse=True)
+            alike = np.arange(len(experts))[:, None] * len(accums) + place[None, :] + known
+            numbers.append(alike.ravel().astype(np.int32))
+            known += len(experts) * len(accums)
         tables.append(some)
     table = np.concatenate(tables)
-    return {name: np.ascontiguousarray(table[:, place]) for place, name in enumerate(Row._fields)}
+    columns = {name: np.ascontiguousarray(table[:, place]) for place, name in enumerate(Row._fields)}
+    return columns, np.concatenate(numbers)
 
 
 def _alike(block: Block, apart: str) -> Iterator[Block]:
     """Rows whose experts are split apart from those whose are not (their collectives are others), and values of an axis
     that the engine wants apart."""
     key = 0.5 * (block.column("ep") > 1) + (block.column(apart) if apart else 0.0)
-    for value in sorted(set(key.tolist())):
+    left = key
+    while left.size:  # a few values of very many rows
+        value = left.min()
         yield block.only(key == value)
+        left = left[left > value]
 
 
 def _cut(block: Block) -> Iterator[Block]:

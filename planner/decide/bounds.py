@@ -5,43 +5,63 @@ Not here: exact figures (memory.py), or the bound on time, which is the step's o
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from planner.basics.arith import Number, by_value, maximum, where
+from planner.basics.arith import Number, by_value, ceil_div, is_column, maximum, minimum, where
 from planner.engines import engine_of
 from planner.engines.base import held_when_filled
 from planner.figures.memory import BATCH_BYTES_PER_TOKEN, device_bytes
-from planner.inventory.walk import kept_by_layer
+from planner.inventory.walk import kept_by_layer, made_by_tail
 from planner.parallelism.case import LAYERS, Case, StageClass
 from planner.parallelism.schedules import filled_by_chunk
 from planner.parallelism.schedules import in_flight as in_flight_of
+from planner.spec import Layout
 
 
-def memory_bound(case: Case) -> Number:
-    """Device bytes that no stage's peak is below."""
+def memory_bound(case: Case, lines: list[tuple[Number, Number]] | None = None) -> Number:
+    """Device bytes that no stage's peak is below; `lines` spares asking for `bound_lines` again."""
     micro = case.layout.micro_batch_size
-    return device_bytes(case, maximum(*(start + slope * micro for start, slope in bound_lines(case))))
+    lines = bound_lines(case) if lines is None else lines
+    return device_bytes(case, maximum(*(start + slope * micro for start, slope in lines)))
 
 
 def bound_lines(case: Case) -> list[tuple[Number, Number]]:
     """(bytes, bytes a sequence of the micro-batch) that no stage's peak is below, as `memory_lines`: what stays between
-    steps, and what the layers of a stage keep on the device for the micro-batches in flight.
+    steps, what the layers of a stage keep on the device for the micro-batches in flight, and what the head and the loss
+    take beside that on the last one.
 
-    What is kept beside layers, and everything that comes and goes, is left out.
+    What is kept beside layers, and everything else that comes and goes, is left out.
     """
-    stages = [next(case.stages())]
-    uneven = case.layout.stage_layers is not None or case.layout.counted_ends != "none"
-    if case.pipelined and (case.model.dense_layers or uneven):  # the first stage may be the light one
-        stages.append(StageClass(False, False, 1, case.rank_layers(1)))
-    lines = [_stage_line(case.at(stage)) for stage in stages]
-    if len(lines) > 1:  # with two stages the second has the head too, and holds more
-        start, slope = lines[1]
-        lines[1] = where(case.layout.pp > 1, start, 0.0), where(case.layout.pp > 1, slope, 0.0)
+    lines = [_stage_line(case.at(next(case.stages())))]
+    if case.pipelined:
+        for stage in _heavier_stages(case):
+            there = (stage.place > 0) & (stage.place < case.layout.pp)
+            start, slope = _stage_line(case.at(stage))
+            lines.append((where(there, start, 0.0), where(there, slope, 0.0)))
     return lines
 
 
+def _heavier_stages(case: Case) -> list[StageClass]:
+    """The first stage behind the dense layers of a mixture of experts, which are light, or behind an end that counts
+    as a layer, and the last one."""
+    layout, pp, dense = case.layout, case.layout.pp, case.model.dense_layers
+    if not is_column(pp) or layout.stage_layers is not None:
+        later = [one for one in case.every_stage() if not one.first and not one.layers[0]]
+        return [*later[:1], *later[1:][-1:]]
+    stages = []
+    if dense or _uneven(layout):
+        chunk = maximum(case.model.layers // (pp * layout.virtual_stages), 1)
+        behind = maximum(minimum(ceil_div(dense, chunk), pp - 1), 1)
+        stages.append(StageClass(False, False, behind, case.rank_layers(behind)))
+    if layout.pp_schedule != "zb-v":  # where the first rank has the head
+        stages.append(StageClass(False, True, pp - 1, case.rank_layers(pp - 1)))
+    return stages
+
+
 def _stage_line(case: Case) -> tuple[Number, Number]:
-    layout = case.layout
+    layout, here = case.layout, case.here
     engine = engine_of(layout.engine)
     resident = sum(held_when_filled(engine, case).values())
     flying: Number = 1
@@ -50,38 +70,48 @@ def _stage_line(case: Case) -> tuple[Number, Number]:
         # No gradient is made while all are in flight: with what accumulates there is one micro-batch less.
         flying = flying - where((flying >= layout.grad_accum) & (layout.grad_accum > 1), 1, 0)
     kept: Number = 0.0
-    for unit, count in zip(LAYERS, case.here.layers, strict=True) if not layout.offload_activations else ():
-        kept = kept + count * _kept_per_token(case, unit)
-    return resident, (flying * kept + BATCH_BYTES_PER_TOKEN) * case.rank_seq_len
+    if not layout.offload_activations:
+        dense, layer, tail = _per_token(case)
+        kept = flying * (here.layers[0] * dense + here.layers[1] * layer)
+        if here.last and not (here.first and case.pipelined):
+            kept = kept + tail
+    return resident, (kept + BATCH_BYTES_PER_TOKEN) * case.rank_seq_len
 
 
 def _flying(case: Case) -> Number:
     """Micro-batches in flight when the pipeline is filled, each counted for all layers of the stage."""
     layout = case.layout
     shape = layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages
-    uneven = layout.stage_layers is not None or layout.counted_ends != "none"
-    if not uneven or layout.pp_schedule != "interleaved":
+    if not _uneven(layout) or layout.pp_schedule != "interleaved":
         return in_flight_of(layout.pp_schedule, *shape)
     counts = [count for count, _ in case.dealt(case.here.place)]
     held = sum(number * count for number, count in zip(filled_by_chunk(*shape), counts, strict=True))
     return held / maximum(sum(counts), 1)
 
 
-def _kept_per_token(case: Case, unit: str) -> Number:
-    """Bytes that one layer of a kind keeps for each token; asked once for each tensor degree, with and without shards
-    (which may decide the number format) and split experts."""
-    if unit == "dense" and not case.model.dense_layers:
-        return 0.0
+def _uneven(layout: Layout) -> bool:
+    """Whether the first stage may have fewer layers than those behind it."""
+    return layout.stage_layers is not None or layout.counted_ends != "none"
+
+
+def _per_token(case: Case) -> tuple[Number, Number, Number]:
+    """Bytes for each token that a layer of each kind keeps, and that the tail makes beside them; asked once for each
+    tensor degree, with and without shards (which may decide the number format) and split experts."""
     layout = case.layout
     engine = engine_of(layout.engine)
+    kinds = LAYERS if case.model.dense_layers else LAYERS[1:]
 
-    def kept(key: float) -> float:
+    def of_split(key: float) -> Any:  # a row of the column that is found
         tp, shards, ep = int(key // 4), 1 + int(key // 2) % 2, 1 + int(key) % 2
         single = msgspec.structs.replace(
             layout, tp=tp, ep=ep, cp=1, pp=1, dp_replicate=1, dp_shard=shards, micro_batch_size=1, grad_accum=1,
             sequence_parallel=layout.sequence_parallel and tp > 1, virtual_stages=1, pp_schedule="1f1b",
         )  # fmt: skip
         one = Case(case.model, case.job, single, case.cluster, case.runtime)
-        return kept_by_layer(one.walked_model, engine.compute(one), unit).per_token
+        asked = one.walked_model, engine.compute(one)
+        kept = [kept_by_layer(*asked, kind).per_token for kind in kinds]
+        return (*[0.0] * (2 - len(kept)), *kept, made_by_tail(*asked).per_token)
 
-    return by_value(kept, layout.tp * 4 + where(layout.dp_shard > 1, 2, 0) + where(layout.ep > 1, 1, 0))
+    found: Any = by_value(of_split, layout.tp * 4 + where(layout.dp_shard > 1, 2, 0) + where(layout.ep > 1, 1, 0))
+    dense, layer, tail = found.T if is_column(found) else found
+    return dense, layer, tail

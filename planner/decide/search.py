@@ -14,7 +14,7 @@ from typing import NamedTuple
 from planner.ask.question import Question, case_of, limit_bytes
 from planner.basics.progress import Cancelled, Progress
 from planner.decide.blocks import Block, as_column, blocks_of
-from planner.decide.bounds import memory_bound
+from planner.decide.bounds import bound_lines, memory_bound
 from planner.decide.candidates import Candidate, beats, exact_bytes, floor_seconds, order_of, seconds_per_sequence
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
 from planner.engines import engine_of
@@ -118,10 +118,13 @@ def rank(
 def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -> list[tuple[float, list[Block]]]:
     """Blocks with equal work to do, least first, each with the seconds a sequence takes when every GPU does its share
     of that work and nothing else."""
+    known: dict[Layout, float] = {}
     floors: dict[float, list[Block]] = {}
     for block in blocks:
         progress.at(0)
-        floors.setdefault(floor_seconds(question, block.template), []).append(block)
+        if block.template not in known:  # blocks of one template differ in their numbers
+            known[block.template] = floor_seconds(question, block.template)
+        floors.setdefault(known[block.template], []).append(block)
     return sorted(floors.items())
 
 
@@ -183,7 +186,12 @@ def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: 
     """Bounds of the rows whose bound on memory is within the limit."""
     import numpy as np  # large spaces only
 
-    memory = as_column(memory_bound(case_of(question, block.columns())), block.size)
+    few, place = block.splits()
+    lines = [
+        (as_column(start, few.size)[place], as_column(slope, few.size)[place])
+        for start, slope in bound_lines(case_of(question, few.columns()))
+    ]
+    memory = as_column(memory_bound(case_of(question, block.columns()), lines), block.size)
     smallest.offer(block, memory)
     may_fit = memory <= limit_bytes(question)
     rejected[TOO_LARGE] += block.size - int(may_fit.sum())

@@ -167,6 +167,14 @@ def kept_by_layer(model: ModelSpec, compute: Compute, kind: str) -> Size:
     return totals[1] - totals[0]
 
 
+@lru_cache(maxsize=1024)
+def made_by_tail(model: ModelSpec, compute: Compute) -> Size:
+    """What the head and the loss make beside what layers keep, at the moment when it is most for each token: all live
+    bytes but the last layer's result, which may be there twice."""
+    found = (sum(moment.live, NOTHING) for moment in _sampled(model, compute, False, True, 0, 0).moments)
+    return max(found, key=lambda size: size.per_token) - residual(model, compute) * 2
+
+
 def _plus(live: Live, more: Live) -> Live:
     return tuple(one + two for one, two in zip(live, more, strict=True))
 
