@@ -197,6 +197,7 @@ def test_balanced_experts_have_equal_rows_and_skewed_ones_the_same_sum_at_most_a
     assert max(skewed) > 4 * 64
     assert sum(expert_rows(1024, 8, 128, 4, 1.2)) > 1024 * 8 / 4  # the fullest of four ranks
     assert expert_rows(1024, 8, 128, 4, 1.2) == expert_rows.__wrapped__(1024, 8, 128, 4, 1.2)
+    assert expert_rows(1024, 2, 2, 2, 1.2) == (1024,)  # a token goes to an expert once
 
 
 def test_experts_with_uneven_rows_take_longer_and_idle_ones_no_weights():

@@ -68,7 +68,8 @@ def expert_rows(tokens: int, top_k: int, experts: int, ranks: int, exponent: flo
         loads = [((high**power - low**power) * chance.random() + low**power) ** (1 / power) for _ in range(experts)]
         groups = [loads[place : place + here] for place in range(0, here * ranks, here)]
         fullest, scale = sorted(max(groups, key=sum)), tokens * top_k / sum(loads)
-        total = [before + scale * load for before, load in zip(total, fullest, strict=True)]
+        # A token goes to an expert once, whatever was drawn.
+        total = [before + min(scale * load, tokens) for before, load in zip(total, fullest, strict=True)]
     return tuple(float(round(load / DRAWS)) for load in total)
 
 
