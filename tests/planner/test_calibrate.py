@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -291,10 +292,13 @@ def test_the_command_writes_a_calibration_that_estimate_uses(
     assert used["runtimes"]["megatron-core"]["compute"]["matmul_share"] == speed["matmul_share"]
 
 
-def test_rows_that_cannot_be_used_are_counted_with_the_reason(own_rows: Path, capsys: pytest.CaptureFixture[str]):
-    with own_rows.open("a") as stream:
+def test_rows_that_cannot_be_used_are_counted_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Beside three that can: no fit is made of so few."""
+    rows = tmp_path / "own.jsonl"
+    append_rows(rows, map(by_value, islice(each([ROWS]), 3)))
+    with rows.open("a") as stream:
         stream.writelines([unusable(1), unusable(2)])
-    code, out, err = run(capsys, str(own_rows))
+    code, out, err = run(capsys, str(rows))
 
     assert (code, err) == (0, "")
     assert "      2  runtime=nonsense: is not among the runtimes known here" in out
