@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.engines.zero3_fetch import Fetches, Limits, _Whole, fetches
+from planner.engines.zero3_fetch import Codes, Fetches, Limits, Step, _Whole, fetches
+from planner.inventory import Moment
 from planner.spec import Lora, ModelSpec
 
 TINY = ModelSpec(name="m", layers=2, hidden=4, heads=1, kv_heads=1, head_dim=4, ffn=8, vocab=10)
@@ -146,3 +147,50 @@ def test_what_is_whole_is_the_sum_of_what_was_taken_and_beside_leaves_out_what_t
         assert (whole.indices, whole.of_graph) == (there, held)
         assert whole.elements == sum(sizes[one] for one in there)
         assert whole.beside == sum(scaled[one] for one in there - held)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("target", [None, "v_proj", "down_proj"])
+def test_the_steps_of_a_layer_s_backward_make_its_gradients_one_after_the_other(
+    target: str | None, recomputes: bool
+) -> None:
+    """From none to those of all that is trained: a frozen weight, or a forward that runs again, makes none."""
+    lora = None if target is None else Lora(rank=1, targets=(target,))
+    found = fetches(TINY, lora, limits(), recomputes=recomputes)
+    trained = {None: sum(LAYER), "v_proj": 8, "down_proj": 8 + 4}[target]
+    assert sorted(found.steps) == [("backward", "layer", 0), ("backward", "layer", 1)]
+    for steps in found.steps.values():
+        assert [one.before for one in steps] == [0, *(one.after for one in steps[:-1])]
+        made = [one.after - one.before for one in steps]
+        assert sum(made) == trained and min(made) >= 0
+        if lora is None and not recomputes:
+            assert made == LAYER[::-1]
+
+
+def test_the_moment_of_a_use_is_found_by_the_gradients_that_are_made() -> None:
+    """Between two uses the fuller one counts; in one whose gradient is under way it alone."""
+    place = ("backward", "layer", 0)
+    steps = (Step(0, 4, 10.0, 1.0), Step(4, 4, 30.0, 0.0), Step(4, 9, 20.0, 2.0))
+    found = Fetches((), {place: 99.0}, {place: 7.0}, {place: steps}, ())
+
+    def at(made: int, in_flight: int = 0, unit: str = "layer") -> tuple[float, float]:
+        return found.at(Moment("backward", unit, 0, (), made, in_flight))
+
+    assert at(0) == (10.0, 1.0) and at(2) == (10.0, 1.0) and at(2, 1) == (99.0, 7.0)
+    assert at(4) == (30.0, 0.0) and at(4, 1) == (30.0, 0.0) and at(9) == (20.0, 2.0)
+    assert at(10) == (99.0, 7.0) and at(0, unit="tail") == (0.0, 0.0)
+
+
+def test_codes_of_4_bit_weights_are_gathered_by_themselves_and_count_in_the_others_elements() -> None:
+    """A byte holds two weights; stored as bytes, a call has one format. Norms, tables and adapters have no codes."""
+    lora = Lora(rank=1, targets=("v_proj",))
+    for storage, apart in ((1.0, True), (2.0, False)):
+        codes = Codes("nf4", storage, 2.0)
+        found = fetches(TINY, lora, limits(prefetch=ALL, max_reuse=ALL), codes)
+        by_code = {gather.code is not None and apart: gather.sizes for gather in found.gathers}
+        packed = [size // 2 // int(storage) for size in LAYER if size in (SQUARE, WIDE)] * 2
+        if apart:
+            assert sorted(by_code[True]) == sorted(packed)
+            assert sorted(by_code[False]) == sorted([TABLE, TABLE, *[NORM] * 5, *[4] * 4])
+        else:
+            assert sorted(by_code[False]) == sorted([*packed, TABLE, TABLE, *[NORM] * 5, *[4] * 4])
