@@ -221,7 +221,10 @@ def traced() -> Record:
 
     def loop(plugin: Collected, items: list[pytest.Item]) -> None:
         imported.extend(ours())
+        keeping = list(_keeping())
         for item, following in _followed(items):
+            for one in keeping:  # or a test would not be seen to call what an earlier one had worked out
+                one.cache_clear()
             sys.settrace(trace)  # a test may have left its own
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             calls[item.nodeid] = ours()
@@ -313,8 +316,15 @@ def make_alive(attempt: Attempt) -> None:
     for living in gc.get_objects():
         if isinstance(living, FunctionType) and living.__code__.co_filename == path:
             living.__code__ = attempt.pairs.get(living.__code__, living.__code__)
-        elif isinstance(living, _lru_cache_wrapper) and living.__module__.startswith(PACKAGES):
-            living.cache_clear()
+    for keeps in _keeping():
+        keeps.cache_clear()
+
+
+def _keeping() -> Iterator[_lru_cache_wrapper[Any]]:
+    """The functions of the product that keep results."""
+    for living in gc.get_objects():
+        if isinstance(living, _lru_cache_wrapper) and living.__module__.startswith(PACKAGES):
+            yield living
 
 
 def on_import(suite: Suite, attempt: Attempt) -> Ending:
