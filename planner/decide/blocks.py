@@ -55,7 +55,7 @@ class Block(NamedTuple):
     def columns(self) -> Layout:
         """The block as one layout whose numbers are columns (structs do not check types when built in code)."""
         numbers: dict[str, Any] = dict(self.rows)
-        for axis in ("pp", "cp", "tp", "ep"):  # what all rows share is one number, which costs less
+        for axis in ("pp", "cp", "tp", "ep", "grad_accum"):  # what all rows share is one number, which costs less
             column = numbers[axis]
             if column.size and (column == column[0]).all():
                 numbers[axis] = int(column[0])

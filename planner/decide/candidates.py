@@ -56,10 +56,14 @@ def seconds_per_sequence(
 
 def floor_seconds(question: Question, layout: Layout) -> float:
     """Seconds a sequence that no batch of the layout goes below: each GPU does its share of the work, nothing else."""
-    one = msgspec.structs.replace(
+    return whole_pass_seconds(case_of(question, of_same_floor(layout)), question.calibration) / question.cluster.gpus
+
+
+def of_same_floor(layout: Layout) -> Layout:
+    """One layout for all whose `floor_seconds` are the same: schedules and batches are left out of them."""
+    return msgspec.structs.replace(
         layout, sequence_parallel=False, virtual_stages=1, pp_schedule="1f1b", micro_batch_size=1, grad_accum=1
     )
-    return whole_pass_seconds(case_of(question, one), question.calibration) / question.cluster.gpus
 
 
 def exact_bytes(question: Question, layout: Layout) -> float:

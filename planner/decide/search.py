@@ -15,7 +15,15 @@ from planner.ask.question import Question, case_of, limit_bytes
 from planner.basics.progress import Cancelled, Progress
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import bound_lines, memory_bound
-from planner.decide.candidates import Candidate, beats, exact_bytes, floor_seconds, order_of, seconds_per_sequence
+from planner.decide.candidates import (
+    Candidate,
+    beats,
+    exact_bytes,
+    floor_seconds,
+    of_same_floor,
+    order_of,
+    seconds_per_sequence,
+)
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
 from planner.engines import engine_of
 from planner.parallelism.rules import Rule
@@ -122,9 +130,10 @@ def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -
     floors: dict[float, list[Block]] = {}
     for block in blocks:
         progress.at(0)
-        if block.template not in known:  # blocks of one template differ in their numbers
-            known[block.template] = floor_seconds(question, block.template)
-        floors.setdefault(known[block.template], []).append(block)
+        one = of_same_floor(block.template)
+        if one not in known:
+            known[one] = floor_seconds(question, one)
+        floors.setdefault(known[one], []).append(block)
     return sorted(floors.items())
 
 
@@ -179,6 +188,9 @@ def _legal(
         if broken:
             rejected[name] += broken
             legal = legal & holds
+            if 2 * int(legal.sum()) < block.size:  # most rows are settled: ask no more of them
+                block = block.only(legal)
+                case, legal = case_of(question, block.columns()), np.ones(block.size, dtype=bool)
     return block if legal.all() else block.only(legal)
 
 
