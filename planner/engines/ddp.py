@@ -123,8 +123,10 @@ def holder(case: Case) -> Holder:
         finished = finished_bytes(case, moment) - waiting
         in_flight = moment.in_flight * element
         if later:
-            # With views the reducer copies accumulated gradients and lets them go, weight by weight.
-            own = where(accumulates, whole - finished if view else whole, finished * (not view))
+            # With views the reducer copies accumulated gradients and lets them go, weight by weight, in the last
+            # micro-batch: one between the first and the last keeps all.
+            let_go = where(case.layout.grad_accum > 2, 0.0, finished) if view else 0.0
+            own = where(accumulates, whole - let_go, finished * (not view))
         elif moment.phase == "backward":
             own = where(accumulates, finished, 0.0) if view else finished
         else:
