@@ -13,8 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.inventory import default_lora
+from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels
+from planner.inventory.units import repeats
 from planner.parallelism.case import Case
 from planner.parallelism.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
@@ -174,6 +175,26 @@ def single_device(question: Question) -> bool:
 
 def warnings(question: Question) -> tuple[str, ...]:
     """What is planned all the same, and may not be what was meant."""
+    return (*_far_positions(question), *_wide_experts(question))
+
+
+def _wide_experts(question: Question) -> tuple[str, ...]:
+    """bitsandbytes packs linear modules, which the stacked experts of Transformers 5 are not (transformers 5.23,
+    integrations/bitsandbytes.py, replace_with_bnb_linear)."""
+    base, model = question.job.base_quantization, question.model
+    if base is None or base.base != "nf4" or model.moe is None:
+        return ()
+    weights = [(repeats(model, unit), one) for unit, some in unit_weights(model).items() for one in some]
+    whole, experts = (
+        sum(times * one.elements for times, one in weights if one.expert or every) for every in (True, False)
+    )
+    return (
+        f"the experts of {model.name}, {experts / whole:.0%} of its weights, are no linear modules in Transformers 5: "
+        "bitsandbytes leaves them in 16 bits, and so are they planned",
+    )
+
+
+def _far_positions(question: Question) -> tuple[str, ...]:
     model, seq_len = question.model, question.job.seq_len
     if seq_len <= model.max_seq_len:
         return ()

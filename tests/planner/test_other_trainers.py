@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from planner.ask import options
+from planner.ask.question import warnings
 from planner.engines import engine_of
+from planner.engines.common import stored_weight_bytes
 from planner.engines.deepspeed_stage12 import allocated_bucket_elements
 from planner.figures.memory import memory_breakdown
-from planner.inventory import Compute, Stage, optimizers, parameters, unit_weights, walk
+from planner.inventory import Compute, Moment, Stage, optimizers, parameters, unit_weights, walk
 from planner.inventory.forms import gptq_element_bytes
 from planner.inventory.tape import TERMS
 from planner.inventory.walk import kept_by_layer
@@ -95,6 +98,37 @@ def test_an_engine_that_counts_one_format_of_trained_weights_refuses_saved_modul
     found = broken(one, engine_of(one.layout.engine).rules)
     assert found is not None
     assert found.fix(one) == "Leave it out, or use engine ddp, deepspeed, fsdp2 or single"
+
+
+@pytest.mark.parametrize(("micro_batches", "layers"), [(2, 30), (3, 32)])
+def test_ddp_lets_whole_gradients_go_in_the_last_micro_batch_alone(micro_batches: int, layers: int) -> None:
+    """In the third layer of backward, of adapters and a 16-bit head: with two micro-batches the later one is the last,
+    and buckets have what is finished; one in the middle keeps everything."""
+    of = case(saving("lm_head"), "accelerate-ddp", dp_replicate=2, grad_accum=micro_batches)
+    later = engine_of("ddp").holder(of)(Moment("backward", "layer", 29, (), 0, 0), True)
+
+    head = 2 * TABLE if micro_batches == 3 else 0
+    assert later["grads"] - engine_of("ddp").resident(of)["grads"] == layers / 32 * 4 * RANK_8_ON_Q_AND_V + head
+
+
+# -- 4-bit mixtures of experts -------------------------------------------------------------------------------------
+
+
+def test_experts_stay_in_16_bits_beside_4_bit_attention_and_the_answer_says_so() -> None:
+    """Mixtral: 32 layers of 8 experts with three matrices of 4096 x 14336."""
+    asked = options.question({"model": "mixtral-8x7b", "gpus": "8", "method": "qlora"})
+    one = Case(asked.model, asked.job, Layout(engine="single"), asked.cluster, presets.runtime("accelerate-single"))
+    held = {weight.name: stored_weight_bytes(one, weight) for weight in one.units()["layer"]}
+
+    experts = [name for name in held if "experts" in name]
+    assert len(experts) >= 2 and {held[name] for name in experts} == {2.0}
+    assert next(bytes_each for name, bytes_each in held.items() if name.endswith("q_proj")) < 0.6
+    assert warnings(asked) == (
+        "the experts of mixtral-8x7b, 97% of its weights, are no linear modules in Transformers 5: bitsandbytes leaves "
+        "them in 16 bits, and so are they planned",
+    )
+    assert 32 * 8 * 3 * 4096 * 14336 / parameters(asked.model) == pytest.approx(0.97, abs=0.005)
+    assert warnings(options.question({"model": "mixtral-8x7b", "gpus": "8", "method": "lora"})) == ()
 
 
 # -- DoRA ----------------------------------------------------------------------------------------------------------
