@@ -21,7 +21,7 @@ SHARED = 3
 
 Group = tuple[str, ...]
 """What is judged, kept or dropped as one: ("allocator", runtime), ("speed", runtime, gpu); "shared" for a runtime."""
-FIELDS = ("fragmentation", "workspace_bytes", "context_bytes")
+FIELDS = ("fragmentation", "workspace_bytes", "context_bytes", "churn")
 
 
 class Fits:

@@ -18,6 +18,7 @@ from planner.calibrate.asked import Asked, CannotPredict
 from planner.calibrate.collective import bus_bandwidth_gbps
 from planner.calibrate.largest import largest_micro_batch, largest_seq_len
 from planner.calibrate.rows import Measured, Row, Source, Unread
+from planner.figures.allocator import pending_bytes
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar, step_time, throughput
@@ -133,9 +134,9 @@ def calibrated(case: Case, calibration: Calibration) -> Case:
 def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -> Figures:
     gpu, kind = case.cluster.gpu, asked.memory_kind
     allocated = _allocated(case, walks)
-    fullest = logged = _by_kind(case, allocated)
-    if asked.row.measured.memory_stage == "first":
-        logged = _by_kind(case, _allocated(case, walks, first_stage=True))
+    fullest = _by_kind(case, allocated)
+    on_first = asked.row.measured.memory_stage == "first"
+    logged = _logged(case, asked, _allocated(case, walks, first_stage=True) if on_first else allocated)
     device = fullest["device"]
     time = step_time(case, calibration)
     speed = throughput(case, time)
@@ -170,6 +171,15 @@ def _by_kind(case: Case, allocated: float) -> dict[str, float]:
         "reserved": float(reserved_bytes(case, allocated)),
         "device": float(device_bytes(case, allocated)),
     }
+
+
+def _logged(case: Case, asked: Asked, allocated: float) -> dict[str, float]:
+    """The same as the row's source read them: with blocks that were pending, as many as the device has room for."""
+    found = _by_kind(case, allocated)
+    pending = float(pending_bytes(case, asked.row.measured.forwards_ahead or 0.0))
+    if (capacity := case.cluster.gpu.memory_bytes) is not None:
+        pending = min(pending, max(capacity - found["device"], 0.0))
+    return found | {kind: found[kind] + pending for kind in ("reserved", "device")}
 
 
 def _allocated(case: Case, walks: Walks, *, first_stage: bool = False) -> float:

@@ -37,7 +37,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What was measured. None: not measured, or not said. `mfu` and `hfu` are fractions, bandwidths are GB/s.
 
     `memory_kind` says what `peak_memory_gib` is: "allocated", "reserved", "device" ("nvidia-smi"), or an honest
-    "unknown"; `memory_stage` is the pipeline stage of the rank that it was read on. `phases_gib` are allocated peaks
+    "unknown"; `memory_stage` is the pipeline stage of the rank that it was read on, `forwards_ahead` how many forward
+    passes the host had launched there before the device did the first, whose freed blocks reserved memory still has
+    (None: none, as far as is known). `phases_gib` are allocated peaks
     by phase (load, forward, backward, optimizer), `terms_gib` what lived at the peak by the planner's terms,
     `context_gib` device memory beside what the allocator reserved. `oom` None: the source does not tell an
     out-of-memory from another crash. `largest_micro_batch` and `largest_seq_len` are the largest that ran where the
@@ -47,6 +49,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     peak_memory_gib: Positive | None = None
     memory_kind: str | None = None
     memory_stage: Literal["fullest", "first"] = "fullest"
+    forwards_ahead: NotNegative | None = None
     reserved_gib: Positive | None = None
     device_gib: Positive | None = None
     context_gib: NotNegative | None = None

@@ -15,7 +15,8 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
-from planner.figures.memory import bytes_beside, memory_breakdown
+from planner.figures.allocator import bytes_beside, lasting_bytes, more_communicators, pending_bytes
+from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.spec.calibration import OWN_RUNS, Calibration
 from planner.spec.plan import read_plan
@@ -26,9 +27,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One measurement. `source` is the repository, paper or run it comes from, `model` its model's name.
 
     `memory_bytes` is of `memory_kind` (allocated, reserved or device); `live_bytes` is the predicted peak of live
-    tensors on the fullest stage, or the measured one where a row has both; `apart_bytes` as engines.base.
-    `context_bytes` is device memory beside what the allocator reserved. `step_s` are seconds of an optimizer step.
-    None is not measured.
+    tensors on the fullest stage, or the measured one where a row has both, of which `lasting_bytes` stay between steps;
+    `apart_bytes` as engines.base, with what was pending when memory was read; `communicators` are NCCL's beside the
+    first. `context_bytes` is device memory beside what the allocator reserved. `step_s` are seconds of an optimizer
+    step. None is not measured.
     """
 
     id: str
@@ -36,7 +38,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     model: str
     case: Case
     live_bytes: float
+    lasting_bytes: float = 0.0
     apart_bytes: float = 0.0
+    communicators: float = 0.0
     memory_kind: str | None = None
     memory_bytes: float | None = None
     context_bytes: float | None = None
@@ -91,10 +95,10 @@ def _of_row(one: Replayed) -> list[Sample]:
         source=row.source.repo_or_paper,
         model=case.model.name,
         case=case,
-        live_bytes=(live := one.predicted.logged_gib * GIB),
-        apart_bytes=float(bytes_beside(case, live)),
+        live_bytes=one.predicted.logged_gib * GIB,
         context_bytes=None if measured.context_gib is None else measured.context_gib * GIB,
     )
+    common = _beside(common, measured.forwards_ahead or 0.0)
     if peak is not None or step_s is not None or measured.context_gib is not None:
         size = None if peak is None else peak * GIB
         made.append(msgspec.structs.replace(common, memory_kind=kind, memory_bytes=size, step_s=step_s))
@@ -104,6 +108,17 @@ def _of_row(one: Replayed) -> list[Sample]:
         both = {"memory_kind": "reserved", "memory_bytes": size, "live_bytes": live, "context_bytes": None}
         made.append(msgspec.structs.replace(common, id=f"{row.id} reserved", **both))
     return made
+
+
+def _beside(sample: Sample, forwards: float) -> Sample:
+    """The sample with what its live bytes bring about, the host so many forwards ahead."""
+    case, live = sample.case, sample.live_bytes
+    return msgspec.structs.replace(
+        sample,
+        lasting_bytes=float(lasting_bytes(case, live)),
+        apart_bytes=float(bytes_beside(case, live) + pending_bytes(case, forwards)),
+        communicators=float(more_communicators(case.layout)),
+    )
 
 
 def of_run(folder: Path) -> Sample:
@@ -124,17 +139,17 @@ def of_run(folder: Path) -> Sample:
     peaks = [max(phase.total for phase in rank.memory) for rank in record.measured if rank.memory]
     if not peaks and record.step_s is None:
         raise PlannerError("run", folder, "measured neither memory nor time", "Leave it out")
-    return Sample(
+    sample = Sample(
         id=folder.name or str(folder),
         source=OWN_RUNS,
         model=plan.model.name,
         case=case,
-        live_bytes=(live := memory_breakdown(case).peak.total),
-        apart_bytes=float(bytes_beside(case, live)),
+        live_bytes=memory_breakdown(case).peak.total,
         memory_kind="allocated" if peaks else None,
         memory_bytes=max(peaks, default=None),
         step_s=record.step_s,
     )
+    return _beside(sample, 0.0)
 
 
 def distinct(samples: Iterable[Sample], key: str) -> list[str]:

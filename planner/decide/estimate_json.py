@@ -99,6 +99,8 @@ def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
         "high_bytes": peak.total * known.bands.memory_high,
         "reserved_bytes": one.memory.reserved_bytes,
         "device_bytes": one.memory.device_bytes,
+        "beside_bytes": one.memory.beside,
+        "pending_bytes": one.memory.pending_bytes,
         "device_low_bytes": one.low_bytes,
         "device_high_bytes": one.high_bytes,
         "capacity_bytes": one.case.cluster.gpu.memory_bytes,

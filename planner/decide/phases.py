@@ -17,6 +17,7 @@ from planner.decide.explanation import as_dict, folded
 from planner.decide.levers import PEAK, Lever, levers
 from planner.engines import engine_of
 from planner.engines.base import Held
+from planner.figures.allocator import parts_beside
 from planner.figures.memory import (
     BATCH_BYTES_PER_TOKEN,
     TERMS,
@@ -62,7 +63,8 @@ class Part(msgspec.Struct, frozen=True):
 class PhaseExplanation(msgspec.Struct, frozen=True):
     """The fullest moment of `phase`, which is on pipeline stage `stage` at `place` in the model code.
 
-    `parts` add up to `total_bytes`, the largest first. `formulas` are the calls that the engine's parts come from.
+    `parts` add up to `total_bytes`, the largest first; `beside` is what allocator and device have on top of so much
+    (allocator.parts_beside). `formulas` are the calls that the engine's parts come from.
     `levers` need less in this phase, the one that saves most first.
     """
 
@@ -75,6 +77,7 @@ class PhaseExplanation(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     formulas: tuple[Step, ...]
     levers: tuple[Lever, ...] = ()
+    beside: dict[str, float] = {}
 
 
 def explain_phase(question: Question, case: Case, phase: str = PEAK) -> PhaseExplanation:
@@ -108,6 +111,7 @@ def derived(case: Case, phase: str) -> PhaseExplanation:
         positions=float(here.rank_seq_len),
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
         formulas=tuple(step for step, _ in folded(tree.steps) if step.name in named),
+        beside={part: float(size) for part, size in parts_beside(case, total).items()},
     )
 
 

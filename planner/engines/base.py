@@ -58,6 +58,10 @@ class Engine(Protocol):
     # pools(case) -> Pools, where an engine gathers on a stream of its own, whose memory no other tensor is given. Asked
     # through `stream_pools`, columns as `resident`.
 
+    # recorded(case) -> Number, where a forward frees tensors that a collective on NCCL's stream may still read, and
+    # forwards_queued(case) -> Number, forwards that a host which never waits launches before the device does the first.
+    # Asked through `recorded_bytes` and `queued_forwards`.
+
     # loads_whole(case) -> bool, where tensor ranks cut the whole model only once it is loaded; asked through
     # `loads_whole_model`.
 
@@ -103,6 +107,18 @@ def held_when_filled(engine: Engine, case: Case) -> Held:
 def bytes_apart(engine: Engine, case: Case) -> Number:
     """What the caching allocator reserves beside the peak for allocations that nothing freed before can hold, bytes."""
     own: Callable[[Case], Number] | None = getattr(engine, "apart", None)
+    return 0.0 if own is None else own(case)
+
+
+def recorded_bytes(engine: Engine, case: Case) -> Number:
+    """Bytes of tensors that one forward of a stage frees while NCCL's stream may still read them."""
+    own: Callable[[Case], Number] | None = getattr(engine, "recorded", None)
+    return 0.0 if own is None else own(case)
+
+
+def queued_forwards(engine: Engine, case: Case) -> Number:
+    """Forwards of a stage that a host which never waits has launched before the device did the first."""
+    own: Callable[[Case], Number] | None = getattr(engine, "forwards_queued", None)
     return 0.0 if own is None else own(case)
 
 

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.basics.arith import Number, ceil_div, where
+from planner.basics.arith import Number, ceil_div, minimum, where
 from planner.engines import model_parallel
 from planner.engines.base import Call, Held, Holder
+from planner.engines.common import residual_bytes
 from planner.engines.ddp import finished_elements
 from planner.engines.model_parallel import OWN_STEP, STAGES, states, whole_states
 from planner.engines.model_parallel import compute as compute
 from planner.engines.model_parallel import ideal as ideal
 from planner.inventory import Moment
-from planner.parallelism.case import Case
+from planner.parallelism import tensor
+from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, Rule, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import EXPERT, pipeline_rules, tensor_rules
 from planner.spec import ModelSpec
@@ -31,6 +33,15 @@ VOCABULARY_MULTIPLE = 1
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's buckets of 16-bit gradients (ddp_bucket_cap_mb)."""
+
+QUEUED_LAUNCHES = 1024
+"""Launches that wait on a device before the next one blocks: about 1000 were seen, the driver documents none
+(stackoverflow.com/questions/53970187)."""
+LAUNCHES_PER_LAYER, LAUNCHES_PER_PASS = 34, 20
+"""Launches of one layer's forward and of a pass beside its layers. A layer has 29 kernels in models/llama.py and
+parallel/tensor_parallel/functional.py of 67c5ebb6 (norms, gathers and scatters, products in two parts, rotary, what
+makes flash attention's lengths of a mask, additions); what sums and waits between streams add is a guess, and 30 to 38
+in all predict the published runs alike."""
 
 name = "nanotron"
 
@@ -83,6 +94,30 @@ def gather_bytes(case: Case) -> Number:
     ProcessGroupNCCL.cpp)."""
     own = 1 / case.layout.data_parallel
     return apart(case) * (2 + own)
+
+
+def recorded(case: Case) -> Number:
+    """The results of a layer's two row-parallel linears on this rank, whole until they are scattered: freed at once,
+    and NCCL's stream may still read them (parallel/tensor_parallel/functional.py, _RowLinearAsyncCommunication)."""
+    if not case.layout.sequence_parallel:
+        return 0.0
+    layers = sum(case.repeats(unit) for unit in LAYERS)
+    return where(case.layout.tp > 1, 1.0, 0.0) * tensor.PAIRS * residual_bytes(case) * layers
+
+
+def forwards_queued(case: Case) -> Number:
+    """Forward passes of the first stage that a host which never waits has launched before the device did the first.
+
+    Without a pipeline it goes on to the backward, whose launches are twice as many for as many such results, and to the
+    next micro-batch; in one it has `pp` forwards to launch before it waits for a gradient. The driver takes no more
+    than QUEUED_LAUNCHES.
+    """
+    layout = case.layout
+    passes = QUEUED_LAUNCHES / (LAUNCHES_PER_LAYER * sum(case.repeats(unit) for unit in LAYERS) + LAUNCHES_PER_PASS)
+    if case.pipelined:
+        return minimum(passes, layout.pp)
+    further = where(passes > 1, 1 + (passes - 1) / 2, passes)
+    return minimum(further, where(layout.grad_accum > 1, 2.0, 1.0))
 
 
 def apart(case: Case) -> Number:

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from planner.basics.arith import Number, is_column, maximum, where
-from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import Held, bytes_apart, load_host_bytes, stream_pools
+from planner.engines.base import Held, load_host_bytes
+from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
+from planner.figures.allocator import parts_beside, pending_bytes
+from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
@@ -50,9 +52,10 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
     """Live bytes at the fullest moment of each phase, and what the allocator and device add to the largest.
 
     `phases` are those of the fullest pipeline stage, `stage`; `stages` holds each that differs from the others.
-    `reserved_bytes` is what the allocator holds, `device_bytes` what the card shows as used. `host` are one rank's
-    bytes in host memory by term under offload, `host_node_bytes` those of a node, or what it needs while weights wait
-    there at load (`load_host_node_bytes`), and `host_fits` says whether the node has them (None: nobody knows).
+    `reserved_bytes` is what the allocator holds, `device_bytes` what the card shows as used, `beside` both by part
+    (allocator.parts_beside). `pending_bytes` may be reserved on top of both while memory is not short. `host` are one
+    rank's bytes in host memory by term under offload, `host_node_bytes` those of a node, or what it needs while weights
+    wait there at load (`load_host_node_bytes`), and `host_fits` says whether the node has them (None: nobody knows).
     """
 
     phases: tuple[PhaseMemory, ...]
@@ -64,6 +67,8 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
     host_node_bytes: float = 0.0
     host_fits: bool | None = True
     load_host_node_bytes: float = 0.0
+    beside: dict[str, float] = msgspec.field(default_factory=dict)
+    pending_bytes: float = 0.0
 
     @property
     def peak(self) -> PhaseMemory:
@@ -179,6 +184,8 @@ def memory_breakdown(case: Case) -> MemoryBreakdown:
         fullest.stage,
         stages,
         *_host(case),
+        {part: float(size) for part, size in parts_beside(case, allocated).items()},
+        float(pending_bytes(case)),
     )
 
 
@@ -315,39 +322,3 @@ def _summed(walked: Walk) -> tuple[list[tuple[float, ...]], tuple[float, ...]]:
 def peak_at(lines: Sequence[tuple[float, float]], micro_batch_size: int) -> float:
     """The peak at one micro-batch size."""
     return max(start + slope * micro_batch_size for start, slope in lines)
-
-
-def reserved_bytes(case: Case, allocated: Number) -> Number:
-    """What PyTorch's caching allocator reserves for `allocated` live bytes; on CPU there is none."""
-    if case.cluster.gpu.kind == "cpu":
-        return allocated
-    allocator = case.runtime.allocator
-    apart = bytes_beside(case, allocated)
-    return (allocated + allocator.workspace_bytes) * (1 + allocator.fragmentation) + apart
-
-
-def bytes_beside(case: Case, allocated: Number) -> Number:
-    """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
-    that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
-    engine = engine_of(case.layout.engine)
-    apart = bytes_apart(engine, case) + logits_hole_bytes(case)
-    pools = stream_pools(engine, case)
-    if pools is None:
-        return apart
-    default = maximum(allocated - pools.gathers_in_use, pools.loaded)
-    return apart + maximum(default + pools.gathers - allocated, 0.0)
-
-
-def logits_hole_bytes(case: Case) -> Number:
-    """Bytes of 16-bit logits let go once their fp32 copy is there, where the output is fp32 (shifted-fp32): all that
-    the loss makes after them is twice as large, so the allocator gives none of it their block."""
-    if case.parts.loss != "shifted-fp32" or not case.here.last:
-        return 0.0
-    return BYTES["bf16"] * case.tokens * case.model.vocab
-
-
-def device_bytes(case: Case, allocated: Number) -> Number:
-    """What the device shows as used: reserved memory, the context and the libraries' workspaces."""
-    if case.cluster.gpu.kind == "cpu":
-        return allocated
-    return reserved_bytes(case, allocated) + case.runtime.allocator.context_bytes

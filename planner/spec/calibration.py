@@ -50,11 +50,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class AllocatorEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """reserved = (live + workspace_bytes) * (1 + fragmentation); device = reserved + context_bytes."""
+    """reserved = (live + workspace_bytes) * (1 + fragmentation) + churn * (live - what stays between steps) + what
+    stands apart; device = reserved + context_bytes + communicator_bytes for each NCCL communicator but the first.
+
+    `context_bytes` has the first communicator too: a context, cuBLAS's workspace and NCCL's first buffers are not told
+    apart by what the device shows. An entry with `fragmentation` alone knows of no `churn`: it has none.
+    """
 
     fragmentation: NotNegative | None = None
     workspace_bytes: NotNegative | None = None
     context_bytes: NotNegative | None = None
+    churn: NotNegative | None = None
+    communicator_bytes: NotNegative | None = None
 
 
 class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -263,12 +270,19 @@ def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
     return Coefficients(
         calibration=known.name,
         runtime=runtime,
-        allocator=Allocator(**_looked_up(here("allocator"), Allocator)),
+        allocator=Allocator(**_looked_up([list(map(_whole, level)) for level in here("allocator")], Allocator)),
         compute=Compute(**_looked_up(here("compute"), Compute)),
         overlap=Overlap(**_looked_up(here("overlap"), Overlap)),
         bands=Bands(**_looked_up(here("bands"), Bands)),
         links=tuple(tuple(level) for level in here("links")),
     )
+
+
+def _whole(entry: AllocatorEntry) -> AllocatorEntry:
+    """An entry that says what is lost of all live bytes says all that is lost: nothing of another's churn comes on top,
+    as in files made before there was any."""
+    alone = entry.fragmentation is not None and entry.churn is None
+    return msgspec.structs.replace(entry, churn=0.0) if alone else entry
 
 
 def _holds(entry: Entry, runtime: str, gpu: str, kind: str) -> bool:

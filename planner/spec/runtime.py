@@ -8,12 +8,15 @@ from planner.spec.job import Step
 class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory beside live tensors, from a calibration (presets/calibrations), which says what is fitted or guessed.
 
-    reserved = (live + workspace_bytes) * (1 + fragmentation); device = reserved + context_bytes.
+    reserved = (live + workspace_bytes) * (1 + fragmentation) + churn * (live - what stays between steps) + what stands
+    apart; device = reserved + context_bytes + communicator_bytes for each NCCL communicator but the first.
     """
 
     fragmentation: float = 0.0
     workspace_bytes: float = 0.0
     context_bytes: float = 0.0
+    churn: float = 0.0
+    communicator_bytes: float = 0.0
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):

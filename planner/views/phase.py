@@ -5,7 +5,7 @@ Not here: which parts and options there are (decide/phases.py, decide/levers.py)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.basics.formula import Step
 from planner.basics.tabletext import table
@@ -34,10 +34,17 @@ def phase_text(found: PhaseExplanation) -> str:
     ]
     if small := [part for part in found.parts if part not in shown]:
         lines.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
+    if told := beside_text(found.beside):
+        lines.append(f"beside it {told}")
     lines += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
     if found.formulas:
         lines += ["", tree_text(Step("formulas", "", "", "", steps=list(found.formulas)))]
     return "\n".join(lines)
+
+
+def beside_text(beside: Mapping[str, float]) -> str:
+    """What allocator and device have on top of live bytes, part by part; nothing where they have none."""
+    return ", ".join(f"{part} {format_bytes(size)}" for part, size in beside.items() if size)
 
 
 def _origin(found: PhaseExplanation, part: Part) -> str:

@@ -26,6 +26,7 @@ from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.calibration import Calibration
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Plan
+from planner.views.phase import beside_text
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
@@ -268,6 +269,7 @@ def explain_text(one: Estimate) -> str:
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
             f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
             f"{band_text(one)}{_probability(one)}",
+            *_beside(one),
             "",
             "COLLECTIVES of one optimizer step and rank",
             table(head, calls) if calls else "none",
@@ -278,6 +280,17 @@ def explain_text(one: Estimate) -> str:
             f"+ optimizer {seconds_text(time.optimizer_s)} ({step_name(one.case)})",
         ]
     )
+
+
+def _beside(one: Estimate) -> list[str]:
+    """What the three figures differ by, and what is reserved while the host is ahead of the device."""
+    told = beside_text(one.memory.beside)
+    lines = [f"on top of live bytes: {told}"] if told else []
+    if size := one.memory.pending_bytes:
+        lines.append(
+            f"up to {format_bytes(size)} more is reserved while the host is ahead, and given up when it is short"
+        )
+    return lines
 
 
 def _probability(one: Estimate) -> str:

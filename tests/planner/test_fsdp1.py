@@ -12,8 +12,9 @@ from planner.decide.estimation import answer
 from planner.decide.recommendation import Constraints, recommend
 from planner.decide.space import spaces
 from planner.engines import engine_of
+from planner.figures.allocator import bytes_beside
 from planner.figures.host import host_terms
-from planner.figures.memory import bytes_beside, memory_breakdown
+from planner.figures.memory import memory_breakdown
 from planner.inventory import Moment
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, TrainingJob, presets

@@ -342,3 +342,60 @@ def test_no_shard_of_fsdp_qlora_is_replicas_of_its_own_engine() -> None:
     layout = case_of(one(source__repo_or_paper="AnswerDotAI/fsdp_qlora", layout__zero_or_fsdp="ddp")).layout
 
     assert (layout.engine, layout.dp_replicate, layout.dp_shard) == ("fsdp1", 8, 1)
+
+
+# -- hosts that were ahead of their devices ------------------------------------------------------------------------
+
+SWEEP = "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)"
+
+
+def swept(gpus: int = 64, **sizes: int) -> float | None:
+    """Forwards that the host was ahead in a run of the sweep, of a 1B model unless `layers` say more."""
+    model = {"name": "nanotron-llama-1B", "params_b": 1.3, "layers": sizes.pop("layers", 16), "hidden": 2048,
+             "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072, "tied": True}  # fmt: skip
+    split = sizes.get("tp", 1) * sizes.get("pp", 1)
+    row = one(
+        source__repo_or_paper=SWEEP, runtime="nanotron", method="pretrain", model=model, hardware__gpus=gpus,
+        layout__zero_or_fsdp="zero1", layout__dp=gpus // split, layout__grad_accum=32, layout__recompute="none",
+        layout__sequence_parallel=sizes.get("tp", 1) > 1, **{f"layout__{name}": size for name, size in sizes.items()},
+    )  # fmt: skip
+    found = reader.question(row)
+    assert found.refusal is None, found.refusal
+    return found.row.measured.forwards_ahead
+
+
+def test_a_slow_host_is_two_forwards_less_ahead_than_a_pipeline_has_stages_and_a_fast_one_as_many() -> None:
+    slow, fast = (swept(tp=4, pp=4, micro_batch=size) for size in (1, 64))
+
+    assert slow == 2 and fast == 4
+    assert swept(tp=8, pp=2) == 0
+
+
+def test_a_host_that_waits_for_sends_or_for_many_ranks_is_not_ahead() -> None:
+    assert swept(tp=32, pp=4, gpus=128) == 0
+    assert swept(tp=4, pp=4, micro_batch=64, gpus=512) == swept(tp=8, gpus=512) == 0
+
+
+def test_without_a_pipeline_a_host_is_as_far_ahead_as_its_driver_lets_it() -> None:
+    assert swept(tp=8, layers=16) == pytest.approx(1 + (1024 / (34 * 16 + 20) - 1) / 2)
+    assert one().measured.forwards_ahead is None and reader.question(one()).row.measured.forwards_ahead is None
+
+
+def test_what_is_pending_counts_in_reserved_memory_as_far_as_the_device_has_room_and_never_in_what_fits() -> None:
+    runs = [row for row in published_rows() if row.source.repo_or_paper == SWEEP and row.layout.tp == 16]
+    run = next(row for row in runs if row.layout.pp == 1 and row.layout.micro_batch == 16)
+    asked = reader.question(run)
+    known = calibration()
+
+    def replayed(forwards: float | None) -> tuple[float | None, float | None]:
+        measured = msgspec.structs.replace(asked.row.measured, forwards_ahead=forwards)
+        (found,) = replay(
+            [msgspec.structs.replace(asked, row=msgspec.structs.replace(asked.row, measured=measured))], known
+        )
+        return found.predicted.peak_memory_gib, found.predicted.fits_probability
+
+    (none, sure), (ahead, as_sure), (far, _) = (replayed(forwards) for forwards in (None, 1.0, 1000.0))
+    assert none is not None and ahead is not None and far is not None
+    layers, hidden = asked.case.model.layers, asked.case.model.hidden  # type: ignore[union-attr]
+    assert ahead - none == pytest.approx(4 * 16 * 4096 * hidden * layers / GIB)
+    assert sure == as_sure and ahead < far < 80

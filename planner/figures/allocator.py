@@ -1,0 +1,99 @@
+"""What the caching allocator and the device hold beside live tensors, part by part.
+
+Not here: live tensors (memory.py), or how large the coefficients are (spec/calibration.py).
+"""
+
+from __future__ import annotations
+
+from planner.basics.arith import Number, is_column, maximum, minimum, where
+from planner.basics.units import BYTES
+from planner.engines import engine_of
+from planner.engines.base import bytes_apart, queued_forwards, recorded_bytes, stream_pools
+from planner.parallelism.case import Case
+from planner.spec import Layout
+
+RESERVED_PARTS = ("workspace", "fragmentation", "churn", "apart")
+DEVICE_PARTS = ("context", "communicators")
+"""What reserved memory has beside live bytes, and the device beside reserved memory."""
+
+
+def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
+    """Bytes beside `allocated` live ones, by part; none on CPU, which has no such allocator."""
+    if case.cluster.gpu.kind == "cpu":
+        return dict.fromkeys((*RESERVED_PARTS, *DEVICE_PARTS), 0.0)
+    known = case.runtime.allocator
+    return {
+        "workspace": known.workspace_bytes,
+        "fragmentation": (allocated + known.workspace_bytes) * known.fragmentation,
+        "churn": known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
+        "apart": bytes_beside(case, allocated),
+        "context": known.context_bytes,
+        "communicators": known.communicator_bytes * more_communicators(case.layout),
+    }
+
+
+def reserved_bytes(case: Case, allocated: Number) -> Number:
+    """What PyTorch's caching allocator reserves for `allocated` live bytes; on CPU there is none."""
+    beside = parts_beside(case, allocated)
+    return allocated + sum(beside[part] for part in RESERVED_PARTS)
+
+
+def device_bytes(case: Case, allocated: Number) -> Number:
+    """What the device shows as used: reserved memory, the context and the libraries' workspaces."""
+    return allocated + sum(parts_beside(case, allocated).values())
+
+
+def lasting_bytes(case: Case, allocated: Number) -> Number:
+    """What stays between steps on the stage that has most of it, as far as it is among `allocated` bytes.
+
+    Where pipelines are columns, whose stages are taken as equal, it is all of these: a bound from below has nothing
+    that passes.
+    """
+    if is_column(case.layout.pp):
+        return allocated
+    engine = engine_of(case.layout.engine)
+    held = (sum(engine.resident(case.at(stage)).values()) for stage in case.stages())
+    return minimum(allocated, maximum(0.0, *held))
+
+
+def bytes_beside(case: Case, allocated: Number) -> Number:
+    """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
+    that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
+    engine = engine_of(case.layout.engine)
+    apart = bytes_apart(engine, case) + logits_hole_bytes(case)
+    pools = stream_pools(engine, case)
+    if pools is None:
+        return apart
+    default = maximum(allocated - pools.gathers_in_use, pools.loaded)
+    return apart + maximum(default + pools.gathers - allocated, 0.0)
+
+
+def logits_hole_bytes(case: Case) -> Number:
+    """Bytes of 16-bit logits let go once their fp32 copy is there, where the output is fp32 (shifted-fp32): all that
+    the loss makes after them is twice as large, so the allocator gives none of it their block."""
+    if case.parts.loss != "shifted-fp32" or not case.here.last:
+        return 0.0
+    return BYTES["bf16"] * case.tokens * case.model.vocab
+
+
+def pending_bytes(case: Case, forwards: Number | None = None) -> Number:
+    """Bytes of freed blocks that the allocator cannot give again yet, since another stream may still read them, on the
+    first stage while the host is `forwards` forward passes ahead of the device (None: as many as it can launch).
+
+    PyTorch's collectives record their tensors on NCCL's stream, and the allocator polls it when the next block is asked
+    for (docs.pytorch.org, Tensor.record_stream). When memory is short it waits for that stream instead, so these bytes
+    are reserved, but never needed.
+    """
+    if case.cluster.gpu.kind == "cpu":
+        return 0.0
+    engine, first = engine_of(case.layout.engine), case.at(next(case.stages()))
+    return (queued_forwards(engine, first) if forwards is None else forwards) * recorded_bytes(engine, first)
+
+
+def more_communicators(layout: Layout) -> Number:
+    """NCCL communicators of a rank beside its first: one for each axis that has ranks, and that of all ranks where
+    there are several axes."""
+    axes: Number = 0
+    for size in (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep):
+        axes = axes + where(size > 1, 1, 0)
+    return where(axes > 1, axes, 0)

@@ -1,0 +1,43 @@
+"""How many forward passes a host had launched before its device did the first, by what is known of a source's hosts.
+
+Not here: how many a host that never waits has launched (planner/engines/nanotron.py), or what that costs in memory.
+"""
+
+from __future__ import annotations
+
+from planner.engines import nanotron
+from planner.parallelism import tensor
+from planner.parallelism.case import Case
+from tests.truth.published.sources import Host
+
+PEAK_SHARE = 0.5
+"""Of the dense peak, in a layer's products: a guess, good enough to tell which of two times is the longer."""
+
+
+def forwards_ahead(host: Host | None, case: Case) -> float | None:
+    """Of the first stage; None where nothing is known of the source's hosts."""
+    layout = case.layout
+    if host is None or layout.engine != nanotron.name:
+        return None
+    if layout.world_size == host.waiting_gpus:
+        return 0.0
+    first = case.at(next(case.stages()))
+    queued = float(nanotron.forwards_queued(first))
+    if not case.pipelined or device_s(first) >= host_s(host, case):
+        return queued
+    if layout.tp > host.most_ranks:
+        return 0.0
+    return min(queued, max(layout.pp - host.lag, 0))
+
+
+def device_s(case: Case) -> float:
+    """Seconds of a layer's products in forward."""
+    elements = sum(weight.elements for weight in case.units()["layer"] if len(weight.shape) == 2)
+    rate = case.cluster.gpu.flops_per_s[case.job.precision]
+    return float(2 * case.tokens * elements / (PEAK_SHARE * rate))
+
+
+def host_s(host: Host, case: Case) -> float:
+    """Seconds that the host takes for a layer's gathers and scatters in forward."""
+    crosses = case.layout.tp > case.cluster.gpus_per_node
+    return 2 * tensor.PAIRS * case.layout.tp * host.call_s * (host.crossing if crosses else 1.0)
