@@ -18,6 +18,7 @@ from planner.calibrate import fit, holdout
 from planner.calibrate.allocator import LEAST, badness
 from planner.calibrate.asked import Asked, Reader, each
 from planner.calibrate.compute import Timer
+from planner.calibrate.coverage import Coverage, coverage
 from planner.calibrate.fit import Group
 from planner.calibrate.ground import link_fits, with_probes, without_probes
 from planner.calibrate.holdout import Residual
@@ -56,7 +57,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     """The answer: the calibration, errors by group, what could not be used and what kept its default, and why.
 
-    `without` is by source the calibration, bands included, that all other sources give.
+    `without` is by source the calibration, bands included, that all other sources give, `coverage` how many left-out
+    measurements such bands hold.
     """
 
     calibration: Calibration
@@ -67,6 +69,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...]
     probes: int = 0
     without: dict[str, Calibration] = {}
+    coverage: tuple[Coverage, ...] = ()
 
 
 def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: Reader = each) -> Calibrated:
@@ -127,8 +130,11 @@ def of_samples(
             break
         dropped |= unproven
     made = fits.calibration(samples, name, frozenset(dropped))
-    made = msgspec.structs.replace(made, bands=tuple(banding.bands(by_model)))
+    made = msgspec.structs.replace(made, bands=tuple(banding.bands(by_model, by_source)))
     after = holdout.residuals(samples, made, timer)
+    without = {
+        source: _without(source, samples, by_model, by_source, fitted) for source in {one.source for one in samples}
+    }
     return Calibrated(
         calibration=made,
         lines=tuple(_lines(samples, before, after, by_model, by_source)),
@@ -136,17 +142,22 @@ def of_samples(
         collectives=collectives,
         unused=unused or {},
         kept=tuple(dropped.values()),
-        without={source: _without(source, samples, by_model, fitted) for source in {one.source for one in samples}},
+        without=without,
+        coverage=coverage(by_model, by_source, made, without),
     )
 
 
 def _without(
-    source: str, samples: Sequence[Sample], by_model: Sequence[Residual], fitted: holdout.Fitted
+    source: str,
+    samples: Sequence[Sample],
+    by_model: Sequence[Residual],
+    by_source: Sequence[Residual],
+    fitted: holdout.Fitted,
 ) -> Calibration:
     """The calibration that the measurements of all other sources give, with the bands of their residuals."""
     made = fitted([one for one in samples if one.source != source])
-    others = [one for one in by_model if one.sample.source != source]
-    return msgspec.structs.replace(made, bands=tuple(banding.bands(others)))
+    inside, outside = ([one for one in left if one.sample.source != source] for left in (by_model, by_source))
+    return msgspec.structs.replace(made, bands=tuple(banding.bands(inside, outside)))
 
 
 # -- what is kept --------------------------------------------------------------------------------------------------

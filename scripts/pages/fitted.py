@@ -5,6 +5,9 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from planner.calibrate.coverage import Coverage
 from planner.calibrate.probability import Probabilities
 from planner.calibrate.report import Calibrated
 from planner.views.calibrate import HEAD, entry_count, row_text
@@ -35,6 +38,26 @@ What is wrong when a layout is called fitting from a probability on, and when 10
 |---|---:|---:|
 {thresholds}
 """
+
+
+HELD = """## What the bands hold
+
+A band promises nine measurements of ten.
+Each is judged by a band that was made without its model, and by one that was made without its source.
+
+| | software | runtimes | n | model left out | source left out |
+|---|---|---:|---:|---:|---:|
+{rows}
+"""
+
+
+def held_section(found: Sequence[Coverage]) -> str:
+    """Shares of left-out measurements that lie in their band, by kind of software."""
+    rows = [
+        f"| {one.what} | {one.software} | {one.runtimes} | {one.n:,} | {one.left_model:.0%} | {one.left_source:.0%} |"
+        for one in found
+    ]
+    return HELD.format(rows="\n".join(rows))
 
 
 def fits_section(found: Probabilities) -> str:
@@ -71,5 +94,5 @@ def page(found: Calibrated, fits: Probabilities, command: str) -> str:
     ]
     if found.kept:
         lines += ["Kept as they were:\n", *(f"- {line}." for line in found.kept), ""]
-    lines.append(fits_section(fits))
+    lines += [held_section(found.coverage), fits_section(fits)]
     return "\n".join(lines)

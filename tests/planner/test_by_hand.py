@@ -128,10 +128,11 @@ def test_a_config_without_a_rotary_base_has_the_one_that_transformers_takes(
 
 
 # -- calibration ---------------------------------------------------------------------------------------------------
-def test_a_band_holds_nine_of_ten_and_is_never_narrower_than_it_may_be() -> None:
-    """Errors from -50 % to +100 % in even steps of measured/predicted: 0.5 to 2."""
-    measured = [0.5 + 0.015 * step for step in range(101)]
-    errors = [1 / ratio - 1 for ratio in measured]
+def test_a_bands_ends_leave_a_fortieth_of_the_weight_on_each_side_and_it_is_never_narrower_than_it_may_be() -> None:
+    """Measured over predicted in even steps from 0.5 to 2: of 101 equal weights 2.525 lie below each end, that is two
+    whole ones and the half of a third before the middle of its own."""
+    ratios = [(0.5 + 0.015 * step, 1.0) for step in range(101)]
 
-    assert bands.band(errors, 0.05) == (0.575, 1.93)  # 5 and 95 of the 101 steps
-    assert bands.band([0.0] * 10, 0.05) == (0.95, 1.05)
+    assert bands.ends(ratios, 0.05) == (0.53, 1.97)  # 0.5 + 0.015 x 2.025, and as much below 2
+    assert bands.ends([(1.0, 1.0)] * 10, 0.05) == (0.95, 1.05)
+    assert bands.quantile([(1.0, 1.0), (2.0, 3.0)], 0.5) == 1.75  # 2 of 4: between the middles at 0.5 and at 2.5

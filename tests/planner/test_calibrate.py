@@ -14,7 +14,7 @@ from planner.basics import command
 from planner.basics.units import GIB
 from planner.calibrate import fit, holdout, report
 from planner.calibrate.allocator import LEAST, fit_allocator, predicted_bytes
-from planner.calibrate.bands import band
+from planner.calibrate.bands import ends
 from planner.calibrate.compute import Speeds, Timer, fit_compute
 from planner.calibrate.rows import append_rows
 from planner.calibrate.samples import Sample, of_rows, of_run
@@ -79,6 +79,22 @@ def test_an_allocators_coefficients_come_back_from_the_memory_they_make():
     assert found.workspace_bytes == pytest.approx(TRUE.workspace_bytes)
     assert found.context_bytes == pytest.approx(TRUE.context_bytes)
     assert (found.n, found.spread) == (22, pytest.approx(0, abs=1e-9))
+
+
+def test_what_is_lost_of_bytes_that_come_and_go_is_told_from_what_is_lost_of_all():
+    churning = Allocator(churn=0.2, workspace_bytes=0.3 * GIB)
+    half = [
+        msgspec.structs.replace(sized(number, "reserved"), lasting_bytes=(number % 4) * 0.6 * number * GIB)
+        for number in range(1, 12)
+    ]
+    made = [msgspec.structs.replace(one, memory_bytes=predicted_bytes(one, churning)) for one in half]
+    found = fit_allocator(made, Allocator())
+    other = fit_allocator(
+        [msgspec.structs.replace(one, memory_bytes=predicted_bytes(one, TRUE)) for one in half], Allocator()
+    )
+
+    assert (found.fragmentation, found.churn) == (0.0, pytest.approx(0.2))
+    assert (other.fragmentation, other.churn) == (pytest.approx(TRUE.fragmentation), 0.0)
 
 
 def test_a_few_wild_measurements_do_not_move_them():
@@ -173,13 +189,12 @@ def test_a_fit_that_does_not_carry_over_to_another_model_is_dropped():
     assert line.startswith("speed of accelerate-ddp on h100-sxm-80gb:") and "left out" in line
 
 
-def test_bands_hold_nine_of_ten_left_out_measurements():
-    errors = [place / 100 - 0.5 for place in range(101)]
-    low, high = band(errors, 0.02)
-    inside = sum(low <= 1 / (1 + error) <= high for error in errors)
+def test_bands_hold_more_than_nine_of_ten_measurements_at_hand_so_that_nine_of_ten_others_lie_in_them():
+    ratios = [(1 / (0.5 + place / 100), 1.0) for place in range(101)]
+    low, high = ends(ratios, 0.02)
 
-    assert inside == pytest.approx(91, abs=2)
-    assert band([0.0] * 20, 0.02) == (0.98, 1.02)
+    assert sum(low <= ratio <= high for ratio, _ in ratios) == pytest.approx(96, abs=1)
+    assert ends([(1.0, 1.0)] * 20, 0.02) == (0.98, 1.02)
 
 
 @pytest.mark.slow
@@ -353,12 +368,14 @@ def test_the_published_calibration_holds_what_the_fit_of_its_rows_gives():
 
     assert (kept.fragmentation, kept.n) == (pytest.approx(found.fragmentation), found.n)
     assert kept.workspace_bytes == pytest.approx(found.workspace_bytes, rel=1e-5)
+    assert kept.churn == pytest.approx(found.churn)
 
 
 @pytest.mark.slow
-def test_nanotrons_memory_is_predicted_within_10_percent_where_the_model_was_left_out():
+def test_nanotrons_memory_is_predicted_within_5_percent_and_16_for_nine_of_ten_where_the_model_was_left_out():
     found = report.of_samples(sweep(), BASE, "mine")
     (line,) = found.lines
 
     assert line.what == "memory" and line.fitted.n > 1000 and found.calibration.allocator
-    assert line.left_model.median < 0.1 < line.before.median
+    assert line.left_model.median < 0.05 and line.left_model.p90 < 0.16
+    assert line.left_model.median < line.before.median

@@ -19,11 +19,12 @@ from planner.calibrate import bands, links, score, tables
 from planner.calibrate.allocator import badness, fit_allocator
 from planner.calibrate.asked import asked
 from planner.calibrate.collective import bus_bytes
+from planner.calibrate.coverage import coverage
 from planner.calibrate.predict import Figures, Replayed, replay
 from planner.calibrate.rows import _known
 from planner.calibrate.samples import of_rows
 from planner.spec import Allocator
-from planner.spec.calibration import UNCALIBRATED, calibration
+from planner.spec.calibration import UNCALIBRATED, Calibration, calibration
 
 BASE = calibration(UNCALIBRATED)
 
@@ -89,37 +90,89 @@ def test_the_badness_of_errors_is_their_median_and_a_little_of_their_capped_mean
     assert wild == pytest.approx(0.02 + TAIL_WEIGHT * (0.01 + 0.02 + CAP) / 3)
 
 
-def residuals(runtime: str, memory: list[float | None], time: list[float | None], kind: str = "cuda") -> list[Any]:
+def residuals(
+    runtime: str, memory: list[float | None], time: list[float | None], kind: str = "cuda", model: str = "one"
+) -> list[Any]:
     return [
-        SimpleNamespace(sample=SimpleNamespace(runtime=runtime, device_kind=kind), memory_error=m, time_error=t)
+        SimpleNamespace(
+            sample=SimpleNamespace(runtime=runtime, device_kind=kind, model=model), memory_error=m, time_error=t
+        )
         for m, t in zip(memory, time, strict=True)
     ]
 
 
-def test_a_runtime_has_a_band_from_ten_residuals_and_all_others_the_median_from_three() -> None:
-    none: list[float | None] = [None] * 10
-    sizes = {"a": 0.2, "b": 0.3, "c": 0.5}
-    wide = {name: [-size + 2 * size * at / 9 for at in range(10)] for name, size in sizes.items()}
-    assert bands.bands(residuals("a", wide["a"][:9], none[:9])) == []
-    (alone,) = bands.bands(residuals("a", wide["a"], none))
-    assert (alone.runtime, alone.n, alone.time_low) == ("a", 10, None)
-    # Measured over predicted: 1/1.2 and 1/1.1556 are the least, 1/0.8 and 1/0.8444 the most, 0.45 of the way between.
-    least, most = 1 / 1.2 + 0.45 * (1 / (1 + 1.4 / 9) - 1 / 1.2), 1 / 0.8 - 0.45 * (1 / 0.8 - 1 / (1 - 1.4 / 9))
-    assert (alone.memory_low, alone.memory_high) == (pytest.approx(least, abs=1e-3), pytest.approx(most, abs=1e-3))
+NONE: list[float | None] = [None] * 10
+WIDE = {name: [-size + 2 * size * at / 9 for at in range(10)] for name, size in {"a": 0.2, "b": 0.3, "c": 0.5}.items()}
 
-    several = [one for name, errors in wide.items() for one in residuals(name, errors, none)]
-    shared, *own = bands.bands([*several, *residuals("d", wide["a"], none, kind="cpu")])
+
+def test_a_runtime_has_a_band_from_ten_residuals_and_all_others_one_from_three_runtimes() -> None:
+    assert bands.bands(residuals("a", WIDE["a"][:9], NONE[:9]), []) == []
+    (alone,) = bands.bands(residuals("a", WIDE["a"], NONE), [])
+    assert (alone.runtime, alone.n, alone.time_low) == ("a", 10, None)
+    # Measured over predicted: 1/1.2 is the least and 1/0.8 the most, each with more weight than lies beyond an end.
+    assert (alone.memory_low, alone.memory_high) == (pytest.approx(1 / 1.2, abs=1e-3), pytest.approx(1 / 0.8, abs=1e-3))
+
+    several = [one for name, errors in WIDE.items() for one in residuals(name, errors, NONE)]
+    shared, *own = bands.bands([*several, *residuals("d", WIDE["a"], NONE, kind="cpu")], several)
     assert [entry.runtime for entry in own] == ["a", "b", "c"] and (shared.runtime, shared.gpu) == (None, "cuda")
-    middle = own[1]
-    assert (shared.memory_low, shared.memory_high) == (round(middle.memory_low, 3), round(middle.memory_high, 3))
     assert shared.time_low is None and shared.n == 30
-    assert len(bands.bands(several[:20])) == 2  # of two runtimes no third is told
+    assert len(bands.bands(several[:20], several[:20])) == 2  # of two runtimes no third is told
     # Of times alone the same, and memory and time of one runtime are one entry.
-    times = [one for name, errors in wide.items() for one in residuals(name, none, errors)]
-    assert bands.bands(times)[0].memory_low is None and bands.bands(times)[0].time_low is not None
-    (both,) = bands.bands(residuals("a", wide["a"], wide["b"]))
+    times = [one for name, errors in WIDE.items() for one in residuals(name, NONE, errors)]
+    assert bands.bands(times, times)[0].memory_low is None and bands.bands(times, times)[0].time_low is not None
+    (both,) = bands.bands(residuals("a", WIDE["a"], WIDE["b"]), [])
     assert both.n == 10 and both.spread == pytest.approx(
-        statistics.median(map(abs, (*wide["a"], *wide["b"]))), rel=0.01)  # fmt: skip
+        statistics.median(map(abs, (*WIDE["a"], *WIDE["b"]))), rel=0.01)  # fmt: skip
+
+
+def test_runtimes_count_once_in_what_others_are_told_however_often_they_were_measured() -> None:
+    def told(often: int) -> tuple[float | None, float | None]:
+        outside = [one for name, errors in WIDE.items() for one in residuals(name, errors * often, NONE * often)]
+        (shared, *_) = bands.bands(outside, outside)
+        return shared.memory_low, shared.memory_high
+
+    assert told(1) == pytest.approx(told(7), rel=0.06)
+
+
+def test_other_software_counts_as_one_model_more_of_a_runtime_so_that_few_models_have_a_wider_band() -> None:
+    outside = [one for name in ("b", "c", "d") for one in residuals(name, WIDE["c"], NONE)]
+
+    def of_models(count: int) -> tuple[float, float]:
+        mine = [one for at in range(count) for one in residuals("a", WIDE["a"], NONE, model=str(at))]
+        (own,) = [entry for entry in bands.bands(mine, outside) if entry.runtime == "a"]
+        assert own.memory_low is not None and own.memory_high is not None
+        return own.memory_low, own.memory_high
+
+    (low, high), (lower, higher) = of_models(20), of_models(1)
+    assert lower < low <= 1 / 1.19 and 1 / 0.81 <= high < higher
+
+
+def test_a_band_made_without_a_model_or_a_source_is_what_judges_it() -> None:
+    def sample(runtime: str, model: str, source: str, at: int, method: str = "full", tp: int = 1) -> Any:
+        layout, job = SimpleNamespace(tp=tp, pp=1), SimpleNamespace(method=method)
+        case = SimpleNamespace(layout=layout, job=job)
+        return SimpleNamespace(
+            id=f"{model} {source} {at}", runtime=runtime, model=model, source=source, device_kind="cuda",
+            gpu="h100-sxm-80gb", case=case)  # fmt: skip
+
+    def measured(factor: float, *about: Any, **more: Any) -> list[Any]:
+        made = [sample(*about, at, **more) for at in range(10)]
+        return [SimpleNamespace(sample=one, memory_error=factor - 1, time_error=None) for one in made]
+
+    # One runtime's second model is far off its first; two other runtimes are as predicted.
+    found = [*measured(1.0, "a", "x", "s", tp=2), *measured(2.0, "a", "y", "s", tp=2),
+             *measured(1.0, "b", "z", "t", method="lora"), *measured(1.0, "c", "z", "u")]  # fmt: skip
+    guesses = calibration("uncalibrated")
+    base = Calibration(name="mine", based_on=guesses.name, base=guesses)
+    without = dict.fromkeys("stu", base)
+    splits, *others = (one for one in coverage(found, found, base, without) if one.what == "memory")
+    by_kind = {one.software: one for one in (splits, *others)}
+
+    assert (by_kind["tensors or layers are split"].n, by_kind["all"].n, by_kind["all"].runtimes) == (20, 40, 3)
+    assert by_kind["fine-tuning"].left_source == by_kind["states are sharded only"].left_source == 1
+    # The base's band, 0.95 to 1.05, has no room for half of a; nor has one that never saw the model that is off.
+    assert by_kind["tensors or layers are split"].left_source == 0.5
+    assert by_kind["tensors or layers are split"].left_model <= 0.5
 
 
 # -- collectives ------------------------------------------------------------------------------------------------------
