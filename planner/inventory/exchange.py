@@ -53,15 +53,21 @@ def _received(tape: Tape, rows: Tensor, unit: Tensor, index: Size, experts: Mlp)
     return total
 
 
-def weighed_rows(tape: Tape, rows: Tensor, share: Tensor) -> Tensor:
-    """Each row times its share: both are kept, and the share's gradient is summed of a product as large as the rows."""
-    output = tape.new(rows.size, needs_grad=rows.needs_grad)
+def weighed_rows(tape: Tape, rows: Tensor, share: Tensor, wide: float = 1.0) -> Tensor:
+    """Each row times its share: both are kept, and the share's gradient is summed of a product as large as the rows.
+    Of shares in a wider format the products are `wide` times as large, and the rows' gradient is cast back."""
+    output = tape.new(rows.size * wide, needs_grad=rows.needs_grad)
 
     def backward(grad: Storage) -> None:
-        tape.grad_of(rows)
-        inner = tape.allocate(rows.size)
+        if wide == 1:
+            tape.grad_of(rows)
+        first = [] if wide == 1 else [tape.allocate(output.size)]
+        inner = tape.allocate(output.size)
         tape.grad_of(share)
         tape.release(inner)
+        if wide != 1:
+            tape.grad_of(rows)
+        tape.release(*first)
 
     return tape.record(output, (rows, share), backward)
 

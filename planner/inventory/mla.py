@@ -76,7 +76,8 @@ def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tenso
         discards="mla_up_proj" in compute.modules,
     )  # fmt: skip
     tape.drop(q, k, v)
-    attended = ops.laid_out(tape, attended)
+    if value_share == 1:  # else the memory-efficient kernel, whose result lies token by token
+        attended = ops.laid_out(tape, attended)
     return tape.replaced(attended, compute.linear(tape, attended, weights["output"], result=True))
 
 

@@ -126,12 +126,17 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
         product = gated_halves(run, fused, kept="moe_act" not in compute.modules)
     out = _grouped(tape, product, weights["down"], weights.get("down.bias"), compute, expert)
     tape.drop(product)
-    weighed = tape.hold(out) if early else weighed_rows(tape, out, share)
+    # DeepSeek's routers choose in fp32, so its rows are weighed and summed in fp32 too; others cast the weights.
+    wide = 4.0 / compute.weight_bytes if run.model.family.startswith("deepseek") else 1.0
+    weighed = tape.hold(out) if early else weighed_rows(tape, out, share, wide)
     tape.drop(out, share)
     back = tape.new(Size(per_token=8.0 * rows))
     restored = tape.derived(weighed, saved=(back,))
     tape.drop(weighed, back, order, expert)
-    return tape.replaced(restored, tape.derived(restored, x.size))
+    if early or wide == 1:
+        return tape.replaced(restored, tape.derived(restored, x.size))
+    summed = tape.replaced(restored, tape.derived(restored, x.size * wide))
+    return tape.replaced(summed, ops.cast(tape, summed, 1 / wide))
 
 
 def _elsewhere(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:

@@ -22,10 +22,11 @@ from executor.measure import trace as traces
 from executor.measure import tracekernels
 from executor.measure.lines import Tolerances, outside
 from executor.measure.report import judged
+from executor.worker.trace.trace import trace
 from planner.basics.errors import PlannerError
-from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
+from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob, presets
 from planner.spec.plan import PhaseMemory, Plan, encode_plan
-from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, Pair, large_terms, plan_of, traced
+from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, Pair, large_terms, plan_of, planned, traced
 
 EXTRAPOLATED_PERCENT = 0.1
 
@@ -60,6 +61,34 @@ def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
         assert abs(line.error_percent) <= allowed, line
     for line in report.traffic.lines:
         assert line.error_percent == pytest.approx(0, abs=1e-6), line
+
+
+LITE, V3 = presets.model("deepseek-v2-lite"), presets.model("deepseek-v3")
+assert V3.moe is not None and V3.mla is not None
+SMALL_V3 = replace(
+    V3,
+    layers=4, hidden=512, heads=8, kv_heads=8, head_dim=96, ffn=1024, vocab=4096,
+    moe=replace(V3.moe, experts=16, groups=4, top_groups=2, top_k=4, expert_ffn=128, dense_layers=1),
+    mla=replace(V3.mla, q_lora_rank=128, kv_lora_rank=64, qk_rope_head_dim=32, qk_nope_head_dim=64, v_head_dim=64),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute"),
+    [(replace(LITE, layers=3), "none"), (SMALL_V3, "none"), (SMALL_V3, "full")],  # V2-Lite's full one peaks in the step
+    ids=["v2-lite", "v3", "v3-full"],
+)
+def test_deepseeks_activations_are_those_of_a_trace_of_every_layer(model: ModelSpec, recompute: str) -> None:
+    """Values of latent attention are narrower than its keys: a GPU's memory-efficient kernel leaves its result token by
+    token, without a copy; rows of experts are weighed in fp32."""
+    layout = Layout(engine="fsdp2", zero_stage=3, dp_shard=8, recompute=recompute)
+    plan = planned(model, TrainingJob(seq_len=1024), layout)
+    report = traces.compared(plan, trace(plan, 0, full=True))
+    (activations,) = [one for one in report.memory.lines if one.name == "backward/activations"]
+
+    assert activations.predicted and activations.measured
+    assert abs(activations.predicted / activations.measured - 1) < 0.005
+    assert abs((report.memory.peak.predicted or 0) / (report.memory.peak.measured or 1) - 1) < 0.025
 
 
 def test_falcon_repeats_its_one_key_head_without_a_copy_for_one_sequence() -> None:

@@ -98,8 +98,8 @@ def test_deepseek_v3_needs_its_recomputation_to_fit_80_gb() -> None:
         for one in (v3(), v3("mla_up_proj", "layernorm", "moe_act"))
     )
 
-    assert plain > 1.5
-    assert 0.8 < own < 1.05
+    assert plain > 1.3
+    assert 0.8 < own < 1
 
 
 def test_deepseek_v3_s_published_speed_is_above_what_is_predicted_without_dualpipe() -> None:

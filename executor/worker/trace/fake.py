@@ -161,8 +161,15 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p else x
 
-    def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return attention(*args, **(kwargs | {"dropout_p": 0.0}))
+    def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if query.size(-1) == value.size(-1) or args or kwargs.get("attn_mask") is not None:
+            return attention(query, key, value, *args, **(kwargs | {"dropout_p": 0.0}))
+        # Values of another width (latent attention): CUDA's flash kernel refuses them, its memory-efficient one does
+        # not (ATen, transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash); a CPU would write all scores out.
+        causal, scale = kwargs.get("is_causal", False), kwargs.get("scale")
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        result: torch.Tensor = efficient(query, key, value, None, torch.is_grad_enabled(), 0.0, causal, scale=scale)[0]
+        return result
 
     return [
         (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
