@@ -8,7 +8,6 @@ bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,6 @@ from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import Call
 from planner.engines.common import implementation, updated
 from planner.figures.comm import Traffic, traffic
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
@@ -37,12 +35,11 @@ from planner.figures.passes import (
     waiting_of,
     working_seconds,
 )
-from planner.figures.stepparts import PHASES, Chunks, Moved, PhaseWaits, Slowest, StepParts, Wait, Waits
-from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, element_bytes_of, unit_work
+from planner.figures.pipelinetime import pipeline_seconds
+from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
+from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import UNITS, Case
-from planner.parallelism.makespan import lower_bound_s, makespan_s
-from planner.parallelism.pipeline import boundary_bytes
 from planner.spec.calibration import Calibration, Coefficients
 
 CLIP_ACCESSES = 3
@@ -203,7 +200,7 @@ def step_parts(
     own = on_stage(first, both)
     beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
-    pipeline_s, slowest, chunks = _pipeline_s(case, both, known)
+    pipeline_s, slowest, chunks = pipeline_seconds(case, both, known)
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
     waits = waits_of(first, own, calls, seconds, known)
     updated_on_host_s = None if waits is None else update_seconds(first)
@@ -281,73 +278,6 @@ def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:
     passes = [(unit, load) for unit, one in work.items() for load in (one.forward, one.backward, one.again)]
     computed = sum(times[unit] * load.computed_flops for unit, load in passes)
     return case.layout.grad_accum * model / pp, case.layout.grad_accum * computed / pp
-
-
-def _pipeline_s(
-    case: Case, units: dict[str, Passes], known: Coefficients
-) -> tuple[Number, Slowest | None, Chunks | None]:
-    """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
-    played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns."""
-    layout = case.layout
-    if not case.pipelined:
-        passes = on_stage(case, units)
-        return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
-    p2p_s = _send_seconds(case, known)
-    if is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
-        return _pipeline_bound_s(case, units, p2p_s), None, None
-    forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
-    played_s = makespan_s(
-        layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
-    )
-    chunks = Chunks(tuple(forward), tuple(backward), float(p2p_s))
-    return played_s, Slowest.of(layout, forward, backward), chunks
-
-
-def _chunk_seconds(case: Case, units: dict[str, Passes]) -> tuple[list[Number], list[Number]]:
-    """Forward and backward seconds of every chunk of layers, in the model's order; equal chunks share theirs."""
-    passes: dict[Any, Passes] = {}
-    kinds = []
-    for chunk in case.chunks():
-        kinds.append((chunk.first, chunk.last, chunk.layers))
-        if kinds[-1] not in passes:
-            passes[kinds[-1]] = on_stage(case.at(chunk), units)
-    return [passes[kind].forward_s for kind in kinds], [passes[kind].backward_s for kind in kinds]
-
-
-def _pipeline_bound_s(case: Case, units: dict[str, Passes], p2p_s: Number) -> Number:
-    """Seconds that no layout of the columns is through its schedule in: a closed form for each number of stages."""
-    layout = case.layout
-    stages: Any = layout.pp
-    if not is_column(stages):
-        chunks = _chunk_seconds(case, units)
-        return lower_bound_s(layout.pp_schedule, *chunks, layout.grad_accum, layout.virtual_stages, p2p_s)
-    import numpy as np  # columns only
-
-    bound_s = np.empty(len(stages))
-    for count in np.unique(stages):
-        rows = stages == count
-
-        def of_these(figure: Any, rows: Any = rows) -> Any:
-            return figure[rows] if is_column(figure) else figure
-
-        some = {unit: Passes(*map(of_these, passes)) for unit, passes in units.items()}
-        alike = msgspec.structs.replace(case, layout=msgspec.structs.replace(layout, pp=int(count)))
-        chunks = _chunk_seconds(alike, some)
-        bound_s[rows] = lower_bound_s(
-            layout.pp_schedule, *chunks, of_these(layout.grad_accum), layout.virtual_stages, of_these(p2p_s)
-        )
-    return bound_s
-
-
-def _send_seconds(case: Case, known: Coefficients) -> Number:
-    """One micro-batch's activations on their way over one boundary."""
-    layout = case.layout
-    split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    payload = boundary_bytes(
-        layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
-    )
-    (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
-    return collective_seconds(sent, case.cluster.levels, known)
 
 
 def _waited(
