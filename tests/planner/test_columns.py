@@ -19,6 +19,8 @@ from planner.basics.formula import known_formulas
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
 from planner.figures.comm import Traffic, crosses, ranks_inside
+from planner.figures.kernels.device import named
+from planner.figures.kernels.experts import expert_rows, routed
 from planner.figures.memory import memory_lines, peak_at, peak_bytes
 from planner.figures.steptime import StepTime, step_time
 from planner.parallelism.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
@@ -43,6 +45,7 @@ NUMBERS = {  # parameter -> range of whole numbers it may have
     "micro_batches": (1, 8), "calls": (1, 900), "tokens": (1, 10**6), "seq_len": (1, 10**5), "element_bytes": (2, 4),
     "micro_batch_size": (1, 64), "grad_accum": (1, 64), "data_parallel": (1, 64), "accesses": (1, 20),
     "rank": (0, 7), "virtual_stages": (1, 4), "layers": (1, 100), "step_s": (1, 100), "efficiency": (1, 2),
+    "sharpness": (1, 4), "splits": (1, 3),
 }  # fmt: skip
 FIXED: dict[str, Any] = {
     "schedule": "interleaved",
@@ -69,14 +72,34 @@ def traffic_of(rows: Any) -> Traffic:
     )
 
 
+H100 = named("h100-sxm-80gb")
+KERNELS = {
+    "Device": H100,
+    "ProductTimes": H100.times.product("bf16"),
+    "AttentionTimes": H100.times.attend(),
+    "ExpertTimes": H100.times.expert("bf16"),
+    "CollectiveTimes": H100.times.collective("all_reduce"),
+    "MemoryTimes": H100.times.move("plain"),
+    "Routed": routed(expert_rows(4096, 2, 8, 2)),
+    "bool": False,
+}
+"""Arguments of kernels' formulas by their annotation."""
+EXACT, POWERS = 0.0, 1e-12
+"""Relative deviation of a column: powers of columns are NumPy's, those of numbers C's."""
+
+
 def arguments(function: Any, rows: int) -> dict[str, Any]:
     """Columns for the numbers of a formula, single values for its categories. Unknown parameters count as large."""
     draw = np.random.default_rng(rows)
     found: dict[str, Any] = {}
-    for name in inspect.signature(function).parameters:
-        if name == "one":
+    for name, parameter in inspect.signature(function).parameters.items():
+        if ".kernels." in function.__module__ and str(parameter.annotation) in KERNELS:
+            found[name] = KERNELS[str(parameter.annotation)]
+        elif name == "number_format":
+            found[name] = "bf16"
+        elif name == "one":
             found[name] = traffic_of(draw.integers(1, 9, size=rows).astype(float))
-        elif name in FIXED:
+        elif name in FIXED and parameter.annotation != "Number":
             found[name] = FIXED[name]
         else:
             low, high = NUMBERS.get(name, (1, 10**12))
@@ -102,8 +125,10 @@ def test_a_formula_answers_alike_for_a_number_and_a_column(name: str):
 
     column = np.broadcast_to(function(**given_), 50)
 
+    within = POWERS if ".kernels." in name else EXACT
     for place in range(50):
-        assert column[place] == function(**{key: row_of(value, place) for key, value in given_.items()})
+        alone = function(**{key: row_of(value, place) for key, value in given_.items()})
+        assert column[place] == pytest.approx(alone, rel=within, abs=0)
 
 
 def question(precision: str, optimizer: str = "adamw", method: str = "full", nodes: int = 4) -> Question:

@@ -512,7 +512,8 @@ def test_another_calibration_gives_other_figures(tmp_path, capsys):
     folder = tmp_path / "calibrations"
     folder.mkdir()
     (folder / "mine.toml").write_text(
-        '[[allocator]]\nruntime = "accelerate-fsdp2"\nfragmentation = 1.0\nsource = "test"\n'
+        '[[allocator]]\nruntime = "accelerate-fsdp2"\nfragmentation = 1.0\nworkspace_bytes = 0.0\nchurn = 0.0\n'
+        'source = "test"\n'
     )
     path = written(tmp_path / "rows.jsonl", changed(ROW, measured__memory_kind="reserved"))
     figures = [

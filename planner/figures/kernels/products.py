@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from planner.basics.arith import Number, minimum
+from planner.basics.arith import Number, minimum, where
 from planner.basics.formula import formula, unrecorded
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.waves import (
@@ -56,7 +56,7 @@ def tile_share(area: int, one: TileTimes) -> float:
 @formula(unit="s", source="partial sums of a split k, once to memory and back at its rate")
 def splitting_seconds(m: Number, n: Number, splits: Number, bytes_per_s: Number, split_s: Number) -> Number:
     """What it takes to add up the parts of k; nothing for one part."""
-    return 0.0 * m if splits == 1 else split_s + splits * m * n * PARTIAL_BYTES / (2 * bytes_per_s)
+    return where(splits == 1, 0.0, split_s + splits * m * n * PARTIAL_BYTES / (2 * bytes_per_s))
 
 
 @formula(unit="s", source="one pass over the operand: 16 bits read, 8 written")
