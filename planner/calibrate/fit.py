@@ -81,8 +81,7 @@ class Fits:
         self, samples: Sequence[Sample], dropped: frozenset[Group]
     ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
         own: dict[str, list[tuple[str, ComputeFit, list[Sample]]]] = {}
-        timed = [one for one in samples if one.step_s is not None]
-        for (runtime, gpu), members in grouped(timed, "runtime", "gpu"):
+        for (runtime, gpu), members in timed(samples):
             key = runtime, gpu, frozenset(one.id for one in members)
             if key not in self._computes:
                 self._computes[key] = fit_compute(members, self.timer)
@@ -122,6 +121,13 @@ def grouped(samples: Sequence[Sample], *keys: str) -> list[tuple[tuple[str, ...]
     return sorted(found.items())
 
 
+def timed(samples: Sequence[Sample]) -> list[tuple[tuple[str, ...], list[Sample]]]:
+    """The samples that tell a runtime's speed on a device: without those of 8 and 4 bits, whose products reach another
+    share of another rate, where there are any in 16 or more."""
+    found = grouped([one for one in samples if one.step_s is not None], "runtime", "gpu")
+    return [(key, [one for one in members if not one.case.job.narrows] or members) for key, members in found]
+
+
 def sources_text(samples: Sequence[Sample]) -> str:
     """Where an entry's measurements come from."""
     sources, models = distinct(samples, "source"), distinct(samples, "model")
@@ -132,9 +138,8 @@ def sources_text(samples: Sequence[Sample]) -> str:
 def groups_of(samples: Sequence[Sample]) -> dict[Group, list[Sample]]:
     """The samples by which each group of a calibration is judged."""
     sized = [one for one in samples if one.memory_kind in ("reserved", "device") and one.memory_bytes is not None]
-    timed = [one for one in samples if one.step_s is not None]
     found: dict[Group, list[Sample]] = {("allocator", runtime): each for (runtime,), each in grouped(sized, "runtime")}
-    found |= {("speed", *key): each for key, each in grouped(timed, "runtime", "gpu")}
+    found |= {("speed", *key): each for key, each in timed(samples)}
     return found
 
 

@@ -20,10 +20,11 @@ from planner.calibrate.allocator import badness, fit_allocator
 from planner.calibrate.asked import asked
 from planner.calibrate.collective import bus_bytes
 from planner.calibrate.coverage import coverage
+from planner.calibrate.fit import timed
 from planner.calibrate.predict import Figures, Replayed, replay
 from planner.calibrate.rows import _known
 from planner.calibrate.samples import of_rows
-from planner.spec import Allocator
+from planner.spec import Allocator, TrainingJob
 from planner.spec.calibration import UNCALIBRATED, Calibration, calibration
 
 BASE = calibration(UNCALIBRATED)
@@ -173,6 +174,19 @@ def test_a_band_made_without_a_model_or_a_source_is_what_judges_it() -> None:
     # The base's band, 0.95 to 1.05, has no room for half of a; nor has one that never saw the model that is off.
     assert by_kind["tensors or layers are split"].left_source == 0.5
     assert by_kind["tensors or layers are split"].left_model <= 0.5
+
+
+def test_a_device_is_as_fast_as_its_16_bit_runs_say_where_there_are_any() -> None:
+    def sample(precision: str, gpu: str, step_s: float | None = 1.0) -> Any:
+        case = SimpleNamespace(job=TrainingJob(precision=precision))
+        return SimpleNamespace(runtime="megatron-core", gpu=gpu, step_s=step_s, case=case)
+
+    wide, narrow, alone = sample("bf16", "a"), sample("mxfp8", "a"), sample("fp8", "b")
+
+    assert dict(timed([wide, narrow, alone, sample("bf16", "b", None)])) == {
+        ("megatron-core", "a"): [wide],
+        ("megatron-core", "b"): [alone],
+    }
 
 
 # -- collectives ------------------------------------------------------------------------------------------------------
