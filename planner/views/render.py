@@ -115,7 +115,10 @@ def why_text(found: Answer) -> list[str]:
     """The reasons, one a line."""
     from textwrap import fill
 
-    told = [fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ") for one in reasons_of(found)]
+    told = [  # an option's name stays whole
+        fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+        for one in reasons_of(found)
+    ]
     return ["", *told] if told else []
 
 

@@ -173,7 +173,7 @@ def test_a_card_that_no_preset_knows_has_its_memory_and_no_rates():
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ('precision = "bf17"', "must be fp32, bf16, fp16, pure-bf16 or fp8. Did you mean bf16"),
+        ('precision = "bf17"', "mxfp8 or nvfp4. Did you mean bf16"),
         ('reshard_after_forward = "yes"', "must be true or false"),
         ("seq_len = true", "must be a value of its own. See --seq-len"),
     ],

@@ -256,10 +256,10 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: li
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "gpus", "at_least"),
-    [("pythia-1b", "8", 400), ("opt-125m", "2", 100), ("bloom-560m", "3", 30), ("phi-2", "4", 150)],
+    [("pythia-1b", "8", 350), ("opt-125m", "2", 100), ("bloom-560m", "3", 30), ("phi-2", "4", 140)],
 )
 def test_families_that_only_data_parallelism_launches_have_a_largest_batch(model: str, gpus: str, at_least: int):
-    """W7: "nothing", where 400 sequences of pythia-1b fit: a batch of 1 has only layouts that nothing launches."""
+    """W7: "nothing", where 350 sequences of pythia-1b fit: a batch of 1 has only layouts that nothing launches."""
     question, found = fitted("global-batch", model=model, gpus=gpus, method="full")
 
     assert found.value is not None and found.value >= at_least
@@ -287,12 +287,12 @@ def test_a_model_that_nothing_launches_is_no_question_of_memory(capsys: pytest.C
 def test_states_wait_in_host_memory_for_what_has_no_value_without():
     """W5: 8b on four cards of 24 GB."""
     question, resize = asked(model="llama-3-8b", cluster="pcie-4x4090", seq_len="4096", method="full")
-    found = fit(question, resize, ["gpus", "micro-batch"], max_gpus=8)
+    found = fit(question, resize, ["gpus", "micro-batch"], max_gpus=16)
     gpus, micro = found.found
 
-    assert (gpus.value, gpus.offloaded) == (8, False)
+    assert (gpus.value, gpus.offloaded) == (12, False)
     assert micro.offloaded and micro.best is not None and micro.best.case.layout.offload_params
-    assert "Nothing fits without offload: states wait in host memory, 149.58 GiB of 256 GiB of each node." in (
+    assert "Nothing fits without offload: states wait in host memory, 119.66 GiB of 256 GiB of each node." in (
         fit_text(found)
     )
 
