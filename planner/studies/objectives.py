@@ -12,6 +12,7 @@ import msgspec
 
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
+from planner.basics.progress import Cancelled
 from planner.decide.estimation import Answer
 from planner.decide.recommendation import FREE, Constraints, Recommendation, recommend
 from planner.studies.fit import Fitted, fit
@@ -49,10 +50,14 @@ def reach(
         raise PlannerError(name, None, f"is what {objective} looks for, but {fits.fixed[quantity]}", "Leave it out")
     fitted = fits.found[0]
     adapted = _adapted(question, resize, fitted, max_gpus)
-    if fitted.interrupted and fitted.best is not None:
-        found = Recommendation(Answer(adapted, (fitted.best,), {}, 0), 0, {}, interrupted=True)
-        return Reached(objective, found, fitted)
-    return Reached(objective, recommend(adapted, top, constraints, front=front), fitted)
+    try:
+        if not fitted.interrupted or fitted.best is None:
+            return Reached(objective, recommend(adapted, top, constraints, front=front), fitted)
+    except Cancelled:  # before it found again what the edge has shown
+        if fitted.best is None:
+            raise
+    found = Recommendation(Answer(adapted, (fitted.best,), {}, 0), 0, {}, interrupted=True)
+    return Reached(objective, found, fitted)
 
 
 def _adapted(question: Question, resize: Resize, fitted: Fitted, max_gpus: int) -> Question:

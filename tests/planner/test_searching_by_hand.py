@@ -21,7 +21,7 @@ from planner.decide import levers, network_reasons, search, smaller, walker
 from planner.decide.candidates import Candidate
 from planner.decide.search import Ranking, together
 from planner.decide.walker import FRONT_SPAN, SMALLEST_OF_BLOCK, Smallest, Walker
-from planner.figures.steptime import _slowest
+from planner.figures.stepparts import Slowest
 from planner.spec import Layout
 from planner.spec.options import OPTIONS
 from planner.studies import fit, objectives, sweep
@@ -166,7 +166,7 @@ def test_a_pipeline_s_slowest_rank_has_the_longest_passes(
 ) -> None:
     """Backward takes twice as long as forward; four micro-batches."""
     layout = Layout(engine="torchtitan", pp=4, pp_schedule=schedule, virtual_stages=len(forward) // 4, grad_accum=4)
-    found = _slowest(layout, forward, [2 * each for each in forward])
+    found = Slowest.of(layout, forward, [2 * each for each in forward])
     assert (found.stage, found.passes_s) == (slowest[0], pytest.approx(slowest[1]))
 
 

@@ -58,7 +58,7 @@ def test_every_option_of_the_planner_can_be_typed():
     ("typed", "field", "said"),
     [
         ({"method": "lorra"}, "method", "Did you mean lora"),
-        ({"precision": "fp64"}, "precision", "or fp32"),
+        ({"precision": "fp64"}, "precision", "Did you mean fp16 or"),
         ({"more": "--tp"}, "tp", "Add one after --tp"),
         ({"more": "--no-such 3"}, "more", "No such option"),
         ({"more": "--data 'unclosed"}, "more", "Close the quotation"),
