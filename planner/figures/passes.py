@@ -13,6 +13,9 @@ from planner.basics.arith import Number, maximum, where
 from planner.basics.formula import formula
 from planner.engines.common import parallel_calls
 from planner.figures.comm import crosses, traffic
+from planner.figures.kernels.device import Device as Chip
+from planner.figures.kernels.device import device_of as chip_of
+from planner.figures.kernels.step import Rows, distinct_rows, formats_known, kernels_seconds, least_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.work import Load, Work, element_bytes_of
 from planner.parallelism.case import LAYERS, UNITS, Case
@@ -57,6 +60,12 @@ def attention_seconds(flops: Number, peak_flops_per_s: Number, share: Number) ->
     return flops / (peak_flops_per_s * share)
 
 
+@formula(unit="s", source="fitted to training steps: measured kernels, one after the other, times what a step adds")
+def paced_seconds(kernels_s: Number, pace: Number) -> Number:
+    """Kernels in a training step: what they take alone, times a factor of the software."""
+    return kernels_s * pace
+
+
 @formula(unit="s", source="definition: each operation is started by the host, one after the other")
 def starting_seconds(operations: Number, operation_s: Number) -> Number:
     """What the host takes to start operations, whatever they do."""
@@ -92,13 +101,19 @@ def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What the device could do, and how near the software comes to it. `waits` where the host itself computes."""
+    """What the device could do, and how near the software comes to it. `waits` where the host itself computes.
+
+    `kernels` are measured kernels of it, or of its like; None where its products are timed by shares of the peak.
+    `rows` are the rows of columns that differ in what kernels depend on.
+    """
 
     peak_flops_per_s: Number
     bytes_per_s: float
     element_bytes: float
     waits: bool
     known: Compute
+    kernels: Chip | None = None
+    rows: Rows | None = None
 
 
 def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device | None:
@@ -106,7 +121,18 @@ def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device 
     gpu, peak = case.cluster.gpu, matmul_rate(case, work)
     if peak is None or gpu.memory_bytes_per_s is None:
         return None
-    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute)
+    chip, layout = kernels_of(case, known.compute), case.layout
+    rows = distinct_rows(layout.micro_batch_size, layout.tp, layout.ep, layout.cp) if chip else None
+    return Device(
+        peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute, chip, rows
+    )
+
+
+def kernels_of(case: Case, known: Compute) -> Chip | None:
+    """The measured kernels by which a calibration times the case's products; None where it does by shares of the peak,
+    or nobody measured kernels of its number format on such a device."""
+    chip = chip_of(case.cluster.gpu) if known.pace else None
+    return chip if chip is not None and formats_known(chip, ("bf16", case.job.product_rate)) else None
 
 
 class Passes(NamedTuple):
@@ -152,6 +178,9 @@ def passes_of(loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes 
 def working_seconds(load: Load, device: Device) -> Number:
     """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
+    if device.kernels is not None:
+        kernels_s = paced_seconds(kernels_seconds(load.kernels, device.kernels, device.rows), known.pace)
+        return kernels_s + memory_seconds(load.moved_bytes + load.fixed_bytes + load.score_bytes, *memory)
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
@@ -160,6 +189,14 @@ def working_seconds(load: Load, device: Device) -> Number:
         load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
     )
     return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
+
+
+def least_working_seconds(load: Load, device: Device) -> Number:
+    """A bound below a load's seconds that does not depend on the size of its products."""
+    if device.kernels is None:
+        return working_seconds(msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0), device)
+    memory_s = memory_seconds(load.moved_bytes, device.bytes_per_s, device.known.memory_share)
+    return paced_seconds(least_seconds(load.kernels, device.kernels), device.known.pace) + memory_s
 
 
 def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:

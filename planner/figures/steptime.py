@@ -25,6 +25,7 @@ from planner.figures.passes import (
     Passes,
     coefficients,
     device_of,
+    least_working_seconds,
     loads_of,
     matmul_seconds,
     memory_seconds,
@@ -33,7 +34,6 @@ from planner.figures.passes import (
     peak_flops,
     starting_seconds,
     waiting_of,
-    working_seconds,
 )
 from planner.figures.pipelinetime import pipeline_seconds
 from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
@@ -261,8 +261,7 @@ def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
     times, seconds = case.whole_repeats, 0.0
     for unit, one in work.items():
         for load in (one.forward, one.backward, one.again):
-            least = msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0)
-            seconds += times[unit] * float(working_seconds(least, device))
+            seconds += times[unit] * float(least_working_seconds(load, device))
     return seconds
 
 

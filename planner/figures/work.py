@@ -6,7 +6,7 @@ Works on one layout and on columns. Legend: P elements, L layers, s sequence, h 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
@@ -14,6 +14,7 @@ from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines.common import packed
+from planner.figures.kernels.step import Asked, Attention, Grouped, Product
 from planner.inventory import Weight
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
@@ -28,6 +29,10 @@ ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
 LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16, "fused-linear": 4}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
+
+SCORES_FORWARD, SCORES_BACKWARD = 9, 11
+"""Bytes for each score in memory, in 16 bits: softmax reads and writes, dropout too with a mask of one byte; backward
+both again, softmax with its own result (Megatron-LM's fused softmax, torch's dropout)."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
@@ -51,7 +56,8 @@ class Load(msgspec.Struct, frozen=True):
 
     `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
     the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens:
-    weights unpacked, gradients of a table, gradients added up.
+    weights unpacked, gradients of a table, gradients added up. `kernels` are the same products and attention one by
+    one; `score_bytes` what goes on between the products of attention where its scores are in memory.
     """
 
     product_flops: Number = 0.0
@@ -61,6 +67,8 @@ class Load(msgspec.Struct, frozen=True):
     moved_bytes: Number = 0.0
     fixed_bytes: Number = 0.0
     operations: Number = 0.0
+    kernels: tuple[Asked, ...] = ()
+    score_bytes: Number = 0.0
 
     @property
     def flops(self) -> Number:
@@ -163,6 +171,12 @@ def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Nu
     return 3 * trained * element_bytes * (micro_batches - 1) / micro_batches
 
 
+def _again_kernels(kernels: Iterable[Asked], products: Number, attention: Number) -> tuple[Asked, ...]:
+    """The parts of a forward's kernels that run once more."""
+    shares = ((one, attention if isinstance(one, Attention) else products) for one in kernels)
+    return tuple(one._replace(times=one.times * share) for one, share in shares if is_column(share) or share)
+
+
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
     if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
@@ -204,30 +218,50 @@ def _unit_work(whole: Case) -> dict[str, Work]:
 
 
 class _Products(msgspec.Struct, frozen=True):
-    """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands."""
+    """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands; their
+    products one by one, `gradients` of inputs and of trained weights."""
 
     trained: Number
     frozen: Number
     trained_operands: Number
     frozen_operands: Number
     modules: int
+    kernels: tuple[Asked, ...]
+    gradients: tuple[Asked, ...]
 
 
 def _products(case: Case, unit: str) -> _Products:
     elements: dict[bool, Number] = {True: 0.0, False: 0.0}
     operands: dict[bool, Number] = {True: 0.0, False: 0.0}
+    kernels: list[Asked] = []
+    gradients: list[Asked] = []
     modules, tokens = 0, case.tokens
+    narrow = case.job.product_rate if unit in LAYERS and case.job.narrows else "bf16"
     for weight in case.units()[unit]:
         each = product_elements(case, weight)
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
+        out, into = weight.features
+        if weight.expert:
+            experts = weight.shape[0]
+            kernels.append(Grouped(experts, rows / experts, out, into, 1.0, narrow))
+            gradients.append(Grouped(experts, rows / experts, into, out, 1.0, narrow))
+            if weight.trainable:
+                gradients.append(Grouped(experts, rows / experts, into, out, 1.0, narrow))
+        else:
+            kernels.append(Product(rows, out, into, 1.0, narrow))
+            gradients.append(Product(rows, into, out, 1.0, narrow))
+            if weight.trainable:
+                gradients.append(Product(out, into, rows, 1.0, narrow))
         modules += 1
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
             rows, sum(weight.features), weight.elements
         )
-    return _Products(elements[True], elements[False], operands[True], operands[False], modules)
+    return _Products(
+        elements[True], elements[False], operands[True], operands[False], modules, tuple(kernels), tuple(gradients)
+    )
 
 
 def _layer_work(case: Case, unit: str) -> Work:
@@ -241,6 +275,7 @@ def _layer_work(case: Case, unit: str) -> Work:
     # Kernels under a mask compute the whole square, of which a causal one needs half.
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
+    attends, returns, score_bytes = _attention_kernels(case, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
@@ -249,6 +284,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=_elementwise_bytes(case, unit, split),
         fixed_bytes=unpacked,
         operations=found.modules + _layer_operations(case),
+        kernels=found.kernels + attends,
+        score_bytes=score_bytes,
     )
     backward = _backward(case, unit, found, forward)
     backward = msgspec.structs.replace(
@@ -256,6 +293,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         attention_flops=2 * attention,
         masked_flops=2 * forward.masked_flops,
         moved_bytes=2 * forward.moved_bytes,
+        kernels=found.gradients + returns,
+        score_bytes=SCORES_BACKWARD / SCORES_FORWARD * score_bytes,
     )
     again_products, again_attention, again_elementwise = _again(case, unit, found)
     again = Load(
@@ -266,8 +305,29 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=again_elementwise * forward.moved_bytes,
         fixed_bytes=again_products * unpacked,
         operations=max(again_products, again_elementwise) * forward.operations,
+        kernels=_again_kernels(found.kernels, again_products, 0.0) + _again_kernels(attends, again_attention, again_attention),
+        score_bytes=again_attention * score_bytes,
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)
+
+
+def _attention_kernels(case: Case, split: Number) -> tuple[tuple[Asked, ...], tuple[Asked, ...], Number]:
+    """Of one layer: forward, backward, and the bytes that scores in memory cost one forward beside its products."""
+    model, job, layout = case.model, case.job, case.layout
+    masked = case.masks_documents
+    span = job.seq_len if masked else job.attention_span
+    # Under a mask the whole square is computed, of which a causal one needs half.
+    share = 2.0 if masked else model.attended(span) / span
+    heads, kv_heads = model.heads * split / layout.cp, ceil_div(model.kv_heads, layout.tp) / layout.cp
+    widths = model.qk_width / model.heads, model.v_width / model.heads
+    sequences = layout.micro_batch_size * (job.seq_len / span)
+    if case.parts.attention != "unfused":
+        forward = Attention(sequences, span, heads, kv_heads, *widths, False, share)
+        return (forward,), (forward._replace(backward=True),), 0.0
+    rows = sequences * heads * span
+    products = (Product(rows, span, widths[0]), Product(rows, widths[1], span))
+    back = tuple(turned for one in products for turned in (one._replace(n=one.k, k=one.n), one))
+    return products, back, SCORES_FORWARD * rows * span
 
 
 def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, float]:
@@ -297,6 +357,7 @@ def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
         moved_bytes=forward.moved_bytes,
         fixed_bytes=forward.fixed_bytes + added_up,
         operations=BACKWARD_OPERATIONS * forward.operations,
+        kernels=found.gradients,
     )
 
 
@@ -361,6 +422,7 @@ def _end_work(case: Case, unit: str) -> Work:
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
         moved_bytes=loss_bytes(vocab, tokens, element, LOSS_BYTES.get(parts.loss, 28)) / 2,
+        kernels=found.kernels,
         operations=found.modules
         + NORM_OPERATIONS.get(parts.norm, 1)
         + LOSS_OPERATIONS.get(parts.loss, EAGER_LOSS_OPERATIONS),

@@ -389,6 +389,9 @@ NETWORKS: tuple[Network, ...] = (
 )
 """By the rows' `inter_link`, else by their table's title."""
 
+RACKS = {("NVL72", "gb200-186gb"): "gb200-nvl72", ("NVL72", "gb300-279gb"): "gb300-nvl72"}
+"""The cluster that a link's first word and a GPU mean: NVLink joins the trays of a rack."""
+
 PRECISIONS = {
     "bf16": "bf16",
     "amp_bf16": "bf16",
