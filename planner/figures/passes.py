@@ -123,16 +123,15 @@ def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device 
         return None
     chip, layout = kernels_of(case, known.compute), case.layout
     rows = distinct_rows(layout.micro_batch_size, layout.tp, layout.ep, layout.cp) if chip else None
-    return Device(
-        peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute, chip, rows
-    )
+    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute, chip, rows)
 
 
 def kernels_of(case: Case, known: Compute) -> Chip | None:
     """The measured kernels by which a calibration times the case's products; None where it does by shares of the peak,
     or nobody measured kernels of its number format on such a device."""
     chip = chip_of(case.cluster.gpu) if known.pace else None
-    return chip if chip is not None and formats_known(chip, ("bf16", case.job.product_rate)) else None
+    formats = ("bf16", case.job.product_rate) if case.job.narrows else (case.job.product_rate,)
+    return chip if chip is not None and formats_known(chip, formats) else None
 
 
 class Passes(NamedTuple):

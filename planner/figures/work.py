@@ -236,7 +236,7 @@ def _products(case: Case, unit: str) -> _Products:
     kernels: list[Asked] = []
     gradients: list[Asked] = []
     modules, tokens = 0, case.tokens
-    narrow = case.job.product_rate if unit in LAYERS and case.job.narrows else "bf16"
+    number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
     for weight in case.units()[unit]:
         each = product_elements(case, weight)
         if not is_column(each) and each == 0:
@@ -245,15 +245,15 @@ def _products(case: Case, unit: str) -> _Products:
         out, into = weight.features
         if weight.expert:
             experts = weight.shape[0]
-            kernels.append(Grouped(experts, rows / experts, out, into, 1.0, narrow))
-            gradients.append(Grouped(experts, rows / experts, into, out, 1.0, narrow))
+            kernels.append(Grouped(experts, rows / experts, out, into, 1.0, number_format))
+            gradients.append(Grouped(experts, rows / experts, into, out, 1.0, number_format))
             if weight.trainable:
-                gradients.append(Grouped(experts, rows / experts, into, out, 1.0, narrow))
+                gradients.append(Grouped(experts, rows / experts, into, out, 1.0, number_format))
         else:
-            kernels.append(Product(rows, out, into, 1.0, narrow))
-            gradients.append(Product(rows, into, out, 1.0, narrow))
+            kernels.append(Product(rows, out, into, 1.0, number_format))
+            gradients.append(Product(rows, into, out, 1.0, number_format))
             if weight.trainable:
-                gradients.append(Product(out, into, rows, 1.0, narrow))
+                gradients.append(Product(out, into, rows, 1.0, number_format))
         modules += 1
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
@@ -305,7 +305,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=again_elementwise * forward.moved_bytes,
         fixed_bytes=again_products * unpacked,
         operations=max(again_products, again_elementwise) * forward.operations,
-        kernels=_again_kernels(found.kernels, again_products, 0.0) + _again_kernels(attends, again_attention, again_attention),
+        kernels=_again_kernels(found.kernels, again_products, 0.0)
+        + _again_kernels(attends, again_attention, again_attention),
         score_bytes=again_attention * score_bytes,
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)

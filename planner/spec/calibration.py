@@ -190,7 +190,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether the device's speed was measured where it stands (executor probe, or runs of the person's own), not
         guessed or published by others."""
         for level in self.chain:
-            here = [one for one in level.compute if _holds(one, runtime, gpu, kind) and one.matmul_share is not None]
+            held = [one for one in level.compute if _holds(one, runtime, gpu, kind)]
+            here = [one for one in held if one.matmul_share is not None or one.pace is not None]
             if here:
                 source = max(here, key=_weight).source
                 return PROBE in source or OWN_RUNS in source

@@ -20,8 +20,8 @@ from planner.figures.kernels.products import Product, product_seconds
 from planner.figures.kernels.waves import held_back_seconds
 from planner.spec.kernel_times import ExpertTimes, ProductTimes
 
-NARROWER = ("fp8", "bf16")
-"""Whose numbers a format takes that was measured on no device: as shares of its own peak, with the same power."""
+WIDER = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",)}
+"""Whose numbers a format takes that was measured on no such device: as shares of its own peak, with the same power."""
 
 
 class Grouped(NamedTuple):
@@ -74,7 +74,9 @@ def least_seconds(asked: Iterable[Asked], device: Device) -> Number:
             assert known is not None and peak is not None
             flops = causal_flops(one.batch, one.seq, one.heads, one.head_dim, one.value_dim)
             flops = flops * (BACKWARD_FLOPS if one.backward else 1.0)
-            share = head_share(maximum(one.head_dim, one.value_dim), known) * (known.backward_share or 1.0 if one.backward else 1.0)
+            share = head_share(maximum(one.head_dim, one.value_dim), known) * (
+                known.backward_share or 1.0 if one.backward else 1.0
+            )
         else:
             tiles = (_expert_times if isinstance(one, Grouped) else _product_times)(device, one.format)
             peak = device.peak(one.format)
@@ -106,7 +108,9 @@ def distinct_rows(*columns: Number) -> Rows | None:
 
 
 @formula(unit="s", source="grouped kernel of a balanced router, held back by power as products are")
-def grouped_kernel_seconds(rows: Number, count: Number, n: Number, k: Number, device: Device, number_format: str) -> Number:
+def grouped_kernel_seconds(
+    rows: Number, count: Number, n: Number, k: Number, device: Device, number_format: str
+) -> Number:
     """One grouped product of `count` experts with `rows` rows each, in a step: weights from memory."""
     one = _expert_times(device, number_format)
     assert one is not None, number_format
@@ -185,7 +189,7 @@ _TIMERS: dict[type, Callable[[Any, Device], Number]] = {Product: _product, Group
 
 def _product_times(device: Device, number_format: str) -> ProductTimes | None:
     found = device.times.product(number_format)
-    for other in NARROWER if found is None and device.peak(number_format) is not None else ():
+    for other in WIDER.get(number_format, ()) if found is None and device.peak(number_format) is not None else ():
         known = device.times.product(other)
         if known is not None:
             flop_j = known.flop_j * (device.peak(other) or 0.0) / (device.peak(number_format) or 1.0)
@@ -196,7 +200,7 @@ def _product_times(device: Device, number_format: str) -> ProductTimes | None:
 def _expert_times(device: Device, number_format: str) -> ExpertTimes | None:
     """Of the nearest device whose experts were measured, with the energies of this one's products."""
     own = _product_times(device, number_format)
-    for other in (number_format, *NARROWER) if own is not None else ():
+    for other in (number_format, *WIDER.get(number_format, ())) if own is not None else ():
         known = device.times.expert(other)
         if known is not None and own is not None:
             return msgspec.structs.replace(known, format=number_format, flop_j=own.flop_j, byte_j=own.byte_j)
