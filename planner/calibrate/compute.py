@@ -38,7 +38,6 @@ class Speeds(NamedTuple):
     attention_share: float
     operation_s: float
     hidden_share: float
-    straggle_s: float
     pace: float = 0.0
 
 
@@ -47,7 +46,6 @@ GRID: dict[str, tuple[float, ...]] = {
     "matmul_share": tuple(round(0.1 + 0.025 * step, 3) for step in range(37)),
     "hidden_share": (0.0, 0.25, 0.5, 0.75, 0.9, 1.0),
     "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
-    "straggle_s": (0.0, 1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 3e-4),
 }
 """In the order they are searched."""
 
@@ -72,7 +70,7 @@ class Timer:
         """The predicted step of a sample."""
         key = sample.id, speeds
         if key not in self._seconds:
-            self._seconds[key] = scalar(step_time(sample.case, self._trial(speeds)).step_s)
+            self._seconds[key] = scalar(step_time(sample.case, self._trial(speeds), costs=sample.costs).step_s)
         return self._seconds[key]
 
     def _trial(self, speeds: Speeds) -> Calibration:
@@ -94,7 +92,6 @@ def speeds_of(known: Calibration, sample: Sample) -> Speeds:
         compute.attention_share,
         compute.operation_s,
         overlap.hidden_share,
-        overlap.straggle_s,
         compute.pace if kernels_of(sample.case, compute) else 0.0,
     )
 
@@ -104,7 +101,7 @@ def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry
     numbers = speeds._asdict()
     for unused in ("matmul_share", "attention_share") if speeds.pace else ("pace",):
         del numbers[unused]
-    beside = {name: numbers.pop(name) for name in ("hidden_share", "straggle_s")}
+    beside = {"hidden_share": numbers.pop("hidden_share")}
     return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | beside, OverlapEntry)
 
 

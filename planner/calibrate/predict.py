@@ -138,7 +138,7 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
     on_first = asked.row.measured.memory_stage == "first"
     logged = _logged(case, asked, _allocated(case, walks, first_stage=True) if on_first else allocated)
     device = fullest["device"]
-    time = step_time(case, calibration)
+    time = step_time(case, calibration, costs=asked.costs)
     speed = throughput(case, time)
     bands = coefficients(case, calibration).bands
     edges = partial(_device_bytes, walks=walks)

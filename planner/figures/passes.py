@@ -5,21 +5,22 @@ Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, maximum, where
+from planner.basics.arith import Number, maximum
 from planner.basics.formula import formula
 from planner.engines.common import parallel_calls
-from planner.figures.comm import crosses, traffic
+from planner.figures.comm import Traffic, traffic
+from planner.figures.hostcosts import HostCosts, call_seconds
 from planner.figures.kernels.device import Device as Chip
 from planner.figures.kernels.device import device_of as chip_of
 from planner.figures.kernels.step import Rows, distinct_rows, formats_known, kernels_seconds, least_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.work import Load, Work, element_bytes_of
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.parallelism.groups import axis_stride
 from planner.spec.calibration import Calibration, Coefficients, Compute
 
 WITHIN = ("tp", "cp", "ep")
@@ -70,12 +71,6 @@ def paced_seconds(kernels_s: Number, pace: Number) -> Number:
 def starting_seconds(operations: Number, operation_s: Number) -> Number:
     """What the host takes to start operations, whatever they do."""
     return operations * operation_s
-
-
-@formula(unit="s", source="observed in nanotron's published sweep: the more ranks wait for each other, the longer")
-def straggling_seconds(calls: Number, ranks: Number, straggle_s: Number) -> Number:
-    """What collectives inside passes wait for stragglers while sends between nodes are pending."""
-    return calls * ranks * straggle_s
 
 
 def peak_flops(case: Case) -> float | None:
@@ -162,15 +157,17 @@ def loads_of(one: Work, device: Device) -> tuple[_Seconds, _Seconds]:
     return forward, backward
 
 
-def passes_of(loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None) -> Passes:
-    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
+def passes_of(
+    loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None, calling: Passes | None = None
+) -> Passes:
+    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it and to call.
 
     A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
     """
     found: list[Number] = []
     for place, (busy_s, start_s) in enumerate(loads):
-        taken_s = busy_s + (waiting[place] if waiting else 0.0)
-        found.append(taken_s + start_s if device.waits else maximum(taken_s, start_s))
+        taken_s, host_s = busy_s + (waiting[place] if waiting else 0.0), start_s + (calling[place] if calling else 0.0)
+        found.append(taken_s + host_s if device.waits else maximum(taken_s, host_s))
     return Passes(*found)
 
 
@@ -200,24 +197,23 @@ def least_working_seconds(load: Load, device: Device) -> Number:
 
 def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
     """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
+    return _calls_of(case, lambda call: collective_seconds(call, case.cluster.levels, known))
+
+
+def calling_of(case: Case, costs: HostCosts) -> dict[str, Passes] | None:
+    """Seconds that the host takes to make those calls, where it is known to take any."""
+    return _calls_of(case, lambda call: call_seconds(call, costs)) if costs.call_s else None
+
+
+def _calls_of(case: Case, seconds: Callable[[Traffic], Number]) -> dict[str, Passes]:
+    """Seconds of the collectives inside one micro-batch's passes, by the unit that makes them."""
     whole, times = case.unsplit, case.whole_repeats
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
     calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
-    straggle_s = _straggle_s(case, known)
     for call in traffic(whole, calls):
-        call_s = collective_seconds(call, case.cluster.levels, known)
-        call_s = call_s + straggling_seconds(call.count, where(call.ranks > 1, call.ranks, 0.0), straggle_s)
-        each_s = call_s / (case.layout.grad_accum * times[call.unit])
+        each_s = seconds(call) / (case.layout.grad_accum * times[call.unit])
         found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
     return {unit: Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
-
-
-def _straggle_s(case: Case, known: Coefficients) -> Number:
-    """Seconds for each rank of a group, where the pipeline's neighbours stand on different nodes."""
-    if not known.overlap.straggle_s or not case.pipelined:
-        return 0.0
-    leaves = crosses(case.layout.pp, axis_stride(case.layout, "pp"), case.cluster.gpus_per_node)
-    return where(leaves, known.overlap.straggle_s, 0.0)
 
 
 def on_stage(case: Case, units: dict[str, Passes]) -> Passes:

@@ -87,9 +87,8 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How communication and compute get in each other's way.
 
-    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s`: where a
-    pipeline's sends leave the node, what each collective inside a pass waits longer, for each rank of its group. Seen
-    in nanotron's published sweep; its cause is not known.
+    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s` stands in
+    files of before and is no longer used: what it saw was the host of some published runs (figures/hostcosts.py).
     """
 
     hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -144,7 +143,6 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """OverlapEntry, looked up."""
 
     hidden_share: float
-    straggle_s: float
 
 
 class Bands(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,8 +30,8 @@ from tests.truth.published.reader import by_value, each
 ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"
 BASE = calibration(UNCALIBRATED)
 TRUE = Allocator(fragmentation=0.12, workspace_bytes=0.3 * GIB, context_bytes=1.5 * GIB)
-SPEEDS = Speeds(matmul_share=0.45, attention_share=0.24, operation_s=2e-5, hidden_share=0.5, straggle_s=0.0)
-PACED = Speeds(0.75, 0.4, operation_s=2e-5, hidden_share=1.0, straggle_s=0.0, pace=1.4)
+SPEEDS = Speeds(matmul_share=0.45, attention_share=0.24, operation_s=2e-5, hidden_share=0.5)
+PACED = Speeds(0.75, 0.4, operation_s=2e-5, hidden_share=1.0, pace=1.4)
 BY_SHARES = Calibration(name="by shares", base=BASE, compute=(ComputeEntry(gpu="cuda", pace=0.0, source="test"),))
 
 

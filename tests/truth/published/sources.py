@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from planner.figures.hostcosts import HostCosts
 from planner.spec import Step
 
 
@@ -106,15 +107,15 @@ LARGEST = ((r"micro.?batch", "micro_batch"), (r"seq|length|context|tokens", "seq
 
 
 class Host(msgspec.Struct, frozen=True):
-    """How the hosts of a source's runs came along, which decides how far they were ahead of their devices.
+    """How the hosts of a source's runs came along: what they took (`costs`), in pipelines on more than `from_gpus`, and
+    with waits for every send on `waiting_gpus` alone; and so how far they were ahead of their devices.
 
-    Each collective took `call_s` for each rank of its group, `crossing` times that where the group left the node; a
-    host that needed longer for a layer than the device is `pp` - `lag` forwards ahead, and in groups of more than
-    `most_ranks` not at all. On `waiting_gpus` it waited for every send.
+    A host that needed longer for a layer than the device is `pp` - `lag` forwards ahead, and in groups of more than
+    `most_ranks` not at all.
     """
 
-    call_s: float
-    crossing: float
+    costs: HostCosts
+    from_gpus: int
     lag: int
     most_ranks: int
     waiting_gpus: int
@@ -163,7 +164,17 @@ QUIRKS: dict[str, Quirk] = {
         # 32, whatever its work. 105 of the 107 pipelines on 512 GPUs are as slow as pipeline_parallel/p2p.py of that
         # commit, which sleeps until each send is done. Lag and most ranks are read off the memory of 1B and of 3B runs
         # alike; why a slow host is ahead at all in a pipeline is not known.
-        host=Host(call_s=0.21e-3, crossing=1.4, lag=2, most_ranks=16, waiting_gpus=512),
+        # What a call, a bucket and a poll took was read off these same runs of 1B and 3B. Two tensors go forward and
+        # one gradient back, each with two loops of messages ahead (p2p.py).
+        host=Host(
+            costs=HostCosts(
+                call_s=0.21e-3, crossing=1.4, bucket_share=0.25, poll_s=0.081, forward_polls=4, backward_polls=2
+            ),
+            from_gpus=8,
+            lag=2,
+            most_ranks=16,
+            waiting_gpus=512,
+        ),
         note="memory kind not stated: held against reserved",
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
