@@ -6,7 +6,7 @@ Works on one layout and on columns. Legend: P elements, L layers, s sequence, h 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 import msgspec
 
@@ -14,7 +14,14 @@ from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines.common import packed
-from planner.figures.kernels.step import Asked, Attention, Grouped, Product
+from planner.figures.kernels.step import Asked
+from planner.figures.unitkernels import (
+    SCORES_BACKWARD,
+    SCORES_FORWARD,
+    again_kernels,
+    attention_kernels,
+    product_kernels,
+)
 from planner.inventory import Weight
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
@@ -29,10 +36,6 @@ ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
 LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16, "fused-linear": 4}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
-
-SCORES_FORWARD, SCORES_BACKWARD = 9, 11
-"""Bytes for each score in memory, in 16 bits: softmax reads and writes, dropout too with a mask of one byte; backward
-both again, softmax with its own result (Megatron-LM's fused softmax, torch's dropout)."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
@@ -171,12 +174,6 @@ def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Nu
     return 3 * trained * element_bytes * (micro_batches - 1) / micro_batches
 
 
-def _again_kernels(kernels: Iterable[Asked], products: Number, attention: Number) -> tuple[Asked, ...]:
-    """The parts of a forward's kernels that run once more."""
-    shares = ((one, attention if isinstance(one, Attention) else products) for one in kernels)
-    return tuple(one._replace(times=one.times * share) for one, share in shares if is_column(share) or share)
-
-
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
     if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
@@ -242,18 +239,9 @@ def _products(case: Case, unit: str) -> _Products:
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
-        out, into = weight.features
-        if weight.expert:
-            experts = weight.shape[0]
-            kernels.append(Grouped(experts, rows / experts, out, into, 1.0, number_format))
-            gradients.append(Grouped(experts, rows / experts, into, out, 1.0, number_format))
-            if weight.trainable:
-                gradients.append(Grouped(experts, rows / experts, into, out, 1.0, number_format))
-        else:
-            kernels.append(Product(rows, out, into, 1.0, number_format))
-            gradients.append(Product(rows, into, out, 1.0, number_format))
-            if weight.trainable:
-                gradients.append(Product(out, into, rows, 1.0, number_format))
+        ways, back = product_kernels(weight, rows, number_format)
+        kernels += ways
+        gradients += back
         modules += 1
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
@@ -275,7 +263,7 @@ def _layer_work(case: Case, unit: str) -> Work:
     # Kernels under a mask compute the whole square, of which a causal one needs half.
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
-    attends, returns, score_bytes = _attention_kernels(case, split)
+    attends, returns, score_bytes = attention_kernels(case, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
@@ -305,30 +293,11 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=again_elementwise * forward.moved_bytes,
         fixed_bytes=again_products * unpacked,
         operations=max(again_products, again_elementwise) * forward.operations,
-        kernels=_again_kernels(found.kernels, again_products, 0.0)
-        + _again_kernels(attends, again_attention, again_attention),
+        kernels=again_kernels(found.kernels, again_products, 0.0)
+        + again_kernels(attends, again_attention, again_attention),
         score_bytes=again_attention * score_bytes,
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)
-
-
-def _attention_kernels(case: Case, split: Number) -> tuple[tuple[Asked, ...], tuple[Asked, ...], Number]:
-    """Of one layer: forward, backward, and the bytes that scores in memory cost one forward beside its products."""
-    model, job, layout = case.model, case.job, case.layout
-    masked = case.masks_documents
-    span = job.seq_len if masked else job.attention_span
-    # Under a mask the whole square is computed, of which a causal one needs half.
-    share = 2.0 if masked else model.attended(span) / span
-    heads, kv_heads = model.heads * split / layout.cp, ceil_div(model.kv_heads, layout.tp) / layout.cp
-    widths = model.qk_width / model.heads, model.v_width / model.heads
-    sequences = layout.micro_batch_size * (job.seq_len / span)
-    if case.parts.attention != "unfused":
-        forward = Attention(sequences, span, heads, kv_heads, *widths, False, share)
-        return (forward,), (forward._replace(backward=True),), 0.0
-    rows = sequences * heads * span
-    products = (Product(rows, span, widths[0]), Product(rows, widths[1], span))
-    back = tuple(turned for one in products for turned in (one._replace(n=one.k, k=one.n), one))
-    return products, back, SCORES_FORWARD * rows * span
 
 
 def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, float]:

@@ -127,12 +127,12 @@ LAUNCH_S = 3e-6
 
 def _one(asked: Asked, device: Device, rows: Rows | None) -> Number:
     times = _TIMERS[type(asked)]
-    sizes = tuple(asked)
     known = device.known
-    if watched() and not is_column(*sizes[:6]):
-        return times(asked, device)
     bare = asked._replace(times=1.0)
-    if not is_column(*bare):
+    sizes: tuple[Any, ...] = tuple(bare)
+    if not is_column(*sizes):
+        if watched():
+            return times(bare, device)
         found = known.get(bare)
         if found is None:
             if len(known) > MOST_KNOWN:
@@ -140,28 +140,25 @@ def _one(asked: Asked, device: Device, rows: Rows | None) -> Number:
             found = known[bare] = float(times(bare, device))
         return found
     assert rows is not None
-    return _of_rows(bare, times, device, rows, known)
+    return _of_rows(bare, times, device, rows)
 
 
-def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device, rows: Rows, known: Any) -> Number:
+def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device, rows: Rows) -> Number:
     import numpy as np  # columns only
 
-    columns = [one[rows.first].tolist() if is_column(one) else None for one in bare]
-    count = len(rows.first)
-    keys = [
-        type(bare)(*(value if column is None else column[row] for value, column in zip(bare, columns, strict=True)))
-        for row in range(count)
-    ]
-    missing = [key for key in dict.fromkeys(keys) if key not in known]
-    if missing:
-        together = type(bare)(
-            *(
-                value if column is None else np.array([key[place] for key in missing])
-                for place, (value, column) in enumerate(zip(bare, columns, strict=True))
-            )
-        )
-        known.update(zip(missing, np.broadcast_to(times(together, device), len(missing)).tolist(), strict=True))
-    return np.array([known[key] for key in keys])[rows.place]
+    made: Callable[..., Asked] = type(bare)
+    sizes: tuple[Any, ...] = tuple(bare)
+    count, known = len(rows.first), device.known
+    columns = [size[rows.first].tolist() if is_column(size) else [size] * count for size in sizes]
+    keys = [made(*row) for row in zip(*columns, strict=True)]
+    if missing := [key for key in dict.fromkeys(keys) if key not in known]:
+        together = [
+            np.array([key[place] for key in missing]) if is_column(size) else size for place, size in enumerate(sizes)
+        ]
+        seconds = np.broadcast_to(times(made(*together), device), len(missing))
+        known.update(zip(missing, seconds.tolist(), strict=True))
+    found: Number = np.array([known[key] for key in keys])[rows.place]
+    return found
 
 
 MOST_KNOWN = 200_000
