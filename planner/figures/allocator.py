@@ -22,10 +22,13 @@ def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
     if case.cluster.gpu.kind == "cpu":
         return dict.fromkeys((*RESERVED_PARTS, *DEVICE_PARTS), 0.0)
     known = case.runtime.allocator
+    # Of expandable segments free pages are unmapped when memory is short, wherever they lie, and mapped elsewhere
+    # (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, release_blocks and unmap_block).
+    holes = not case.runtime.expandable_segments
     return {
         "workspace": known.workspace_bytes,
-        "fragmentation": (allocated + known.workspace_bytes) * known.fragmentation,
-        "churn": known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
+        "fragmentation": holes * (allocated + known.workspace_bytes) * known.fragmentation,
+        "churn": holes * known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
         "apart": bytes_beside(case, allocated),
         "context": known.context_bytes,
         "communicators": known.communicator_bytes * more_communicators(case.layout),

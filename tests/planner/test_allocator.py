@@ -37,6 +37,15 @@ def case_of(allocator: Allocator = KNOWN, **layout: Any) -> Case:
     return Case(LLAMA, TrainingJob(seq_len=4096), made, cluster, runtime)
 
 
+def test_segments_that_grow_page_by_page_leave_no_holes_that_nothing_fits_into() -> None:
+    case = case_of(tp=2, dp_shard=4, zero_stage=1, sequence_parallel=True)
+    pages = msgspec.structs.replace(case, runtime=msgspec.structs.replace(case.runtime, expandable_segments=True))
+    plain, grown = parts_beside(case, 40e9), parts_beside(pages, 40e9)
+
+    assert plain["fragmentation"] > 0 and plain["churn"] > 0
+    assert grown == plain | {"fragmentation": 0, "churn": 0}
+
+
 def test_reserved_and_device_memory_are_live_bytes_and_their_parts() -> None:
     case = case_of(tp=2, dp_shard=4, zero_stage=1, sequence_parallel=True)
     live, lasting = 40e9, lasting_bytes(case, 40e9)
