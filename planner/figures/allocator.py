@@ -46,6 +46,18 @@ def device_bytes(case: Case, allocated: Number) -> Number:
     return allocated + sum(parts_beside(case, allocated).values())
 
 
+HOLES = ("fragmentation", "churn")
+"""Parts of reserved memory that are free. When memory is short, PyTorch gives free blocks back to the device and asks
+again before it gives up (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, malloc: release_cached_blocks). It gives back
+whole blocks alone; published runs' ends are predicted best as if no hole stayed (decision 47)."""
+
+
+def needed_bytes(case: Case, allocated: Number) -> Number:
+    """What the device must have for `allocated` live bytes: all that it shows but holes, which are given back."""
+    beside = parts_beside(case, allocated)
+    return allocated + sum(size for part, size in beside.items() if part not in HOLES)
+
+
 def lasting_bytes(case: Case, allocated: Number) -> Number:
     """What stays between steps on the stage that has most of it, as far as it is among `allocated` bytes.
 

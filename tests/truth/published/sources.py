@@ -366,7 +366,7 @@ FAMILIES: tuple[Family, ...] = (
 NOT_DECODERS = {
     r"t0-.*|mt0-.*": "encoder-decoders are not modelled",
     r"nemotron.*": "hybrids of Mamba and attention are not modelled",
-    r"kimi.*": "no preset has its blocks",
+    r"kimi.*": "no preset has its blocks, and its recipes step with Muon",
 }
 
 GPUS: tuple[tuple[str, str], ...] = (
