@@ -87,7 +87,6 @@ class Fits:
                 self._computes[key] = fit_compute(members, self.timer)
             if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
                 own.setdefault(gpu, []).append((runtime, self._computes[key], members))
-        paces = [fit for fits in own.values() for _, fit, _ in fits if fit.speeds and fit.speeds.pace]
         pairs = [
             _shared(gpu, [fit for _, fit, _ in fits])
             for gpu, fits in own.items()
@@ -98,10 +97,7 @@ class Fits:
                 about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
                 assert fit.speeds is not None
                 pairs.append(entries(fit.speeds, runtime=runtime, gpu=gpu, **about))
-        compute, overlap = [one for one, _ in pairs], [one for _, one in pairs]
-        if len(paces) >= SHARED and ("speed", "shared", "cuda") not in dropped:
-            compute.insert(0, _shared_pace(paces))
-        return compute, overlap
+        return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
 
 
 def _shared(gpu: str, fits: Sequence[ComputeFit]) -> tuple[ComputeEntry, OverlapEntry]:
@@ -115,17 +111,6 @@ def _shared(gpu: str, fits: Sequence[ComputeFit]) -> tuple[ComputeEntry, Overlap
         "source": f"the median over {len(fits)} fits of one runtime on one device each",
     }
     return entries(middle, **about)
-
-
-def _shared_pace(fits: Sequence[ComputeFit]) -> ComputeEntry:
-    """What runtimes are told on devices whose kernels alone were measured, or those of their like."""
-    return ComputeEntry(
-        gpu="cuda",
-        pace=statistics.median(fit.speeds.pace for fit in fits if fit.speeds is not None),
-        n=sum(fit.n for fit in fits),
-        spread=_rounded(statistics.median(fit.spread for fit in fits)),
-        source=f"the median over {len(fits)} fits of one runtime on one device each",
-    )
 
 
 def grouped(samples: Sequence[Sample], *keys: str) -> list[tuple[tuple[str, ...], list[Sample]]]:
