@@ -28,7 +28,7 @@ from planner.spec import Layout, TrainingJob, hub
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import PhaseMemory, encode_plan, write_whole
 from planner.studies.objectives import Reached
-from planner.views.ranking import failure_text
+from planner.views.ranking import failure_text, tie_text
 from planner.views.render import (
     band_text,
     batch_text,
@@ -84,7 +84,8 @@ class Shown(msgspec.Struct, frozen=True):
 
 class Screenful(msgspec.Struct, frozen=True):
     """All that one question put on the screen. `trouble`: why nothing is recommended, or not without offload, and the
-    ways out. `unseen`: layouts that were not looked at, since the search was ended."""
+    ways out. `tie`: that the recommended layout is not the fastest, but ties with it. `unseen`:
+    layouts that were not looked at, since the search was ended."""
 
     headline: str
     capacity_bytes: float | None
@@ -99,6 +100,7 @@ class Screenful(msgspec.Struct, frozen=True):
     unseen: int = 0
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    tie: str | None = None
     schema: str = SCHEMA
 
     @property
@@ -107,6 +109,7 @@ class Screenful(msgspec.Struct, frozen=True):
         ended = [f"the search was ended: these are the best of {seen_of(self.considered, self.unseen)}"]
         return (
             *([self.trouble] if self.trouble else []),
+            *([self.tie] if self.tie else []),
             *(ended if self.unseen else []),
             *(f"warning: {one}" for one in self.warnings),
             *(f"note: {one}" for one in self.notes),
@@ -180,6 +183,7 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
         unseen=best.unseen if best.interrupted else 0,
         warnings=warnings(found.question),
         notes=found.question.notes,
+        tie=tie_text(best).rstrip(".") or None,
     )
 
 

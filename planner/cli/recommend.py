@@ -35,6 +35,7 @@ from planner.views.ranking import ranking_text, trouble
     click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),
     click.option("--backend", metavar="NAME", help="Only what this backend launches."),
     ANY_RUNTIME_OPTION,
+    click.option("--tie", metavar="SHARE", help="Of layouts within this of the fastest, the simplest. Default: 2%."),
     click.option("--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
     click.option("--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
     click.option("--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
@@ -42,12 +43,12 @@ from planner.views.ranking import ranking_text, trouble
 )
 def recommend(
     output: str | None, force: bool, objective: str, top: str | None, pareto: str | None, why_not: str | None,
-    backend: str | None, any_runtime: bool | None, deadline: str | None, tokens: str | None, samples: str | None,
-    as_json: bool, **given: Any,
+    backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None, tokens: str | None,
+    samples: str | None, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The best layout that fits and can be launched, and the next best, of all engines."""
     may_write(output, force)
-    constraints = api.constraints(backend, any_runtime, deadline, tokens, samples, given)
+    constraints = api.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
     api.check_objective(objective, given)
     question = options.question(given)
     most, front = whole("top", top, 1, MOST_SHOWN) or 3, whole("pareto", pareto, 1, MOST_SHOWN) or 0

@@ -106,7 +106,7 @@ def _of_runtime(question: Question) -> Answer:
         ranking = rank_space(question)
     if ranking.interrupted and not ranking.best:
         raise Cancelled
-    layout = ranking.best[0].layout if ranking.best else ranking.smallest
+    layout = ranking.simplest.layout if ranking.simplest else ranking.smallest
     if layout is None and not ranking.rejected:
         # No sizes are left to look at: what was asked for is a layout that a rule names, or of one device alone.
         layout = exact_layout(question)

@@ -24,6 +24,7 @@ from planner.decide.estimate_json import answer_dict
 from planner.decide.estimation import Answer, Estimate, check_job, check_strategy, estimate
 from planner.decide.search import Ranking, rank, together
 from planner.decide.space import proposed
+from planner.decide.ties import TIE
 from planner.engines import engine_of
 from planner.parallelism.rules import check
 from planner.parallelism.technique_rules import STRAY
@@ -38,7 +39,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     """What a recommendation must keep to beside the question itself.
 
     `backend` must launch it; with `any_runtime` nothing need. `offload`: where nothing fits, states may wait in host
-    memory. A run of `tokens`, or of `samples` sequences, must take `deadline_s` at most.
+    memory. A run of `tokens`, or of `samples` sequences, must take `deadline_s` at most. Of layouts that take at most
+    the share `tie` longer than the fastest, the simplest is recommended; 0 asks for the fastest.
     """
 
     backend: str | None = None
@@ -47,6 +49,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     tokens: int | None = None
     samples: int | None = None
+    tie: float = TIE
 
     def sequences(self, question: Question) -> int | None:
         """Sequences of the whole run."""
@@ -62,13 +65,14 @@ FREE = Constraints()
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """The best layouts, fastest first, and how many were looked at and turned away, by reason.
+    """The recommended layout, then the best, fastest first, and how many were looked at and turned away, by reason.
 
     `front` are layouts of the Pareto front of time against memory. Of `considered` layouts, `evaluated` were walked one
     by one and `pruned` could not win by their bounds. `run_s` is what the run would take at the first layout, where a
     deadline is set. `unlaunched`: no layout of the space is launched from here, and what is shown is the best of those
     that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
     `interrupted`: whoever watched ended the search (progress.py), with `unseen` layouts not looked at to the end.
+    `fastest`: the layout of the least predicted time, where a simpler one that ties with it is recommended.
     """
 
     answer: Answer
@@ -83,6 +87,14 @@ class Recommendation(msgspec.Struct, frozen=True):
     stray: bool = False
     unseen: int = 0
     interrupted: bool = False
+    fastest: Estimate | None = None
+
+    @property
+    def slower(self) -> float:
+        """Share by which the recommended layout takes longer than the fastest, by the predictions."""
+        if self.fastest is None or self.best is None:
+            return 0.0
+        return seconds_of(self.best) / seconds_of(self.fastest) - 1
 
     @property
     def best(self) -> Estimate | None:
@@ -97,7 +109,8 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 def recommend(question: Question, top: int = 3, constraints: Constraints = FREE, *, front: int = 0) -> Recommendation:
-    """The fastest layouts that fit and launch; when there is none, the nearest to it, not recommended.
+    """The simplest layout of those that tie with the fastest that fits and launches, then the fastest ones; when there
+    is none, the nearest to it, not recommended.
 
     The nearest is the fastest when all miss the deadline, else the one with the least memory. `front` layouts of the
     Pareto front are found too. Where a watcher ends the search (progress.py), the fastest found until then; Cancelled
@@ -120,7 +133,7 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
     ) -> Ranking:
         ranking = rank(
             asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0,
-            more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,),
+            more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,), tie=constraints.tie,
         )  # fmt: skip
         if ranking.interrupted and not ranking.best:
             raise Cancelled(f"no layout that fits was found in {seen_of(ranking.considered, ranking.unseen)}")
@@ -138,7 +151,7 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
                 break
         tried = any(one.best or one.smallest for one in offloaded)
         if tried:
-            ranking = nearest = together([nearest, *offloaded], top, question)
+            ranking = nearest = together([nearest, *offloaded], top, question, constraints.tie)
     stray = False
     if not nearest.best and question.pins.tp is None:
         over_nodes = ranked(None, stray=True)
@@ -150,6 +163,11 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
     if not nearest.best and nearest.smallest is None:
         refuse_empty(question, engines)
     layouts = [candidate.layout for candidate in nearest.best]
+    fastest = None
+    if ranking.simplest is not None and ranking.simplest.layout != layouts[0]:
+        fastest = estimate(question, strategy_name(layouts[0]), layouts[0], considered=ranking.considered)
+        first = ranking.simplest.layout
+        layouts = [first, *(layout for layout in layouts if layout != first)][:top]
     if not layouts and nearest.smallest is not None:
         layouts = [nearest.smallest]
     shown = [estimate(question, strategy_name(one), one, considered=ranking.considered) for one in layouts]
@@ -166,7 +184,13 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         stray=stray,
         unseen=nearest.unseen,
         interrupted=nearest.interrupted,
+        fastest=fastest if fastest is not None and fastest.time.step_s is not None else None,
     )
+
+
+def seconds_of(one: Estimate) -> float:
+    """Predicted seconds a sequence; infinite where no time is known."""
+    return math.inf if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
 
 
 def seen_of(considered: int, unseen: int) -> str:
@@ -302,6 +326,11 @@ def as_json_object(found: Recommendation) -> dict[str, Any]:
             "sequences": limits.sequences(found.answer.question),
             "run_s": found.run_s,
             "missed": found.missed,
+        },
+        "tie": {
+            "within": limits.tie,
+            "slower": found.slower,
+            "fastest": None if found.fastest is None else found.fastest.case.layout,
         },
         "pareto": [
             {"layout": one.layout, "seconds_per_sequence": one.seconds_per_sequence, "device_bytes": one.device_bytes}

@@ -8,7 +8,7 @@ space is (space.py, blocks.py), the bounds (bounds.py, candidates.py), or the wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from planner.ask.question import Question, case_of, limit_bytes
@@ -24,6 +24,7 @@ from planner.decide.candidates import (
     order_of,
     seconds_per_sequence,
 )
+from planner.decide.ties import TIE, Parts, parts_of, simpler
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
 from planner.engines import engine_of
 from planner.parallelism.rules import Rule
@@ -36,7 +37,8 @@ MoreRules = Callable[[Runtime], tuple[Rule, ...]]
 
 
 class Ranking(NamedTuple):
-    """`best` first; `front` those that no other beats in both time and memory, fastest first.
+    """`best` first, the fastest of all; `simplest` of those that tie with it (ties.py); `front` those that no
+    other beats in both time and memory, fastest first.
 
     `smallest` is the legal layout that needs least memory, when none fits. `considered` layouts were in the space:
     `rejected` counts those that a rule or memory turned away, by reason; `pruned` those whose bound could not win;
@@ -53,6 +55,7 @@ class Ranking(NamedTuple):
     rejected: dict[str, int]
     unseen: int = 0
     interrupted: bool = False
+    simplest: Candidate | None = None
 
 
 def rank(
@@ -64,19 +67,32 @@ def rank(
     front: int = 0,
     more_rules: MoreRules | None = None,
     own_rules: tuple[Rule, ...] = (),
+    tie: float = TIE,
 ) -> Ranking:
     """The k best layouts of the space; with `front`, up to that many of the Pareto front too, the fastest of it.
 
-    `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` (of a
-    backend) and `own_rules` too.
+    Layouts that take at most the share `tie` longer than the fastest tie with it. `slowest` is the most
+    seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` (of a backend) and `own_rules`
+    too.
     """
     rejected: Counter[str] = Counter()
     progress = Progress()
     smallest = Smallest(question, progress)
     walker = Walker(question, k, slowest, front, smallest, progress)
     bounded: list[Bounded] = []
+    near: list[Bounded] = []
+    unbounded: list[tuple[float, list[Block]]] = []
     considered = pruned = waiting = 0
-    interrupted, nearest = False, None
+    interrupted, nearest, simplest = False, None, None
+
+    def limit_s() -> float:
+        """Most seconds a sequence of a layout that ties with the fastest found so far."""
+        return min(walker.best[0].seconds_per_sequence * (1 + tie), float("inf") if slowest is None else slowest)
+
+    def tied(some: list[Bounded]) -> list[Bounded]:
+        """The rows whose bounds leave it open whether they tie."""
+        return [left for one in some if walker.best and (left := _within(one, limit_s())).block.size]
+
     try:
         groups = _by_floor(question, blocks_of(question, engines), progress)
         progress.total = sum(block.size for _, blocks in groups for block in blocks)
@@ -89,6 +105,7 @@ def rank(
             if not walker.open_to(floor):
                 considered += rows
                 pruned += rows
+                unbounded.append((floor, blocks))
                 continue
             for block in blocks:
                 progress.at(considered - waiting)
@@ -100,14 +117,25 @@ def rank(
             order = best_first(bounded)
             if walker.run(order, bounded, considered - waiting):
                 pruned += waiting - walker.seen
+                near += tied(bounded)
                 bounded, waiting, walker.seen = [], 0, 0
         if bounded:  # walked in part: what was found later may prune the rest
             walker.run(best_first(bounded), bounded, considered - waiting)
             pruned += waiting - walker.seen
+            near += tied(bounded)
             waiting = 0
+        if walker.best:
+            simplest = walker.simplest(tied(near), limit_s())
+            than = parts_of(simplest.layout, question.job.seq_len)
+            pruned_before = [block for floor, blocks in unbounded if floor <= limit_s() for block in blocks]
+            left = list(_simpler(question, pruned_before, than, progress, more_rules, own_rules))
+            simplest = walker.simplest(tied(left), limit_s(), simplest)
         nearest = None if walker.best else smallest.found()
     except Cancelled:
         interrupted = True
+    if simplest is None and walker.best:
+        simplest = walker.simplest([], limit_s())
+    pruned -= walker.reopened
     rejected.update(walker.rejected)
     unseen = progress.total - considered + max(waiting - walker.seen, 0)
     return Ranking(
@@ -120,7 +148,32 @@ def rank(
         rejected=dict(+rejected),
         unseen=unseen,
         interrupted=interrupted,
+        simplest=simplest,
     )
+
+
+def _within(one: Bounded, limit_s: float) -> Bounded:
+    """The rows whose bound on time is within a limit."""
+    mask = one.seconds <= limit_s
+    return Bounded(one.block.only(mask), one.seconds[mask], one.memory[mask])
+
+
+def _simpler(
+    question: Question,
+    blocks: Iterable[Block],
+    than: Parts,
+    progress: Progress,
+    more_rules: MoreRules | None,
+    own_rules: tuple[Rule, ...],
+) -> Iterator[Bounded]:
+    """The rows of blocks that are simpler than a layout of the parts `than`, with bounds; they stay counted as they
+    are."""
+    for block in blocks:
+        progress.at(progress.total)
+        mask = as_column(simpler(parts_of(block.columns(), question.job.seq_len), than), block.size) > 0
+        legal = _legal(question, block.only(mask), Counter(), more_rules, own_rules) if mask.any() else None
+        if legal is not None and legal.size:
+            yield _bounds(question, legal, Counter(), Smallest(question, progress))
 
 
 def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -> list[tuple[float, list[Block]]]:
@@ -137,7 +190,7 @@ def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -
     return sorted(floors.items())
 
 
-def together(rankings: Sequence[Ranking], k: int, question: Question) -> Ranking:
+def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float = TIE) -> Ranking:
     """Searches of spaces that share no layout, as one."""
     rejected: Counter[str] = Counter()
     for one in rankings:
@@ -147,6 +200,9 @@ def together(rankings: Sequence[Ranking], k: int, question: Question) -> Ranking
     for found in sorted((found for one in rankings for found in one.front), key=order_of):
         if not any(beats(other, found) for other in front):
             front.append(found)
+    limit_s = best[0].seconds_per_sequence * (1 + tie) if best else 0.0
+    tied = [one for ranking in rankings for one in (*ranking.best, ranking.simplest) if one is not None]
+    tied = [one for one in tied if one.seconds_per_sequence <= limit_s]
     smallest = None
     if not best:
         layouts = [one.smallest for one in rankings if one.smallest is not None]
@@ -161,6 +217,7 @@ def together(rankings: Sequence[Ranking], k: int, question: Question) -> Ranking
         dict(rejected),
         sum(one.unseen for one in rankings),
         any(one.interrupted for one in rankings),
+        simplest=min(tied, key=lambda one: (parts_of(one.layout, question.job.seq_len), order_of(one)), default=None),
     )
 
 

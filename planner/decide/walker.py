@@ -6,12 +6,14 @@ Not here: the bounds (bounds.py), or which layouts are looked at (search.py).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.ask.question import Question, case_of, limit_bytes
 from planner.basics.progress import Progress
-from planner.decide.blocks import Block
+from planner.decide.blocks import Block, as_column
 from planner.decide.candidates import Candidate, beats, exact_bytes, order_of, seconds_per_sequence
+from planner.decide.ties import Parts, parts_of, simpler
 from planner.figures.memory import device_bytes, hosts_hold, memory_lines, of_same_lines, peak_at
 from planner.spec import Layout
 
@@ -35,6 +37,26 @@ class Bounded(NamedTuple):
     block: Block
     seconds: Column
     memory: Column
+
+
+def simplest_first(bounded: list[Bounded], seq_len: int, than: Parts) -> Iterator[tuple[Parts, float, Layout]]:
+    """(parts, seconds, layout) of the rows that are simpler than a layout of the parts `than`, the simplest first and
+    then ascending in time's bound."""
+    import numpy as np  # large spaces only
+
+    chosen, table = [], []
+    for place, one in enumerate(bounded):
+        columns = [as_column(part, one.block.size) for part in parts_of(one.block.columns(), seq_len)]
+        (rows,) = np.nonzero(as_column(simpler(tuple(columns), than), one.block.size))
+        chosen += [(place, int(row)) for row in rows]
+        table.append(np.stack([*columns, one.seconds])[:, rows])
+    if not chosen:
+        return
+    keys = np.concatenate(table, axis=1)
+    for one in np.lexsort(keys[::-1]):
+        place, row = chosen[one]
+        *parts, seconds = keys[:, one].tolist()
+        yield tuple(parts), seconds, bounded[place].block.layout(row)
 
 
 def best_first(bounded: list[Bounded]) -> Any:
@@ -86,7 +108,8 @@ class Smallest:
 
 
 class Walker:
-    """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next."""
+    """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next. `reopened` counts
+    those walked after all runs, which could not be among the best but might be the simplest that ties with them."""
 
     def __init__(
         self,
@@ -105,7 +128,7 @@ class Walker:
         self.rejected: Counter[str] = Counter()
         self.best: list[Candidate] = []
         self.front: list[Candidate] = []
-        self.seen = self.evaluated = 0
+        self.seen = self.evaluated = self.reopened = 0
 
     def run(self, order: Any, bounded: list[Bounded], done: int) -> bool:
         """Look at these rows, ascending in time's bound, after `done` layouts that are settled; False when it gives up
@@ -174,17 +197,45 @@ class Walker:
             return None
         if not self._open_to_both(seconds, memory):
             return None
+        return self._sized(layout, seconds)
+
+    def _sized(self, layout: Layout, seconds: float) -> Candidate | None:
+        """The candidate of known seconds; None when it does not fit, which is counted once."""
         case = case_of(self._question, layout)
         size = float(device_bytes(case, peak_at(self._lines_of(layout), layout.micro_batch_size)))
-        if size > self._limit:
-            self.rejected[TOO_LARGE] += 1
+        reason = TOO_LARGE if size > self._limit else TOO_LARGE_FOR_HOSTS if hosts_hold(case) is False else None
+        if reason is None:
+            return Candidate(layout, seconds, size)
+        if layout not in self._known:
+            self.rejected[reason] += 1
             self._smallest.walked(layout, size)
-            return None
-        if hosts_hold(case) is False:
-            self.rejected[TOO_LARGE_FOR_HOSTS] += 1
-            self._smallest.walked(layout, size)
-            return None
-        return Candidate(layout, seconds, size)
+        return None
+
+    def simplest(self, near: list[Bounded], limit_s: float, known: Candidate | None = None) -> Candidate:
+        """The simplest of the layouts that take at most `limit_s` a sequence: of the best, of the rows of `near`, and
+        the one `known` from rows before them. Of equally simple ones the fastest."""
+        seq_len = self._question.job.seq_len
+        tied = [one for one in self.best if one.seconds_per_sequence <= limit_s] + ([known] if known else [])
+        found = min(tied, key=lambda one: (parts_of(one.layout, seq_len), order_of(one)))
+        own = than = parts_of(found.layout, seq_len)
+        for parts, bound, layout in simplest_first(near, seq_len, than):
+            if own != than and (parts != own or bound > found.seconds_per_sequence):
+                break
+            self._progress.at(self._progress.total)
+            one = self._tied(layout, limit_s)
+            if one is not None and (own == than or order_of(one) < order_of(found)):
+                found, own = one, parts
+        return found
+
+    def _tied(self, layout: Layout, limit_s: float) -> Candidate | None:
+        """The candidate; None when it takes longer, or does not fit."""
+        seconds = float(seconds_per_sequence(self._question, layout))
+        found = None if seconds > limit_s else self._sized(layout, seconds)
+        if layout not in self._known:
+            self.evaluated += 1
+            self.reopened += 1
+            self._known[layout] = found
+        return found
 
     def _lines_of(self, layout: Layout) -> list[tuple[float, float]]:
         """`memory_lines` once for all layouts that have the same."""

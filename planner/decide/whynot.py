@@ -34,8 +34,8 @@ SAME = 1e-9
 
 
 class WhyNot(msgspec.Struct, frozen=True):
-    """`kind` is fixed, rule, memory, backend, deadline, slower, larger, batch, equal or best; `layout` what was looked
-    at, whole."""
+    """`kind` is fixed, rule, memory, backend, deadline, slower, tie, larger, batch, equal or best; `layout` what was
+    looked at, whole."""
 
     layout: Layout
     kind: str
@@ -79,8 +79,8 @@ def _searched(question: Question, limits: Constraints, named: dict[str, Any]) ->
     able = tuple(engine for engine in proposed(asked) if all(reads(engine, name) for name in named))
     launched = tuple(engine for engine in engines_within(question, limits) if engine in able)
     for engines, rules in ((launched, None if limits.any_runtime else launch_rules), (able, None)):
-        ranking = rank(asked, 1, engines=engines, more_rules=rules)
-        layout = ranking.best[0].layout if ranking.best else ranking.smallest
+        ranking = rank(asked, 1, engines=engines, more_rules=rules, tie=limits.tie)
+        layout = ranking.simplest.layout if ranking.simplest else ranking.smallest
         if layout is not None:
             return layout, None
         if ranking.interrupted:
@@ -207,10 +207,10 @@ def _judged(found: Recommendation, one: Estimate) -> tuple[str, str]:
         return "deadline", f"The run would take {format_duration(run_s)}, the deadline is {format_duration(limit_s)}."
     if one.time.step_s is None or best.time.step_s is None:
         return "slower", f"No time is known for it: {'; '.join(why for why in one.reasons if 'time' in why)}."
-    return _slower_or_larger(one, best)
+    return _slower_or_larger(one, best, tie=found.constraints.tie)
 
 
-def _slower_or_larger(one: Estimate, best: Estimate) -> tuple[str, str]:
+def _slower_or_larger(one: Estimate, best: Estimate, *, tie: float = 0.0) -> tuple[str, str]:
     """(kind, sentence) of a layout that fits, launches and has a time."""
     mine, theirs = (float(each.time.step_s or 0.0) / each.case.layout.global_batch_size for each in (one, best))
     ratio = mine / theirs
@@ -220,6 +220,11 @@ def _slower_or_larger(one: Estimate, best: Estimate) -> tuple[str, str]:
             f"It fits, but takes {longer} the best: "
             f"{one.throughput.tokens_per_s_per_gpu:,.0f} instead of {best.throughput.tokens_per_s_per_gpu:,.0f} "
             "tokens/s a GPU."
+        )
+    if ratio < 1 - SAME and ratio * (1 + tie) >= 1 - SAME:
+        return "tie", (
+            f"It ties with the best: it is predicted {1 / ratio - 1:.2%} faster, within {tie * 100:g} %, and the "
+            "best is simpler. --tie 0 asks for the fastest."
         )
     batch, usual = one.case.layout.global_batch_size, best.case.layout.global_batch_size
     if ratio < 1 - SAME and batch != usual:

@@ -14,11 +14,12 @@ from planner.ask import options
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
-from planner.basics.quantities import duration_s, large_count, whole
+from planner.basics.quantities import duration_s, large_count, share, whole
 from planner.decide import estimation, planning
 from planner.decide.answers import Answer, Estimate
 from planner.decide.explanation import Explanation, explain
 from planner.decide.recommendation import Constraints, Recommendation
+from planner.decide.ties import TIE
 from planner.spec import inputs
 from planner.spec.options import OPTIONS, Option
 from planner.spec.plan import Plan, encode_plan, read_plan
@@ -73,19 +74,23 @@ def recommend(
     deadline: Number | None = None,
     tokens: Number | None = None,
     samples: Number | None = None,
+    tie: Number | None = None,
     **given: Value,
 ) -> Recommendation:
     """Search every layout as `planner recommend` does: up to `top` of the best that fit and can be launched.
 
-    `answer.estimates` are Estimates, best first. `best` is the recommended one, None where none fits, launches and
+    `answer.estimates` are Estimates: the simplest of those that take at most the share `tie` longer than the fastest
+    (0: the fastest), then the fastest. `best` is the recommended one, None where none fits, launches and
     keeps the `deadline` (seconds, or text such as "3d", for a run of `tokens` or `samples`). `considered` counts
     layouts, `rejected` those that broke each rule. `front` asks for that many layouts of the Pareto front of time
     against memory, a Candidate each (seconds a sequence, bytes a device). Raises PlannerError as `estimate` does, and
     where no layout is left.
     """
     asked = checked(given)
-    run_s, run_tokens, run_samples = (None if one is None else as_typed(one) for one in (deadline, tokens, samples))
-    limits = constraints(backend, any_runtime, run_s, run_tokens, run_samples, asked)
+    run_s, run_tokens, run_samples, within = (
+        None if one is None else as_typed(one) for one in (deadline, tokens, samples, tie)
+    )
+    limits = constraints(backend, any_runtime, run_s, run_tokens, run_samples, asked, within)
     check_objective(objective, asked)
     question, shown = options.question(asked), whole("top", top, 1, MOST_SHOWN) or 1
     return reach(objective, question, asked, limits, shown, whole("front", front, 0, MOST_SHOWN) or 0).found
@@ -150,6 +155,7 @@ def constraints(
     tokens: str | None,
     samples: str | None,
     given: Mapping[str, Any],
+    tie: str | None = None,
 ) -> Constraints:
     """The constraints, each checked, and none that has no effect."""
     if backend is not None and any_runtime:
@@ -173,6 +179,7 @@ def constraints(
         deadline_s=duration_s("deadline", deadline, above=True),
         tokens=large_count("tokens", tokens),
         samples=large_count("samples", samples, 10**12),
+        tie=TIE if (within := share("tie", tie, 0, 1)) is None else within,
     )
 
 

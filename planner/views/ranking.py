@@ -11,7 +11,7 @@ from planner.decide.candidates import Candidate
 from planner.decide.estimation import Estimate
 from planner.decide.recommendation import Recommendation, differences
 from planner.decide.walker import FRONT_SPAN
-from planner.decide.whynot import WhyNot
+from planner.decide.whynot import SAME, WhyNot
 from planner.figures.saving import advice, advice_text
 from planner.spec import Layout
 from planner.studies.objectives import Reached
@@ -101,8 +101,24 @@ def _verdict(reached: Reached) -> str:
     later = "" if one.launchable else " (for later: nothing launches it from here)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
-    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
+    tie = f" {tie_text(found)}" if found.fastest else ""
+    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{tie}{run}"
     return f"{told} {trust}".rstrip()
+
+
+def tie_text(found: Recommendation) -> str:
+    """That the recommended layout ties with the fastest, which is named with what differs in it; nothing where it is
+    the fastest."""
+    if found.fastest is None or found.best is None:
+        return ""
+    first, other = found.best.case.layout, found.fastest.case.layout
+    differs = [differs_text(first, other)] if set(differences(first, other)) - {*OWN_COLUMN, "zero_stage"} else []
+    faster = "as fast" if found.slower < SAME else f"{found.slower:.2%} faster"
+    return (
+        f"It ties with the fastest, {', '.join([found.fastest.name, *differs])} ({batch_text(other)}), predicted "
+        f"{faster}: within {found.constraints.tie * 100:g} % predictions do not tell which is, and it is the simplest "
+        "(--tie 0 recommends the fastest)."
+    )
 
 
 def failure_text(reached: Reached) -> str | None:

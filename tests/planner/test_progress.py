@@ -89,7 +89,8 @@ def test_a_recommendation_that_is_ended_is_the_best_so_far_and_says_so():
     free = Constraints(any_runtime=True)
     with watching(watch):
         whole = recommend(question, 3, free)
-    with watching(Counting(len(watch.calls) - 20)):
+    under_way = [place for place, (done, total) in enumerate(watch.calls) if 0 < done < total]
+    with watching(Counting(under_way[-1])):
         part = recommend(question, 3, free)
 
     assert part.interrupted and part.unseen > 0 and part.answer.recommended == 0
@@ -97,7 +98,7 @@ def test_a_recommendation_that_is_ended_is_the_best_so_far_and_says_so():
     assert told["interrupted"] is True and told["unseen"] == part.unseen
     assert as_json_object(whole)["interrupted"] is False
     seconds = [one.time.step_s / one.case.layout.global_batch_size for one in part.answer.estimates]
-    fastest = whole.answer.estimates[0]
+    fastest = whole.fastest or whole.answer.estimates[0]
     assert min(seconds) >= fastest.time.step_s / fastest.case.layout.global_batch_size
 
 

@@ -192,7 +192,9 @@ def test_warnings_and_notes_of_a_question_are_on_the_screen(tmp_path):
 
     assert long.shown.told[0].startswith("warning: 32,768 tokens are more than the 4,096")
     assert asked.question.notes
-    assert state.plan(asked).shown.told == tuple(f"note: {one}" for one in asked.question.notes)
+    shown = state.plan(asked).shown
+    assert shown.tie is not None and shown.tie.startswith("It ties with the fastest")
+    assert shown.told == (shown.tie, *(f"note: {one}" for one in asked.question.notes))
 
 
 def test_a_plan_is_saved_at_home_and_a_missing_folder_is_refused_by_name(sixty_four, tmp_path, monkeypatch):
