@@ -192,11 +192,10 @@ def test_peak_bytes_takes_columns_of_shards_and_batches(
     layouts: tuple[Layout, ...], precision: str, optimizer: str, method: str
 ):
     asked = question(precision, optimizer, method)
-    accum = layouts[0].grad_accum
-    some = tuple(layout for layout in layouts if (layout.grad_accum > 1) is (accum > 1))
-    together = msgspec.structs.replace(columns(some), grad_accum=accum)
+    several = layouts[0].grad_accum > 1
+    some = tuple(layout for layout in layouts if (layout.grad_accum > 1) is several)
 
-    column = np.broadcast_to(peak_bytes(case_of(asked, together)), len(some))
+    column = np.broadcast_to(peak_bytes(case_of(asked, columns(some))), len(some))
 
     for place, layout in enumerate(some):
         assert column[place] == pytest.approx(peak_bytes(case_of(asked, layout)), rel=1e-12)

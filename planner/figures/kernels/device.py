@@ -25,6 +25,10 @@ class Device(msgspec.Struct, frozen=True, eq=False):
     known: dict[Any, float] = {}
     """Seconds of kernels that were asked for before, by their sizes."""
 
+    def __repr__(self) -> str:
+        """The name: `planner explain` writes a device as an input of each of its kernels."""
+        return self.name
+
     @property
     def multiprocessors(self) -> int:
         """Parts of the chip among which a kernel's tiles are shared out."""
