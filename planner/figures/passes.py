@@ -11,7 +11,7 @@ import msgspec
 
 from planner.basics.arith import Number, maximum, where
 from planner.basics.formula import formula
-from planner.engines.common import parallel_calls
+from planner.engines import engine_of
 from planner.figures.comm import crosses, traffic
 from planner.figures.linktime import collective_seconds
 from planner.figures.work import Load, Work, element_bytes_of
@@ -166,7 +166,8 @@ def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
     """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
     whole, times = case.unsplit, case.whole_repeats
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
-    calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
+    sent = engine_of(case.layout.engine).collectives(whole)
+    calls = [call for call in sent if call.axis in WITHIN and call.unit in UNITS]
     straggle_s = _straggle_s(case, known)
     for call in traffic(whole, calls):
         call_s = collective_seconds(call, case.cluster.levels, known)
