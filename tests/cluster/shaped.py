@@ -29,7 +29,9 @@ NAMES = ("red", "blue")
 UNLIMITED = "unlimited"
 BURST, LONGEST_WAIT = "128kb", "200ms"
 """What may leave at once after a silence, and how long a packet waits in the bucket's queue before it is dropped."""
-JOB = "--model mini-llama --seq-len 256 --global-batch-size 8 --precision fp32 --recompute none"
+SHORT = "--layers 2 --hidden 384 --heads 6 --kv-heads 2 --ffn 1024 --vocab 512"
+"""Of mini-llama's widths, with a third of its layers: of the same order, in a third of the time."""
+JOB = "--seq-len 256 --global-batch-size 8 --precision fp32 --recompute none"
 LAYOUTS = {
     "ddp": "--strategy ddp --micro-batch-size 4",
     "fsdp2": "--strategy fsdp --micro-batch-size 4 --reshard-after-forward",
@@ -67,8 +69,8 @@ class Pair:
     """Two hosts whose cables carry `rate`, and a folder that keeps what was probed, planned and run on them: a second
     call finds what the first one left."""
 
-    def __init__(self, made: TestHosts, rate: str, folder: Path) -> None:
-        self.folder, self.machine, self.name = folder, folder / "machine", f"two-hosts-{rate}"
+    def __init__(self, made: TestHosts, rate: str, folder: Path, model: str) -> None:
+        self._model, self.folder, self.machine, self.name = model, folder, folder / "machine", f"two-hosts-{rate}"
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = os.environ | {
             "MESHWRIGHT_SSH": f"ssh -F {made.ssh_config}",
@@ -91,7 +93,15 @@ class Pair:
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             given = ("--presets", self.machine, "--cluster", self.name, "--calibration", self.name)
-            asked = [*JOB.split(), *LAYOUTS.get(name, "").split(), "--nodes", len(NAMES), "--steps", steps]
+            asked = [
+                *self._model.split(),
+                *JOB.split(),
+                *LAYOUTS.get(name, "").split(),
+                "--nodes",
+                len(NAMES),
+                "--steps",
+                steps,
+            ]
             self._command("planner", "recommend", *given, *asked, "-o", path)
         return read_plan(path)
 
@@ -131,8 +141,8 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(rate: str, folder: Path) -> Iterator[Pair]:
-    """Two hosts, gone at the end."""
+def pair(rate: str, folder: Path, model: str = "--model mini-llama") -> Iterator[Pair]:
+    """Two hosts that train `model`, as `planner recommend` is asked for it; gone at the end."""
     with tempfile.TemporaryDirectory() as scratch, network(Path(scratch) / "net", NAMES) as made:
         shape(made, rate)
-        yield Pair(made, rate, folder)
+        yield Pair(made, rate, folder, model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shaped import LAYOUTS, pair, unusable
+from shaped import LAYOUTS, SHORT, pair, unusable
 
 pytestmark = [
     pytest.mark.cluster,
@@ -21,7 +21,7 @@ STEPS = 8
 
 def test_measured_steps_have_the_predicted_order(tmp_path: Path) -> None:
     predicted, measured = {}, {}
-    with pair("200mbit", tmp_path) as hosts:
+    with pair("200mbit", tmp_path, SHORT) as hosts:
         hosts.probe("--quick")
         for name in LAYOUTS:
             hosts.plan(name, STEPS)
