@@ -208,17 +208,19 @@ def _far_positions(question: Question) -> tuple[str, ...]:
 Verdict = Literal["yes", "likely", "close", "no"]
 
 
-def verdict(needed_bytes: float, bands: Bands, capacity: float | None, headroom: float) -> Verdict | None:
-    """Whether a device holds what is needed, as far as is known; None where its memory is unknown.
+def verdict(
+    shown_bytes: float, needed_bytes: float, bands: Bands, capacity: float | None, headroom: float
+) -> Verdict | None:
+    """Whether a device holds a layout, as far as is known; None where its memory is unknown.
 
-    A prediction that leaves the headroom free is `yes` where even the upper end of the memory band is on the device,
-    else `likely`; one that does not is `close` where the band's lower end is, else `no`. Nine measurements of ten lie
-    in the band.
+    Where what it would show leaves the headroom free, the word is `yes` if even the upper end of the memory band is on
+    the device, else `likely`. Where it does not, the word is `close` if the band's lower end of what the layout needs
+    is on the device, else `no`. Nine measurements of ten lie in the band.
     """
     if capacity is None:
         return None
-    if needed_bytes <= usable_bytes(capacity, headroom):
-        return "yes" if needed_bytes * bands.memory_high <= capacity else "likely"
+    if shown_bytes <= usable_bytes(capacity, headroom):
+        return "yes" if shown_bytes * bands.memory_high <= capacity else "likely"
     return "close" if needed_bytes * bands.memory_low <= capacity else "no"
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from planner.calibrate.allocator import LEAST, badness
 from planner.calibrate.samples import Sample
+from planner.figures.passes import kernels_of
 from planner.figures.steptime import scalar, step_time
 from planner.spec.calibration import Calibration, ComputeEntry, OverlapEntry
 
@@ -29,22 +30,22 @@ COUNTED = 48
 class Speeds(NamedTuple):
     """The coefficients that are searched; the rest stay those of the calibration underneath.
 
-    `attention_share` goes with `matmul_share`, at the ratio they have underneath: rows of whole steps cannot tell the
-    two apart.
+    `pace` where kernels like the device's were measured; elsewhere it is 0, and `matmul_share` is searched.
+    `attention_share` goes with that, at the ratio they have underneath: rows of whole steps cannot tell the two apart.
     """
 
     matmul_share: float
     attention_share: float
     operation_s: float
     hidden_share: float
-    straggle_s: float
+    pace: float = 0.0
 
 
 GRID: dict[str, tuple[float, ...]] = {
+    "pace": tuple(round(0.7 + 0.025 * step, 3) for step in range(53)),
     "matmul_share": tuple(round(0.1 + 0.025 * step, 3) for step in range(37)),
     "hidden_share": (0.0, 0.25, 0.5, 0.75, 0.9, 1.0),
     "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
-    "straggle_s": (0.0, 1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 3e-4),
 }
 """In the order they are searched."""
 
@@ -69,7 +70,7 @@ class Timer:
         """The predicted step of a sample."""
         key = sample.id, speeds
         if key not in self._seconds:
-            self._seconds[key] = scalar(step_time(sample.case, self._trial(speeds)).step_s)
+            self._seconds[key] = scalar(step_time(sample.case, self._trial(speeds), costs=sample.costs).step_s)
         return self._seconds[key]
 
     def _trial(self, speeds: Speeds) -> Calibration:
@@ -87,14 +88,20 @@ def speeds_of(known: Calibration, sample: Sample) -> Speeds:
     compute = found.compute
     overlap = found.overlap
     return Speeds(
-        compute.matmul_share, compute.attention_share, compute.operation_s, overlap.hidden_share, overlap.straggle_s
+        compute.matmul_share,
+        compute.attention_share,
+        compute.operation_s,
+        overlap.hidden_share,
+        compute.pace if kernels_of(sample.case, compute) else 0.0,
     )
 
 
 def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry]:
     """Speeds as a calibration writes them."""
     numbers = speeds._asdict()
-    beside = {name: numbers.pop(name) for name in ("hidden_share", "straggle_s")}
+    for unused in ("matmul_share", "attention_share") if speeds.pace else ("pace",):
+        del numbers[unused]
+    beside = {"hidden_share": numbers.pop("hidden_share")}
     return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | beside, OverlapEntry)
 
 
@@ -108,7 +115,10 @@ def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
     least = _badness(counted, timer, best)
     for _ in range(ROUNDS):
         before = best
+        unused = "matmul_share" if best.pace else "pace"
         for name, values in GRID.items():
+            if name == unused:
+                continue
             trials = [_moved(best, name, value) for value in values]
             found, place = min((_badness(counted, timer, trial), place) for place, trial in enumerate(trials))
             if found < least * (1 - WORTH):

@@ -122,10 +122,8 @@ def grouped(samples: Sequence[Sample], *keys: str) -> list[tuple[tuple[str, ...]
 
 
 def timed(samples: Sequence[Sample]) -> list[tuple[tuple[str, ...], list[Sample]]]:
-    """The samples that tell a runtime's speed on a device: without those of 8 and 4 bits, whose products reach another
-    share of another rate, where there are any in 16 or more."""
-    found = grouped([one for one in samples if one.step_s is not None], "runtime", "gpu")
-    return [(key, [one for one in members if not one.case.job.narrows] or members) for key, members in found]
+    """The samples that tell a runtime's speed on a device."""
+    return grouped([one for one in samples if one.step_s is not None], "runtime", "gpu")
 
 
 def sources_text(samples: Sequence[Sample]) -> str:

@@ -28,8 +28,8 @@ INSIDE, BETWEEN = "inside", "between"
 CLEAR = 10
 """A call this many times longer than an operation's own cost says something about its data."""
 LARGE_BYTES = 2**20
-"""A collective of this payload and more says what a link carries of large messages: less than of small ones, which fit
-into buffers on the way, and whose two directions do not wait for each other."""
+"""Payloads from which a collective says what a link carries of large messages: over a slow network gloo sends them
+slower than small ones."""
 NETWORK_GUESS_BITS = 10e9
 SHARE_LIMITS = (0.001, 2.0)
 

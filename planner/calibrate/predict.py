@@ -18,7 +18,7 @@ from planner.calibrate.asked import Asked, CannotPredict
 from planner.calibrate.collective import bus_bandwidth_gbps
 from planner.calibrate.largest import largest_micro_batch, largest_seq_len
 from planner.calibrate.rows import Measured, Row, Source, Unread
-from planner.figures.allocator import pending_bytes
+from planner.figures.allocator import needed_bytes, pending_bytes
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar, step_time, throughput
@@ -137,8 +137,8 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
     fullest = _by_kind(case, allocated)
     on_first = asked.row.measured.memory_stage == "first"
     logged = _logged(case, asked, _allocated(case, walks, first_stage=True) if on_first else allocated)
-    device = fullest["device"]
-    time = step_time(case, calibration)
+    device, needed = fullest["device"], float(needed_bytes(case, allocated))
+    time = step_time(case, calibration, costs=asked.costs)
     speed = throughput(case, time)
     bands = coefficients(case, calibration).bands
     edges = partial(_device_bytes, walks=walks)
@@ -153,8 +153,8 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
-        verdict=verdict(device, bands, gpu.memory_bytes, DEFAULT_HEADROOM),
-        fits_probability=fit_probability(device, bands, gpu.memory_bytes),
+        verdict=verdict(device, needed, bands, gpu.memory_bytes, DEFAULT_HEADROOM),
+        fits_probability=fit_probability(needed, bands, gpu.memory_bytes),
         largest_micro_batch=None if measured.largest_micro_batch is None else largest_micro_batch(case, edges),
         largest_seq_len=None if measured.largest_seq_len is None else largest_seq_len(case, edges),
     )

@@ -7,7 +7,7 @@ measurements beside it. Not here: the probability itself (ask/question.py), or t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -65,16 +65,30 @@ def ends(replayed: Iterable[Replayed]) -> list[tuple[float, bool, bool]]:
     return found
 
 
-def left_out(rows: Iterable[Asked | Unread], without: Mapping[str, Calibration]) -> list[Replayed]:
-    """Every row as the calibration predicts it that never saw its source; rows of a source that gave none of the
-    measurements are left away."""
+def source_of(one: Asked) -> str:
+    """Who measured a row."""
+    return one.row.source.repo_or_paper
+
+
+def model_of(one: Asked) -> str | None:
+    """The model of a row with a question."""
+    return None if one.case is None else one.case.model.name
+
+
+def left_out(
+    rows: Iterable[Asked | Unread],
+    without: Mapping[str, Calibration],
+    of: Callable[[Asked], str | None] = source_of,
+) -> list[Replayed]:
+    """Every row as the calibration predicts it that never saw its source, or its model; rows of one that gave none of
+    the measurements are left away."""
     found: list[Replayed] = []
-    by_source: dict[str, list[Asked]] = {}
+    grouped: dict[str, list[Asked]] = {}
     for one in rows:
-        if isinstance(one, Asked) and one.row.source.repo_or_paper in without:
-            by_source.setdefault(one.row.source.repo_or_paper, []).append(one)
-    for source, them in by_source.items():
-        found += replay(them, without[source])
+        if isinstance(one, Asked) and (left := of(one)) is not None and left in without:
+            grouped.setdefault(left, []).append(one)
+    for left, them in grouped.items():
+        found += replay(them, without[left])
     return found
 
 

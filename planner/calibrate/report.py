@@ -6,7 +6,7 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     """The answer: the calibration, errors by group, what could not be used and what kept its default, and why.
 
-    `without` is by source the calibration, bands included, that all other sources give, `coverage` how many left-out
-    measurements such bands hold.
+    `without` is by source the calibration, bands included, that all other sources give, `without_model` the same by
+    model, `coverage` how many left-out measurements such bands hold.
     """
 
     calibration: Calibration
@@ -69,6 +69,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...]
     probes: int = 0
     without: dict[str, Calibration] = {}
+    without_model: dict[str, Calibration] = {}
     coverage: tuple[Coverage, ...] = ()
 
 
@@ -132,9 +133,10 @@ def of_samples(
     made = fits.calibration(samples, name, frozenset(dropped))
     made = msgspec.structs.replace(made, bands=tuple(banding.bands(by_model, by_source)))
     after = holdout.residuals(samples, made, timer)
-    without = {
-        source: _without(source, samples, by_model, by_source, fitted) for source in {one.source for one in samples}
-    }
+    without, without_model = (
+        {left: _without(of, left, samples, by_model, by_source, fitted) for left in {of(one) for one in samples}}
+        for of in (holdout.by_source, lambda one: one.model)
+    )
     return Calibrated(
         calibration=made,
         lines=tuple(_lines(samples, before, after, by_model, by_source)),
@@ -143,20 +145,22 @@ def of_samples(
         unused=unused or {},
         kept=tuple(dropped.values()),
         without=without,
+        without_model=without_model,
         coverage=coverage(by_model, by_source, made, without),
     )
 
 
 def _without(
-    source: str,
+    of: Callable[[Sample], str],
+    left: str,
     samples: Sequence[Sample],
     by_model: Sequence[Residual],
     by_source: Sequence[Residual],
     fitted: holdout.Fitted,
 ) -> Calibration:
-    """The calibration that the measurements of all other sources give, with the bands of their residuals."""
-    made = fitted([one for one in samples if one.source != source])
-    inside, outside = ([one for one in left if one.sample.source != source] for left in (by_model, by_source))
+    """The calibration that all measurements give but those of one source or model, with bands of their residuals."""
+    made = fitted([one for one in samples if of(one) != left])
+    inside, outside = ([one for one in some if of(one.sample) != left] for some in (by_model, by_source))
     return msgspec.structs.replace(made, bands=tuple(banding.bands(inside, outside)))
 
 

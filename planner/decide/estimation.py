@@ -303,7 +303,8 @@ def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdi
     """The device's, unless the hosts say less."""
     if memory.host_fits is False:
         return "no"
-    found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
+    shown, needed = memory.device_bytes, memory.needed_bytes
+    found = verdict(shown, needed, bands, question.cluster.gpu.memory_bytes, question.headroom)
     return "likely" if memory.host_fits is None and found == "yes" else found
 
 
@@ -311,7 +312,7 @@ def _probability(question: Question, memory: MemoryBreakdown, bands: Bands) -> f
     """That the device holds the layout, unless the hosts do not."""
     if memory.host_fits is False:
         return 0.0
-    return fit_probability(memory.device_bytes, bands, question.cluster.gpu.memory_bytes)
+    return fit_probability(memory.needed_bytes, bands, question.cluster.gpu.memory_bytes)
 
 
 def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:

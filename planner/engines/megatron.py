@@ -105,7 +105,7 @@ def _recomputable(case: Case) -> tuple[str, ...]:
         "mlp": case.model.dense_layers > 0 or moe is None,
         "moe": moe is not None,
         "shared_experts": moe is not None and moe.shared_experts > 0,
-        "moe_act": moe is not None and not moe.bias,
+        "moe_act": moe is not None,
         "layernorm": latent or moe is not None,
         "mla_up_proj": latent,
     }
@@ -137,9 +137,13 @@ def dummy_bytes(case: Case) -> Number:
 
 
 def outside(case: Case) -> list[tuple[str, Held]]:
-    """Buffers replace the weights that were built; Adam is one kernel, so its step needs nothing more."""
+    """Buffers replace the weights that were built; Adam is one kernel, so its step needs nothing more than fp32 copies
+    of its part of narrow gradients (core/optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads)."""
     held = resident(case)
-    return [("load", held), ("optimizer", held | {"buckets": dummy_bytes(case)})]
+    step = held | {"buckets": dummy_bytes(case)}
+    if case.job.narrow_gradients:
+        step["temporaries"] = model_parallel.widened_gradient_bytes(case, VOCABULARY_MULTIPLE)
+    return [("load", held), ("optimizer", step)]
 
 
 def holder(case: Case) -> Holder:

@@ -26,11 +26,12 @@ NARROW, WIDE = float(BYTES["bf16"]), float(BYTES["fp32"])
 
 
 def states(case: Case) -> StateBytes:
-    """16-bit training keeps 2 + 4 + 12 bytes with Adam: gradients gather in fp32. fp32 updates its own weights."""
-    moments = moment_bytes(case.job.optimizer, WIDE)
+    """16-bit training keeps 2 + 4 + 12 bytes with Adam: gradients gather in fp32, unless they are narrow. fp32 updates
+    its own weights."""
+    moments = moment_bytes(case.job.optimizer, NARROW if case.job.narrow_moments else WIDE)
     if case.job.precision == "fp32":
         return StateBytes(WIDE, WIDE, 0.0, moments)
-    return StateBytes(NARROW, WIDE, WIDE, moments)
+    return StateBytes(NARROW, NARROW if case.job.narrow_gradients else WIDE, WIDE, moments)
 
 
 def compute(case: Case) -> Compute:
@@ -123,6 +124,15 @@ def whole_states(case: Case, multiple: int) -> Held:
         remembered = narrow.history_bytes(narrow.RECIPES[case.job.precision])
         params = params + remembered * sum(times for times, weight in case.counted() if is_narrowed(case, weight))
     return {"params": params, "grads": grads, "optimizer": optimizer}
+
+
+def widened_gradient_bytes(case: Case, multiple: int) -> Number:
+    """Bytes of fp32 copies of the gradients that a rank updates its part of the weights with."""
+    stage = case.layout.zero_stage
+    found: Number = 0.0
+    for weight, elements in counted(case, multiple):
+        found = found + WIDE * elements / (case.shards(weight) if stage >= 1 else 1)
+    return found
 
 
 def tied_calls(case: Case, multiple: int) -> list[Call]:

@@ -22,10 +22,13 @@ def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
     if case.cluster.gpu.kind == "cpu":
         return dict.fromkeys((*RESERVED_PARTS, *DEVICE_PARTS), 0.0)
     known = case.runtime.allocator
+    # Of expandable segments free pages are unmapped when memory is short, wherever they lie, and mapped elsewhere
+    # (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, release_blocks and unmap_block).
+    holes = not case.runtime.expandable_segments
     return {
         "workspace": known.workspace_bytes,
-        "fragmentation": (allocated + known.workspace_bytes) * known.fragmentation,
-        "churn": known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
+        "fragmentation": holes * (allocated + known.workspace_bytes) * known.fragmentation,
+        "churn": holes * known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
         "apart": bytes_beside(case, allocated),
         "context": known.context_bytes,
         "communicators": known.communicator_bytes * more_communicators(case.layout),
@@ -41,6 +44,18 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
 def device_bytes(case: Case, allocated: Number) -> Number:
     """What the device shows as used: reserved memory, the context and the libraries' workspaces."""
     return allocated + sum(parts_beside(case, allocated).values())
+
+
+HOLES = ("fragmentation", "churn")
+"""Parts of reserved memory that are free. When memory is short, PyTorch gives free blocks back to the device and asks
+again before it gives up (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, malloc: release_cached_blocks). It gives back
+whole blocks alone; published runs' ends are predicted best as if no hole stayed (decision 47)."""
+
+
+def needed_bytes(case: Case, allocated: Number) -> Number:
+    """What the device must have for `allocated` live bytes: all that it shows but holes, which are given back."""
+    beside = parts_beside(case, allocated)
+    return allocated + sum(size for part, size in beside.items() if part not in HOLES)
 
 
 def lasting_bytes(case: Case, allocated: Number) -> Number:

@@ -5,18 +5,22 @@ Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, maximum, where
+from planner.basics.arith import Number, maximum
 from planner.basics.formula import formula
 from planner.engines import engine_of
-from planner.figures.comm import crosses, traffic
+from planner.figures.comm import Traffic, traffic
+from planner.figures.hostcosts import HostCosts, call_seconds
+from planner.figures.kernels.device import Device as Chip
+from planner.figures.kernels.device import device_of as chip_of
+from planner.figures.kernels.step import Rows, distinct_rows, formats_known, kernels_seconds, least_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.work import Load, Work, element_bytes_of
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.parallelism.groups import axis_stride
 from planner.spec.calibration import Calibration, Coefficients, Compute
 
 WITHIN = ("tp", "cp", "ep")
@@ -57,16 +61,16 @@ def attention_seconds(flops: Number, peak_flops_per_s: Number, share: Number) ->
     return flops / (peak_flops_per_s * share)
 
 
+@formula(unit="s", source="fitted to training steps: measured kernels, one after the other, times what a step adds")
+def paced_seconds(kernels_s: Number, pace: Number) -> Number:
+    """Kernels in a training step: what they take alone, times a factor of the software."""
+    return kernels_s * pace
+
+
 @formula(unit="s", source="definition: each operation is started by the host, one after the other")
 def starting_seconds(operations: Number, operation_s: Number) -> Number:
     """What the host takes to start operations, whatever they do."""
     return operations * operation_s
-
-
-@formula(unit="s", source="observed in nanotron's published sweep: the more ranks wait for each other, the longer")
-def straggling_seconds(calls: Number, ranks: Number, straggle_s: Number) -> Number:
-    """What collectives inside passes wait for stragglers while sends between nodes are pending."""
-    return calls * ranks * straggle_s
 
 
 def peak_flops(case: Case) -> float | None:
@@ -92,13 +96,19 @@ def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What the device could do, and how near the software comes to it. `waits` where the host itself computes."""
+    """What the device could do, and how near the software comes to it. `waits` where the host itself computes.
+
+    `kernels` are measured kernels of it, or of its like; None where its products are timed by shares of the peak.
+    `rows` are the rows of columns that differ in what kernels depend on.
+    """
 
     peak_flops_per_s: Number
     bytes_per_s: float
     element_bytes: float
     waits: bool
     known: Compute
+    kernels: Chip | None = None
+    rows: Rows | None = None
 
 
 def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device | None:
@@ -106,7 +116,17 @@ def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device 
     gpu, peak = case.cluster.gpu, matmul_rate(case, work)
     if peak is None or gpu.memory_bytes_per_s is None:
         return None
-    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute)
+    chip, layout = kernels_of(case, known.compute), case.layout
+    rows = distinct_rows(layout.micro_batch_size, layout.tp, layout.ep, layout.cp) if chip else None
+    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute, chip, rows)
+
+
+def kernels_of(case: Case, known: Compute) -> Chip | None:
+    """The measured kernels by which a calibration times the case's products; None where it does by shares of the peak,
+    or nobody measured kernels of its number format on such a device."""
+    chip = chip_of(case.cluster.gpu) if known.pace else None
+    formats = ("bf16", case.job.product_rate) if case.job.narrows else (case.job.product_rate,)
+    return chip if chip is not None and formats_known(chip, formats) else None
 
 
 class Passes(NamedTuple):
@@ -137,21 +157,26 @@ def loads_of(one: Work, device: Device) -> tuple[_Seconds, _Seconds]:
     return forward, backward
 
 
-def passes_of(loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None) -> Passes:
-    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
+def passes_of(
+    loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None, calling: Passes | None = None
+) -> Passes:
+    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it and to call.
 
     A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
     """
     found: list[Number] = []
     for place, (busy_s, start_s) in enumerate(loads):
-        taken_s = busy_s + (waiting[place] if waiting else 0.0)
-        found.append(taken_s + start_s if device.waits else maximum(taken_s, start_s))
+        taken_s, host_s = busy_s + (waiting[place] if waiting else 0.0), start_s + (calling[place] if calling else 0.0)
+        found.append(taken_s + host_s if device.waits else maximum(taken_s, host_s))
     return Passes(*found)
 
 
 def working_seconds(load: Load, device: Device) -> Number:
     """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
+    if device.kernels is not None:
+        kernels_s = paced_seconds(kernels_seconds(load.kernels, device.kernels, device.rows), known.pace)
+        return kernels_s + memory_seconds(load.moved_bytes + load.fixed_bytes + load.score_bytes, *memory)
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
@@ -162,27 +187,34 @@ def working_seconds(load: Load, device: Device) -> Number:
     return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
 
 
+def least_working_seconds(load: Load, device: Device) -> Number:
+    """A bound below a load's seconds that does not depend on the size of its products."""
+    if device.kernels is None:
+        return working_seconds(msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0), device)
+    memory_s = memory_seconds(load.moved_bytes, device.bytes_per_s, device.known.memory_share)
+    return paced_seconds(least_seconds(load.kernels, device.kernels), device.known.pace) + memory_s
+
+
 def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
     """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
+    return _calls_of(case, lambda call: collective_seconds(call, case.cluster.levels, known))
+
+
+def calling_of(case: Case, costs: HostCosts) -> dict[str, Passes] | None:
+    """Seconds that the host takes to make those calls, where it is known to take any."""
+    return _calls_of(case, lambda call: call_seconds(call, costs)) if costs.call_s else None
+
+
+def _calls_of(case: Case, seconds: Callable[[Traffic], Number]) -> dict[str, Passes]:
+    """Seconds of the collectives inside one micro-batch's passes, by the unit that makes them."""
     whole, times = case.unsplit, case.whole_repeats
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
     sent = engine_of(case.layout.engine).collectives(whole)
     calls = [call for call in sent if call.axis in WITHIN and call.unit in UNITS]
-    straggle_s = _straggle_s(case, known)
     for call in traffic(whole, calls):
-        call_s = collective_seconds(call, case.cluster.levels, known)
-        call_s = call_s + straggling_seconds(call.count, where(call.ranks > 1, call.ranks, 0.0), straggle_s)
-        each_s = call_s / (case.layout.grad_accum * times[call.unit])
+        each_s = seconds(call) / (case.layout.grad_accum * times[call.unit])
         found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
     return {unit: Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
-
-
-def _straggle_s(case: Case, known: Coefficients) -> Number:
-    """Seconds for each rank of a group, where the pipeline's neighbours stand on different nodes."""
-    if not known.overlap.straggle_s or not case.pipelined:
-        return 0.0
-    leaves = crosses(case.layout.pp, axis_stride(case.layout, "pp"), case.cluster.gpus_per_node)
-    return where(leaves, known.overlap.straggle_s, 0.0)
 
 
 def on_stage(case: Case, units: dict[str, Passes]) -> Passes:

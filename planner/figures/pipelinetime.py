@@ -12,7 +12,9 @@ import msgspec
 
 from planner.basics.arith import Number, is_column
 from planner.engines.base import Call
+from planner.figures import hostcosts
 from planner.figures.comm import traffic
+from planner.figures.hostcosts import HostCosts, polls_of
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import Passes, on_stage
 from planner.figures.stepparts import Chunks, Slowest
@@ -24,7 +26,7 @@ from planner.spec.calibration import Coefficients
 
 
 def pipeline_seconds(
-    case: Case, units: dict[str, Passes], known: Coefficients
+    case: Case, units: dict[str, Passes], known: Coefficients, costs: HostCosts = hostcosts.NONE
 ) -> tuple[Number, Slowest | None, Chunks | None]:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
     played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns."""
@@ -36,6 +38,10 @@ def pipeline_seconds(
     if is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         return _pipeline_bound_s(case, units, p2p_s), None, None
     forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
+    if costs.poll_s:
+        polls = [polls_of(costs, len(forward), chunk) for chunk in range(len(forward))]
+        forward = [pass_s + poll_s for pass_s, (poll_s, _) in zip(forward, polls, strict=True)]
+        backward = [pass_s + poll_s for pass_s, (_, poll_s) in zip(backward, polls, strict=True)]
     played_s = makespan_s(
         layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
     )

@@ -16,15 +16,19 @@ from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.common import implementation, updated
+from planner.figures import hostcosts
 from planner.figures.comm import Traffic, traffic
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
+from planner.figures.hostcosts import HostCosts, bucket_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     WITHIN,
     Device,
     Passes,
+    calling_of,
     coefficients,
     device_of,
+    least_working_seconds,
     loads_of,
     matmul_seconds,
     memory_seconds,
@@ -33,7 +37,6 @@ from planner.figures.passes import (
     peak_flops,
     starting_seconds,
     waiting_of,
-    working_seconds,
 )
 from planner.figures.pipelinetime import pipeline_seconds
 from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
@@ -168,16 +171,25 @@ def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
     return shares
 
 
-def step_time(case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None) -> StepTime:
+def step_time(
+    case: Case,
+    calibration: Calibration,
+    calls: list[tuple[Traffic, Number]] | None = None,
+    costs: HostCosts = hostcosts.NONE,
+) -> StepTime:
     """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
 
-    Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
+    Collectives beside the pipeline, and the optimizer's step, are those of the first stage. `costs` are known of some
+    published runs' hosts.
     """
-    return step_parts(case, calibration, calls)[0]
+    return step_parts(case, calibration, calls, costs)[0]
 
 
 def step_parts(
-    case: Case, calibration: Calibration, calls: list[tuple[Traffic, Number]] | None = None
+    case: Case,
+    calibration: Calibration,
+    calls: list[tuple[Traffic, Number]] | None = None,
+    costs: HostCosts = hostcosts.NONE,
 ) -> tuple[StepTime, StepParts | None]:
     """`step_time` with what it adds up, which is None where seconds are."""
     known, layout = coefficients(case, calibration), case.layout
@@ -185,7 +197,7 @@ def step_parts(
     work = unit_work(case)
     first = case.at(next(case.stages()))
     calls = step_traffic(first) if calls is None else calls
-    seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
+    seconds = [collective_seconds(call, case.cluster.levels, known) + bucket_seconds(call, costs) for call, _ in calls]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
     device = device_of(case, work, known)
@@ -193,14 +205,15 @@ def step_parts(
     if device is None:
         return unknown, None
     compute, both = {}, {}
+    calling = calling_of(case, costs)
     for unit, waiting in waiting_of(case, known).items():
         loads = loads_of(work[unit], device)
         compute[unit] = passes_of(loads, device)
-        both[unit] = passes_of(loads, device, waiting)
+        both[unit] = passes_of(loads, device, waiting, None if calling is None else calling[unit])
     own = on_stage(first, both)
     beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
-    pipeline_s, slowest, chunks = pipeline_seconds(case, both, known)
+    pipeline_s, slowest, chunks = pipeline_seconds(case, both, known, costs)
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
     waits = waits_of(first, own, calls, seconds, known)
     updated_on_host_s = None if waits is None else update_seconds(first)
@@ -261,8 +274,7 @@ def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
     times, seconds = case.whole_repeats, 0.0
     for unit, one in work.items():
         for load in (one.forward, one.backward, one.again):
-            least = msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0)
-            seconds += times[unit] * float(working_seconds(least, device))
+            seconds += times[unit] * float(least_working_seconds(load, device))
     return seconds
 
 

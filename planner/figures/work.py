@@ -14,6 +14,14 @@ from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines.common import packed
+from planner.figures.kernels.step import Asked
+from planner.figures.unitkernels import (
+    SCORES_BACKWARD,
+    SCORES_FORWARD,
+    again_kernels,
+    attention_kernels,
+    product_kernels,
+)
 from planner.inventory import Weight
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
@@ -51,7 +59,8 @@ class Load(msgspec.Struct, frozen=True):
 
     `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
     the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens:
-    weights unpacked, gradients of a table, gradients added up.
+    weights unpacked, gradients of a table, gradients added up. `kernels` are the same products and attention one by
+    one; `score_bytes` what goes on between the products of attention where its scores are in memory.
     """
 
     product_flops: Number = 0.0
@@ -61,6 +70,8 @@ class Load(msgspec.Struct, frozen=True):
     moved_bytes: Number = 0.0
     fixed_bytes: Number = 0.0
     operations: Number = 0.0
+    kernels: tuple[Asked, ...] = ()
+    score_bytes: Number = 0.0
 
     @property
     def flops(self) -> Number:
@@ -204,30 +215,41 @@ def _unit_work(whole: Case) -> dict[str, Work]:
 
 
 class _Products(msgspec.Struct, frozen=True):
-    """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands."""
+    """The linear modules of one occurrence of a unit: elements a token is multiplied with, and all operands; their
+    products one by one, `gradients` of inputs and of trained weights."""
 
     trained: Number
     frozen: Number
     trained_operands: Number
     frozen_operands: Number
     modules: int
+    kernels: tuple[Asked, ...]
+    gradients: tuple[Asked, ...]
 
 
 def _products(case: Case, unit: str) -> _Products:
     elements: dict[bool, Number] = {True: 0.0, False: 0.0}
     operands: dict[bool, Number] = {True: 0.0, False: 0.0}
+    kernels: list[Asked] = []
+    gradients: list[Asked] = []
     modules, tokens = 0, case.tokens
+    number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
     for weight in case.units()[unit]:
         each = product_elements(case, weight)
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
+        ways, back = product_kernels(weight, rows, number_format)
+        kernels += ways
+        gradients += back
         modules += 1
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
             rows, sum(weight.features), weight.elements
         )
-    return _Products(elements[True], elements[False], operands[True], operands[False], modules)
+    return _Products(
+        elements[True], elements[False], operands[True], operands[False], modules, tuple(kernels), tuple(gradients)
+    )
 
 
 def _layer_work(case: Case, unit: str) -> Work:
@@ -241,6 +263,7 @@ def _layer_work(case: Case, unit: str) -> Work:
     # Kernels under a mask compute the whole square, of which a causal one needs half.
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
+    attends, returns, score_bytes = attention_kernels(case, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
@@ -249,6 +272,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=_elementwise_bytes(case, unit, split),
         fixed_bytes=unpacked,
         operations=found.modules + _layer_operations(case),
+        kernels=found.kernels + attends,
+        score_bytes=score_bytes,
     )
     backward = _backward(case, unit, found, forward)
     backward = msgspec.structs.replace(
@@ -256,6 +281,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         attention_flops=2 * attention,
         masked_flops=2 * forward.masked_flops,
         moved_bytes=2 * forward.moved_bytes,
+        kernels=found.gradients + returns,
+        score_bytes=SCORES_BACKWARD / SCORES_FORWARD * score_bytes,
     )
     again_products, again_attention, again_elementwise = _again(case, unit, found)
     again = Load(
@@ -266,6 +293,9 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=again_elementwise * forward.moved_bytes,
         fixed_bytes=again_products * unpacked,
         operations=max(again_products, again_elementwise) * forward.operations,
+        kernels=again_kernels(found.kernels, again_products, 0.0)
+        + again_kernels(attends, again_attention, again_attention),
+        score_bytes=again_attention * score_bytes,
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)
 
@@ -297,6 +327,7 @@ def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
         moved_bytes=forward.moved_bytes,
         fixed_bytes=forward.fixed_bytes + added_up,
         operations=BACKWARD_OPERATIONS * forward.operations,
+        kernels=found.gradients,
     )
 
 
@@ -361,6 +392,7 @@ def _end_work(case: Case, unit: str) -> Work:
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
         moved_bytes=loss_bytes(vocab, tokens, element, LOSS_BYTES.get(parts.loss, 28)) / 2,
+        kernels=found.kernels,
         operations=found.modules
         + NORM_OPERATIONS.get(parts.norm, 1)
         + LOSS_OPERATIONS.get(parts.loss, EAGER_LOSS_OPERATIONS),

@@ -121,7 +121,7 @@ def _attended(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
     if compute.deals_heads:
         return dealt_attention(tape, q, k, v, heads=heads, ranks=compute.cp)
     groups = model.heads // model.kv_heads
-    if is_written_out(model):
+    if is_written_out(model, compute.kernels):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
     if is_math(model):
         element, one = compute.element_bytes, compute.one_sequence

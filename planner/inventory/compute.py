@@ -32,6 +32,7 @@ KERNELS = {
         "native",
         "megatron",
         "compiled",
+        "in-place",
         "nanotron",
         "chunked",
         "chunked-fp32",

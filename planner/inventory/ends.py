@@ -119,7 +119,7 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
         tables = (Size(per_token=model.heads * width),)
     if compute.masked:
         tables += (Size(per_pair=compute.element_bytes),)
-    elif is_written_out(model):
+    elif is_written_out(model, compute.kernels):
         tables += (Size(per_pair=width * (2 if model.sliding_window else 1)),)
     elif model.family == "falcon":
         tables += (Size(per_pair=1.0),)
@@ -164,6 +164,10 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         logits = soft_cap(tape, logits)
     if loss_kernel == "compiled":
         loss = fused.compiled_cross_entropy(tape, logits)
+        tape.drop(normal)
+        return loss
+    if loss_kernel == "in-place":
+        loss = fused.in_place_cross_entropy(tape, logits)
         tape.drop(normal)
         return loss
     if loss_kernel in ("megatron", "nanotron"):

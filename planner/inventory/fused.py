@@ -155,6 +155,19 @@ def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, element_bytes: floa
     return loss
 
 
+def in_place_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """Cross-entropy on this rank's part of the vocabulary whose forward writes the gradient over the 16-bit logits.
+    Takes over the variable.
+
+    TransformerEngine up to 2.17, pytorch/cross_entropy.py and triton/cross_entropy.py (X_ptr); from commit 01bbe3eea
+    (July 2026) on it writes an fp32 gradient beside them.
+    """
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+    tape.record(loss, (logits,), lambda grad: tape.grad_of(logits, alias=logits.storage))
+    tape.drop(logits)
+    return loss
+
+
 def compiled_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """Cross-entropy on this rank's part of the vocabulary as torch.compile makes it of Megatron-LM's in 16 bits: the
     softmax is written over the logits, and backward makes two more, the softmax without the targets and its product

@@ -118,13 +118,19 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
     share = tape.derived(chosen, saved=(order,))
     early = compute.kernels.experts == "megatron"
     sent = tape.replaced(token, tape.derived(x, x.size * moe.top_k, saved=(token,)))
-    fused = _grouped(tape, sent, weights["gate_up"], weights.get("gate_up.bias"), compute, expert)
+    # Megatron-Core's grouped products add the first bias themselves; the second is weighed with the rows, and added.
+    biases = {} if early else {role: weights.get(f"{role}.bias") for role in ("gate_up", "down")}
+    fused = _grouped(tape, sent, weights["gate_up"], biases.get("gate_up"), compute, expert)
     tape.drop(sent)
-    if moe.bias:
+    if moe.bias and not early:
         product = tape.replaced(fused, _clamped_gate(tape, fused))
     else:
-        product = gated_halves(run, fused, kept="moe_act" not in compute.modules)
-    out = _grouped(tape, product, weights["down"], weights.get("down.bias"), compute, expert)
+        kept = "moe_act" not in compute.modules
+        if moe.bias and kept:
+            # clamped in a copy, which the fused activation keeps; clamping keeps its input
+            fused = tape.replaced(fused, tape.derived(fused, saved=(fused,)))
+        product = gated_halves(run, fused, kept=kept)
+    out = _grouped(tape, product, weights["down"], biases.get("down"), compute, expert)
     tape.drop(product)
     # DeepSeek's routers choose in fp32, so its rows are weighed and summed in fp32 too; others cast the weights.
     wide = 4.0 / compute.weight_bytes if run.model.family.startswith("deepseek") else 1.0

@@ -12,12 +12,13 @@ from planner.inventory.compute import Compute
 from planner.inventory.ops import cast, cloned, copied, product_of, scaled
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size
-from planner.spec import ModelSpec
+from planner.spec import Kernels, ModelSpec
 
 
-def is_written_out(model: ModelSpec) -> bool:
-    """Whether Transformers computes this model's attention without a fused kernel."""
-    return model.attention_soft_cap is not None or model.attention_sinks or model.positions == "alibi"
+def is_written_out(model: ModelSpec, kernels: Kernels) -> bool:
+    """Whether this model's attention is computed without a fused kernel."""
+    sinks = model.attention_sinks and not kernels.fused_sinks
+    return model.attention_soft_cap is not None or sinks or model.positions == "alibi"
 
 
 def written_out_attention(

@@ -282,6 +282,18 @@ OFFERED: tuple[Rule, ...] = (
         fix=lambda case: "Leave it out, or use engine megatron with precision fp8 or mxfp8",
     ),
     _offered_by(
+        "narrow_gradients",
+        lambda case: case.job.narrow_gradients,
+        lambda facts: facts.recipes,
+        "sum gradients in 16 bits and choose to",
+    ),
+    _offered_by(
+        "narrow_moments",
+        lambda case: case.job.narrow_moments,
+        lambda facts: facts.recipes,
+        "hold Adam's averages in 16 bits beside fp32 weights",
+    ),
+    _offered_by(
         "paged_states",
         lambda case: case.job.optimizer.paged,
         lambda facts: facts.whole_copies,

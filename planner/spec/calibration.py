@@ -70,6 +70,10 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Matrix products run at `matmul_share * size / (size + half_size)` of the dense peak rate, where `size` is the
     harmonic mean of the three dimensions over 3; attention's own at `attention_share` of it; what only moves bytes at
     `memory_share` of the memory's rate. Each operation takes `operation_s` to start.
+
+    Where single kernels of a GPU like it were measured (presets/kernel_times), products and attention take `pace` times
+    what these take alone. An entry with a `matmul_share` and no pace says that the share holds instead (pace 0): so do
+    probes of a person's own machine, and files made before there was a pace.
     """
 
     matmul_share: Share | None = None
@@ -77,14 +81,14 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     attention_share: Share | None = None
     memory_share: Share | None = None
     operation_s: NotNegative | None = None
+    pace: NotNegative | None = None
 
 
 class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How communication and compute get in each other's way.
 
-    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s`: where a
-    pipeline's sends leave the node, what each collective inside a pass waits longer, for each rank of its group. Seen
-    in nanotron's published sweep; its cause is not known.
+    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s` stands in
+    files of before and is no longer used: what it saw was the host of some published runs (figures/hostcosts.py).
     """
 
     hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -124,6 +128,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     attention_share: float
     memory_share: float
     operation_s: float
+    pace: float
 
 
 class LinkCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +143,6 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """OverlapEntry, looked up."""
 
     hidden_share: float
-    straggle_s: float
 
 
 class Bands(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +188,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether the device's speed was measured where it stands (executor probe, or runs of the person's own), not
         guessed or published by others."""
         for level in self.chain:
-            here = [one for one in level.compute if _holds(one, runtime, gpu, kind) and one.matmul_share is not None]
+            held = [one for one in level.compute if _holds(one, runtime, gpu, kind)]
+            here = [one for one in held if one.matmul_share is not None or one.pace is not None]
             if here:
                 source = max(here, key=_weight).source
                 return PROBE in source or OWN_RUNS in source
@@ -271,7 +276,7 @@ def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
         calibration=known.name,
         runtime=runtime,
         allocator=Allocator(**_looked_up([list(map(_whole, level)) for level in here("allocator")], Allocator)),
-        compute=Compute(**_looked_up(here("compute"), Compute)),
+        compute=Compute(**_looked_up([list(map(_paced, level)) for level in here("compute")], Compute)),
         overlap=Overlap(**_looked_up(here("overlap"), Overlap)),
         bands=Bands(**_looked_up(here("bands"), Bands)),
         links=tuple(tuple(level) for level in here("links")),
@@ -283,6 +288,12 @@ def _whole(entry: AllocatorEntry) -> AllocatorEntry:
     as in files made before there was any."""
     alone = entry.fragmentation is not None and entry.churn is None
     return msgspec.structs.replace(entry, churn=0.0) if alone else entry
+
+
+def _paced(entry: ComputeEntry) -> ComputeEntry:
+    """An entry with a share of the peak and no pace says how products are timed there: by the share."""
+    by_share = entry.matmul_share is not None and entry.pace is None
+    return msgspec.structs.replace(entry, pace=0.0) if by_share else entry
 
 
 def _holds(entry: Entry, runtime: str, gpu: str, kind: str) -> bool:

@@ -103,7 +103,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """The objective. `global_batch_size` counts sequences an optimizer step; lengths are in tokens. `narrow_weights`:
-    weights that products read in 8 bits are held in them alone (Megatron-Core's fp8_param_gather).
+    weights that products read in 8 bits are held in them alone (Megatron-Core's fp8_param_gather). `narrow_gradients`:
+    gradients are summed and reduced in the 16-bit format (grad_reduce_in_fp32=False), `narrow_moments`: Adam's averages
+    are held in 16 bits (its precision-aware optimizer with exp_avg_dtype and exp_avg_sq_dtype).
 
     `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives
     each a sequence of its own, `packed` lays them end to end and keeps attention inside each (kernels say how).
@@ -120,6 +122,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     global_batch_size: int | None = None
     recipe: Recipe = Recipe()
     narrow_weights: bool = False
+    narrow_gradients: bool = False
+    narrow_moments: bool = False
 
     @property
     def product_rate(self) -> str:

@@ -207,11 +207,16 @@ def _read(gpu: str, folders: tuple[str, ...]) -> KernelTimes | None:
     return None
 
 
-def kernel_times(gpu: str) -> KernelTimes | None:
+def folders() -> tuple[str, ...]:
+    """Where presets are looked for."""
+    return tuple(map(str, search_path(())))
+
+
+def kernel_times(gpu: str, found_in: tuple[str, ...] | None = None) -> KernelTimes | None:
     """What is known of a GPU preset's kernels; None for one without a file, such as a CPU."""
-    folders = tuple(map(str, search_path(())))
-    own = _read(gpu, folders)
+    found_in = folders() if found_in is None else found_in
+    own = _read(gpu, found_in)
     if own is None:
         return None
-    others = (_read(name, folders) for name in own.nearest)
+    others = (_read(name, found_in) for name in own.nearest)
     return msgspec.structs.replace(own, others=tuple(one for one in others if one is not None))

@@ -119,6 +119,8 @@ TABLE = (
            field="storage"),
     Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)"),
     Option("narrow_weights", "switch", "8-bit recipes: layers' weights in 8 bits alone (fp8_param_gather).", "job"),
+    Option("narrow_gradients", "switch", "Megatron-Core: gradients in 16 bits (grad_reduce_in_fp32=False).", "job"),
+    Option("narrow_moments", "switch", "Megatron-Core: Adam's averages in 16 bits (exp_avg_dtype).", "job"),
     Option("optimizer", "choice", "", "optimizer", choices=get_args(OptimizerName), default="adamw", field="name"),
     Option("optimizer_implementation", "choice", "How torch's AdamW or SGD steps.", "optimizer",
            choices=get_args(Implementation), default="the runtime's own", field="implementation",

@@ -179,7 +179,7 @@ def cluster(
         gpus_per_node=per_node,
         intra_link=_link(shape.intra_link, shape.intra_link_gb_per_s_per_direction, shape.intra_link_latency_us),
         inter_link=inter_link,
-        tiers=(*_domains(shape, per_node), *pods),
+        tiers=(*_domains(shape, per_node, nodes), *pods),
         nics=Nics(
             per_node=shape.nics,
             bytes_per_s_per_direction=_base(shape.nic_gbit_per_s, GB / 8),
@@ -316,13 +316,19 @@ def _host_link(node: _Node) -> Link | None:
     return _link(node.host_link, node.host_link_gb_per_s_per_direction, 0.0)
 
 
-def _domains(node: _Node, per_node: int) -> Iterator[Tier]:
-    """The node file's further tiers, cut to the GPUs in use: a rack of nodes half used holds half as many."""
+def _domains(node: _Node, per_node: int, nodes: int = 1) -> Iterator[Tier]:
+    """The node file's further tiers, cut to the GPUs in use: a rack of nodes half used holds half as many, and of
+    several racks each gives as many."""
     for tier in node.tiers:
         inside = tier.gpus < node.gpus
-        gpus = tier.gpus if inside else tier.gpus * per_node // node.gpus
+        gpus = tier.gpus if inside else _dealt(nodes, tier.gpus // node.gpus) * per_node
         if not inside or gpus < per_node:
             yield Tier(name=tier.name, gpus=gpus, link=_link(tier.link, tier.gb_per_s_per_direction, tier.latency_us))
+
+
+def _dealt(nodes: int, most: int) -> int:
+    """Nodes that a job takes of each rack of `most` where it needs several: the most that divide its own."""
+    return most if nodes <= most else max(count for count in range(1, most + 1) if nodes % count == 0)
 
 
 def _network(node: _Node, tapers: Sequence[_Taper], nodes: int, per_node: int) -> tuple[Link, list[Tier]]:

@@ -33,7 +33,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit
     weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
     the head is quantised with the layers, `dropouts` whether the dropouts of the family's configuration are in the
-    code.
+    code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which scores are written out elsewhere.
     """
 
     norm: str = "eager-fp32"
@@ -52,6 +52,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     loss_parallel: bool = False
     packed_head: bool = False
     dropouts: bool = True
+    fused_sinks: bool = False
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +61,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `parts` is the kernels preset by value; `allocator` is filled by the question from its calibration.
     `adamw_implementation` is how it steps AdamW on GPUs where the job leaves that open; foreach where a plan does not
     say, as torch chooses by itself and every plan was made before the field. `adapter_units` is whether the first FSDP
-    wraps adapters in units of their own (peft's fsdp_auto_wrap_policy), beside frozen ones.
+    wraps adapters in units of their own (peft's fsdp_auto_wrap_policy), beside frozen ones. With `expandable_segments`
+    the allocator maps memory page by page (PYTORCH_CUDA_ALLOC_CONF), so that what is free between blocks can be used.
     """
 
     name: str
@@ -70,4 +72,5 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backend: str | None = None
     adamw_implementation: Step = "foreach"
     adapter_units: bool = False
+    expandable_segments: bool = False
     allocator: Allocator = Allocator()

@@ -5,7 +5,7 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.calibrate.coverage import Coverage
 from planner.calibrate.probability import Probabilities
@@ -24,8 +24,15 @@ Where a runtime was measured with one model only, a fifth of its rows was left o
 
 FITS = """## Whether it fits
 
-`fits_probability` of every run with a known end, each predicted by a calibration and bands that never saw its source.
+`fits_probability` of every run with a known end, each predicted by a calibration and bands that never saw its source,
+and by such that never saw its model.
 A run that worked fitted; one that ran out of memory did not, nor one that would have for sure by the runs beside it.
+
+{sections}"""
+
+
+JUDGED = """### {left} left out
+
 Of {n:,} runs {fitted:,} fitted. Brier score {brier:.4f}; the best answer that is the same for all has {constant:.4f}.
 
 | probability | runs | mean | fitted |
@@ -60,8 +67,12 @@ def held_section(found: Sequence[Coverage]) -> str:
     return HELD.format(rows="\n".join(rows))
 
 
-def fits_section(found: Probabilities) -> str:
-    """Brier score, reliability by tenth and both errors of every threshold."""
+def fits_section(judged: Mapping[str, Probabilities]) -> str:
+    """Brier score, reliability by tenth and both errors of every threshold, by what was left out."""
+    return FITS.format(sections="\n".join(_judged(left, found) for left, found in judged.items()))
+
+
+def _judged(left: str, found: Probabilities) -> str:
     tenths = [
         f"| {one.low:.0%} to {one.low + 0.1:.0%} | {one.n:,} | {one.predicted:.1%} | {one.fitted:.1%} |"
         for one in found.deciles
@@ -69,14 +80,14 @@ def fits_section(found: Probabilities) -> str:
     errors = [(f"{one.probability:.0%}", one) for one in found.thresholds] + [("10 % headroom", found.headroom)]
     rows = [f"| {name} | {_share(one.fitted_called_not)} | {_share(one.not_fitted_called)} |" for name, one in errors]
     numbers = {"n": found.n, "fitted": found.fitted, "brier": found.brier, "constant": found.constant}
-    return FITS.format(**numbers, deciles="\n".join(tenths), thresholds="\n".join(rows))
+    return JUDGED.format(left=left, **numbers, deciles="\n".join(tenths), thresholds="\n".join(rows))
 
 
 def _share(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.1%}"
 
 
-def page(found: Calibrated, fits: Probabilities, command: str) -> str:
+def page(found: Calibrated, fits: Mapping[str, Probabilities], command: str) -> str:
     """The whole page; `command` is what wrote it."""
     made = found.calibration
     lines = [

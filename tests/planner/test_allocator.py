@@ -17,6 +17,7 @@ from planner.figures.allocator import (
     device_bytes,
     lasting_bytes,
     more_communicators,
+    needed_bytes,
     parts_beside,
     pending_bytes,
     reserved_bytes,
@@ -35,6 +36,24 @@ def case_of(allocator: Allocator = KNOWN, **layout: Any) -> Case:
     gpus = 64 if is_column(made.world_size) else max(int(made.world_size), 8)
     cluster = presets.cluster("dgx-h100", gpus=gpus)
     return Case(LLAMA, TrainingJob(seq_len=4096), made, cluster, runtime)
+
+
+def test_what_is_needed_has_no_holes() -> None:
+    case = case_of(tp=2, dp_shard=4, zero_stage=1, sequence_parallel=True)
+    parts = parts_beside(case, 40e9)
+
+    assert needed_bytes(case, 40e9) == pytest.approx(device_bytes(case, 40e9) - parts["fragmentation"] - parts["churn"])
+    memory = memory_breakdown(case)
+    assert memory.needed_bytes == pytest.approx(float(needed_bytes(case, memory.peak.total)))
+
+
+def test_segments_that_grow_page_by_page_leave_no_holes_that_nothing_fits_into() -> None:
+    case = case_of(tp=2, dp_shard=4, zero_stage=1, sequence_parallel=True)
+    pages = msgspec.structs.replace(case, runtime=msgspec.structs.replace(case.runtime, expandable_segments=True))
+    plain, grown = parts_beside(case, 40e9), parts_beside(pages, 40e9)
+
+    assert plain["fragmentation"] > 0 and plain["churn"] > 0
+    assert grown == plain | {"fragmentation": 0, "churn": 0}
 
 
 def test_reserved_and_device_memory_are_live_bytes_and_their_parts() -> None:

@@ -22,7 +22,7 @@ from planner.cli import planner
 from planner.decide.planning import make_plan
 from planner.parallelism.case import Case
 from planner.spec import Allocator, Layout, TrainingJob, presets
-from planner.spec.calibration import UNCALIBRATED, Calibration, calibration
+from planner.spec.calibration import UNCALIBRATED, Calibration, ComputeEntry, calibration
 from planner.spec.plan import encode_plan
 from planner.spec.record import Measured, PhaseMemory, RunRecord
 from tests.truth.published.reader import by_value, each
@@ -30,7 +30,9 @@ from tests.truth.published.reader import by_value, each
 ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"
 BASE = calibration(UNCALIBRATED)
 TRUE = Allocator(fragmentation=0.12, workspace_bytes=0.3 * GIB, context_bytes=1.5 * GIB)
-SPEEDS = Speeds(matmul_share=0.45, attention_share=0.24, operation_s=2e-5, hidden_share=0.5, straggle_s=0.0)
+SPEEDS = Speeds(matmul_share=0.45, attention_share=0.24, operation_s=2e-5, hidden_share=0.5)
+PACED = Speeds(0.75, 0.4, operation_s=2e-5, hidden_share=1.0, pace=1.4)
+BY_SHARES = Calibration(name="by shares", base=BASE, compute=(ComputeEntry(gpu="cuda", pace=0.0, source="test"),))
 
 
 def case_of(model: str, micro_batch_size: int = 1, dp: int = 8) -> Case:
@@ -107,8 +109,18 @@ def test_a_few_wild_measurements_do_not_move_them():
 
 
 @pytest.mark.slow
+def test_a_pace_comes_back_from_the_steps_it_makes():
+    found = fit_compute([*timed("gpt2", PACED), *timed("gpt2-xl", PACED)], Timer(BASE))
+
+    assert found.speeds is not None
+    assert found.speeds.pace == pytest.approx(PACED.pace, abs=0.03)
+    assert found.speeds.matmul_share == PACED.matmul_share
+    assert found.spread < 0.05
+
+
+@pytest.mark.slow
 def test_speeds_come_back_from_the_steps_they_make():
-    found = fit_compute([*timed("gpt2"), *timed("gpt2-xl")], Timer(BASE))
+    found = fit_compute([*timed("gpt2"), *timed("gpt2-xl")], Timer(BY_SHARES))
 
     assert found.speeds is not None
     assert found.speeds.matmul_share == pytest.approx(SPEEDS.matmul_share, abs=0.06)

@@ -79,7 +79,7 @@ def test_json_is_one_object_on_stdout(command_: str, capsys: pytest.CaptureFixtu
 def test_explain_shows_terms_collectives_and_formulas(capsys: pytest.CaptureFixture[str]):
     assert run("explain", *SEVEN_B, "--dp-shard", "32") == 0
     out = capsys.readouterr().out
-    for part in ("MEMORY", "COLLECTIVES", "TIME", "all_gather", "matmul_seconds", "InfiniBand NDR"):
+    for part in ("MEMORY", "COLLECTIVES", "TIME", "all_gather", "product_seconds", "InfiniBand NDR"):
         assert part in out
 
 

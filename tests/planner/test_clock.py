@@ -5,10 +5,13 @@ Not here: where coefficients come from (test_calibration.py), or collectives on 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from planner.ask.question import Question, case_of
+from planner.figures.hostcosts import NONE, HostCosts, polls_of
 from planner.figures.steptime import StepTime, step_time, whole_pass_seconds
 from planner.figures.work import unit_work
 from planner.spec import Layout, TrainingJob, presets
@@ -26,9 +29,16 @@ def known(overlap: dict[str, float] | None = None, **compute: float) -> Calibrat
     )
 
 
-def timed(given: Calibration, layout: Layout, cluster: str = "dgx-h100", gpus: int = 8, **job: object) -> StepTime:
+def timed(
+    given: Calibration,
+    layout: Layout,
+    cluster: str = "dgx-h100",
+    gpus: int = 8,
+    costs: HostCosts = NONE,
+    **job: object,
+) -> StepTime:
     asked = Question(presets.model("1b"), presets.cluster(cluster, gpus), TrainingJob(**job), given)
-    return step_time(case_of(asked, layout), given)
+    return step_time(case_of(asked, layout), given, costs=costs)
 
 
 DDP = Layout(engine="ddp", dp_replicate=8)
@@ -55,7 +65,9 @@ def test_where_starting_decides_larger_micro_batches_cost_nothing_more():
 def test_small_products_reach_less_of_the_peak_rate_than_large_ones():
     def lost(micro: int) -> float:
         layout = msgspec.structs.replace(DDP, micro_batch_size=micro)
-        plain, curved = (timed(known(half_size=half), layout, seq_len=1024).compute_s for half in (0.0, 500.0))
+        plain, curved = (
+            timed(known(half_size=half, pace=0.0), layout, seq_len=1024).compute_s for half in (0.0, 500.0)
+        )
         return float(curved / plain)
 
     assert lost(1) > lost(4) > lost(64) > 1
@@ -77,17 +89,82 @@ def test_communication_that_is_not_hidden_is_waited_for():
     assert hidden < half < none == pytest.approx(raw)
 
 
-def test_stragglers_are_waited_for_only_where_a_pipeline_crosses_nodes():
-    split = Layout(engine="nanotron", tp=8, pp=2, grad_accum=4, zero_stage=1)
-    inside = Layout(engine="nanotron", tp=4, pp=2, grad_accum=4, zero_stage=1)
-    flat = Layout(engine="nanotron", tp=8, dp_shard=2, grad_accum=4, zero_stage=1)
+CALLS = HostCosts(call_s=1.0)
+SPLIT = Layout(engine="nanotron", tp=8, pp=2, grad_accum=4, zero_stage=1)
 
-    def slower(layout: Layout, gpus: int) -> float:
-        plain, straggling = (timed(known({"straggle_s": each}), layout, gpus=gpus).step_s for each in (0.0, 1e-3))
-        return float(straggling - plain)
 
-    assert slower(split, 16) > 0
-    assert slower(inside, 8) == slower(flat, 16) == 0
+def test_a_host_that_takes_long_to_call_decides_what_a_layer_takes_and_adds_nothing_below():
+    plain, within, beyond = (
+        timed(known(), SPLIT, gpus=16, costs=HostCosts(call_s=each)).step_s for each in (0.0, 1e-9, 1.0)
+    )
+
+    assert plain == within < beyond
+
+
+def test_a_hosts_calls_take_as_long_in_larger_micro_batches():
+    one, four = (
+        timed(known(), msgspec.structs.replace(SPLIT, micro_batch_size=micro), gpus=16, costs=CALLS) for micro in (1, 4)
+    )
+
+    assert one.compute_s + one.exposed_comm_s + one.bubble_s == pytest.approx(
+        four.compute_s + four.exposed_comm_s + four.bubble_s, rel=1e-3
+    )
+
+
+def test_a_call_takes_longer_by_the_ranks_of_its_group_and_where_it_leaves_the_node():
+    inside, outside = HostCosts(call_s=1.0), HostCosts(call_s=1.0, crossing=1.5)
+
+    def taken(tp: int, costs: HostCosts) -> float:
+        layout = Layout(engine="nanotron", tp=tp, pp=2, grad_accum=4, zero_stage=1)
+        return float(timed(known(), layout, gpus=2 * tp, costs=costs).step_s)
+
+    assert taken(8, inside) == taken(8, outside) == pytest.approx(2 * taken(4, inside), rel=1e-3)
+    assert taken(16, outside) == pytest.approx(3 * taken(8, inside), rel=1e-3)
+
+
+def test_groups_of_one_rank_call_nobody():
+    alone = Layout(engine="nanotron", pp=2, dp_shard=8, grad_accum=4, zero_stage=1)
+
+    assert timed(known(), alone, gpus=16, costs=CALLS) == timed(known(), alone, gpus=16)
+
+
+def test_buckets_of_gradients_call_too_and_one_buffer_does_not():
+    costs = HostCosts(call_s=1.0, bucket_share=0.25)
+
+    def longer(zero: int) -> float:
+        ranks = {"dp_replicate": 8} if zero == 0 else {"dp_shard": 8}
+        layout = Layout(engine="nanotron", pp=2, grad_accum=4, zero_stage=zero, **ranks)
+        return float(timed(known(), layout, gpus=16, costs=costs).comm_s - timed(known(), layout, gpus=16).comm_s)
+
+    buckets = longer(0) / (0.25 * 8)
+    assert buckets == pytest.approx(round(buckets)) and buckets > 1
+    assert longer(1) == 0
+
+
+def test_polled_sends_by_hand():
+    """Two stages, four micro-batches: each pass has one neighbour, so 4 and 2 waits; 1F1B of equal stages takes
+    (4 + 2 - 1) forwards and as many backwards."""
+    polled = HostCosts(poll_s=100.0, forward_polls=4, backward_polls=2)
+    none, some = (timed(known(), SPLIT, gpus=16, costs=each).step_s for each in (HostCosts(), polled))
+
+    assert some == pytest.approx(5 * 600.0, rel=1e-3)
+    assert none < 5
+
+
+def test_middle_stages_wait_for_two_neighbours():
+    polled = HostCosts(poll_s=100.0, forward_polls=4, backward_polls=2)
+
+    assert [polls_of(polled, 3, stage) for stage in range(3)] == [(400, 200), (800, 400), (400, 200)]
+    assert polls_of(polled, 1, 0) == (0, 0)
+
+
+def test_an_older_calibrations_straggling_is_read_and_changes_nothing(tmp_path: Path):
+    def step_s(straggling: str) -> float:
+        file = tmp_path / f"old{len(straggling)}.toml"
+        file.write_text(f'[[overlap]]\nhidden_share = 1.0\n{straggling}source = "of before"\n')
+        return float(timed(calibration(str(file)), SPLIT, gpus=16).step_s)
+
+    assert step_s("straggle_s = 1.0\n") == step_s("")
 
 
 def test_accumulated_gradients_are_added_up_in_every_micro_batch_but_the_first():

@@ -57,7 +57,7 @@ def test_the_tree_prints_each_formula_with_its_source(explained):
     _, trees = explained
     text = "\n".join(tree_text(tree) for tree in trees.values())
 
-    for name in ("matmul_seconds", "tier_seconds", "exposed_seconds", "tokens_per_second"):
+    for name in ("paced_seconds", "product_seconds", "tier_seconds", "exposed_seconds", "tokens_per_second"):
         assert f"= {name}(" in text
     assert "Chowdhery et al. 2022" in text
 

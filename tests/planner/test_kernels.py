@@ -104,6 +104,7 @@ def test_bytes_of_logits_by_loss() -> None:
     assert logits_peak("nanotron") == 4 + 4  # the 16-bit logits are gone by then
     assert logits_peak("megatron") == 2 + 4
     assert logits_peak("compiled") == 2 + 2 + 2  # the softmax in place, and two more in backward
+    assert logits_peak("in-place") == 2  # the gradient in place
     assert logits_peak("fused-linear") == pytest.approx(2 * LLAMA.hidden / LLAMA.vocab)
 
 

@@ -31,7 +31,10 @@ def case(precision: str, model: Any = LLAMA, cluster: Any = HOPPER, kernels: str
     runtime = presets.runtime("megatron-core")
     if kernels:
         runtime = msgspec.structs.replace(runtime, kernels=kernels, parts=presets.kernels(kernels))
-    job = TrainingJob(seq_len=4096, precision=precision, narrow_weights=fields.pop("narrow_weights", False))  # type: ignore[arg-type]
+    chosen = {
+        name: fields.pop(name) for name in ("narrow_weights", "narrow_gradients", "narrow_moments") if name in fields
+    }
+    job = TrainingJob(seq_len=4096, precision=precision, **chosen)  # type: ignore[arg-type]
     layout = Layout(**{"engine": "megatron", "dp_shard": 8, "zero_stage": 1} | fields)
     return Case(model, job, layout, cluster, runtime)
 
@@ -127,6 +130,29 @@ def test_an_optimizer_step_and_the_states_beside_weights_are_as_in_16_bits() -> 
     assert peak_bytes(case("bf16", micro_batch_size=8)) > peak_bytes(case("mxfp8", micro_batch_size=8))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_gradients_and_averages_in_16_bits_take_half_of_what_fp32_takes(precision: str) -> None:
+    wide = model_parallel.whole_states(case(precision), 128)
+    narrow_ones = case(precision, narrow_gradients=True, narrow_moments=True)
+    found = model_parallel.whole_states(narrow_ones, 128)
+    elements = 2 * 128256 * 4096 + 65 * 4096 + 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
+
+    assert found["params"] == wide["params"]
+    assert found["grads"] == 2 * elements == wide["grads"] / 2
+    assert found["optimizer"] == (4 + 2 + 2) * elements / 8  # a master weight in fp32, two averages in 16 bits
+    reduced = [one.payload_bytes for one in megatron.collectives(narrow_ones) if one.op == "reduce_scatter"]
+    assert reduced == [2 * elements]
+
+
+def test_a_step_takes_narrow_gradients_in_fp32_copies() -> None:
+    elements = 2 * 128256 * 4096 + 65 * 4096 + 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
+    wide, copied = (
+        dict(megatron.outside(case("bf16", **more)))["optimizer"] for more in ({}, {"narrow_gradients": True})
+    )
+
+    assert "temporaries" not in wide and copied["temporaries"] == 4 * elements / 8
+
+
 def test_products_run_at_the_rate_of_their_format() -> None:
     rates = BLACKWELL.gpu.flops_per_s
     for precision, rate in (("mxfp8", "fp8"), ("fp8-delayed", "fp8"), ("nvfp4", "fp4"), ("bf16", "bf16")):
@@ -155,6 +181,16 @@ def test_engines_without_transformer_engine_refuse_its_recipes(engine: str) -> N
 
     with pytest.raises(PlannerError):
         check(one, [rule for rule in engine_of(engine).rules if rule.field == "precision"])
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "torchtitan", "nanotron", "deepspeed"])
+@pytest.mark.parametrize("field", ["narrow_gradients", "narrow_moments"])
+def test_engines_that_do_not_choose_their_sums_formats_say_so(engine: str, field: str) -> None:
+    job = TrainingJob(**{field: True})  # type: ignore[arg-type]
+    one = Case(LLAMA, job, Layout(engine=engine, dp_shard=8), BLACKWELL, presets.runtime("accelerate-fsdp2"))
+
+    with pytest.raises(PlannerError, match="engine does not"):
+        check(one, [rule for rule in engine_of(engine).rules if rule.field == field])
 
 
 def test_every_recipe_is_a_precision_and_names_its_source() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Figures, Replayed
-from planner.calibrate.probability import ends, left_out, scored
+from planner.calibrate.probability import ends, left_out, model_of, scored
 from planner.calibrate.rows import Measured, Row, Source
+from planner.parallelism.case import Case
+from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 from scripts.pages.fitted import fits_section
 
@@ -45,7 +48,7 @@ def test_a_threshold_is_met_by_what_is_as_probable_and_a_certain_run_is_in_the_l
     assert next(one for one in found.thresholds if one.probability == 0.5).fitted_called_not == 0
     assert found.deciles[-1].low == 0.9
     assert found.headroom.not_fitted_called is None
-    assert "n/a" in fits_section(found)
+    assert "n/a" in fits_section({"Source": found})
 
 
 def test_only_runs_with_a_known_end_and_a_prediction_count() -> None:
@@ -53,6 +56,25 @@ def test_only_runs_with_a_known_end_and_a_prediction_count() -> None:
         (0.9, True, True),
         (0.8, False, False),
     ]
+
+
+def test_both_judgements_stand_one_below_the_other_with_their_own_figures() -> None:
+    page = fits_section({"Source": scored(RUNS), "Model": scored(RUNS[:2])})
+    source, model = page.split("### Source left out")[1].split("### Model left out")
+
+    assert "Of 4 runs 3 fitted. Brier score 0.0825" in source and "Of 2 runs 2 fitted. Brier score 0.0025" in model
+
+
+def test_rows_are_left_out_by_model_where_they_have_a_question() -> None:
+    asked = replayed(0.9).asked
+    case = Case(
+        presets.model("llama-3-8b"), TrainingJob(), Layout(engine="single"), presets.cluster("dgx-h100", 1),
+        presets.runtime("accelerate-single"),
+    )  # fmt: skip
+    known = msgspec.structs.replace(asked, case=case)
+
+    assert [model_of(one) for one in (asked, known)] == [None, "llama-3-8b"]
+    assert [one.row.id for one in left_out([asked, known], {"llama-3-8b": calibration()}, model_of)] == ["a"]
 
 
 def test_a_row_of_a_source_that_gave_no_measurement_is_left_away() -> None:

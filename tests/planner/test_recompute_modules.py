@@ -59,6 +59,23 @@ def test_an_activation_made_again_spares_the_products_input_of_every_expert_a_to
     assert spared(QWEN, "moe_act", precision="fp8") == 8 * 768
 
 
+def test_experts_with_biases_are_clamped_in_a_copy_that_goes_with_the_activation() -> None:
+    # gpt-oss: 4 experts of 2880 a token. Megatron-Core keeps what the first product made, and both halves clamped in a
+    # copy (core/fusions/fused_bias_geglu.py). Attention with sinks is Transformer Engine's fused one: no scores.
+    sinks = presets.model("gpt-oss-20b")
+    rows, heads = 4 * 2880, 64 * 64 + 2 * 8 * 64
+
+    assert spared(sinks, "moe_act") == rows * 2 + 2 * rows * 2
+    engine = engine_of("megatron").compute(case(sinks))
+    experts = 2880 * 2 + rows * 2 * (1 + 2 + 2 + 1)  # the norm's result; what is sent, both halves twice, the product
+    attention = 2880 * 2 + heads * 2 + 64 * 64 * 2 + 64 * 4  # the norm's result, q k v, attention's own and its sums
+    numbers = 2 * 4 + 32 * 2 + 4 * (2 + 8) + 4 * 8 * 4  # norms' roots, the router's logits, scores, orders
+    found = kept_by_layer(case(sinks).walked_model, engine, "layer")
+
+    assert found.per_pair == 0
+    assert found.per_token == pytest.approx(2 * 2880 * 2 + attention + experts, abs=2 * numbers)
+
+
 def test_a_norm_made_again_spares_its_result_where_it_is_a_module_of_its_own() -> None:
     assert spared(QWEN, "layernorm") == 2 * 2048  # before the experts; attention's is fused
     assert spared(DEEPSEEK, "layernorm") == 2 * 2 * 7168  # and before latent attention

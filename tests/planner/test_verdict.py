@@ -31,12 +31,12 @@ FOUR = {"model": "8b", "gpus": "4"}
     [(71, "yes"), (72, "likely"), (90, "likely"), (91, "close"), (111, "close"), (112, "no"), (1000, "no")],
 )
 def test_the_band_tells_the_words_apart_on_a_card_of_100_with_10_percent_kept_free(needed: float, word: str):
-    assert verdict(needed, BANDS, 100, 0.1) == word
+    assert verdict(needed, needed, BANDS, 100, 0.1) == word
 
 
 @given(needed=st.floats(0.1, 1000), headroom=st.floats(0, 0.5), low=st.floats(0.3, 1), high=st.floats(1, 30))
 def test_yes_and_likely_are_what_fits_and_yes_is_certain_of_the_whole_band(needed, headroom, low, high):
-    word = verdict(needed, replace(BANDS, memory_low=low, memory_high=high), 100, headroom)
+    word = verdict(needed, needed, replace(BANDS, memory_low=low, memory_high=high), 100, headroom)
 
     assert (word in ("yes", "likely")) == (needed <= 100 * (1 - headroom))
     assert word != "yes" or needed * high <= 100
@@ -59,6 +59,11 @@ def test_what_needs_more_is_less_probable_to_fit_whatever_middle_a_band_of_anoth
     bands = replace(BANDS, memory_middle=middle)  # as a preset of before has none, it may lie outside the band
     one, other = (fit_probability(size, bands, 100) for size in (needed, needed * more))
     assert 0 <= other <= one <= 1
+
+
+def test_what_does_not_leave_the_headroom_is_judged_by_what_it_needs_without_holes():
+    assert [verdict(120, needed, BANDS, 100, 0.1) for needed in (111, 112)] == ["close", "no"]
+    assert verdict(80, 60, BANDS, 100, 0.1) == "likely"  # the words of what fits are about what the device shows
 
 
 def test_a_band_without_width_is_certain_on_both_sides():
@@ -93,7 +98,8 @@ def test_every_estimate_of_an_answer_has_the_word_of_its_own_band():
         bands = found.question.coefficients(one.case.runtime).bands
         assert one.low_bytes == one.memory.device_bytes * bands.memory_low
         assert one.high_bytes == one.memory.device_bytes * bands.memory_high
-        assert one.verdict == verdict(one.memory.device_bytes, bands, one.case.cluster.gpu.memory_bytes, 0.1)
+        shown, needed = one.memory.device_bytes, one.memory.needed_bytes
+        assert one.verdict == verdict(shown, needed, bands, one.case.cluster.gpu.memory_bytes, 0.1)
 
 
 @pytest.mark.slow

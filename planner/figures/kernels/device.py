@@ -5,13 +5,16 @@ Not here: any kernel.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import msgspec
 
 from planner.spec import Gpu, presets
-from planner.spec.kernel_times import ALIKE, KernelTimes, kernel_times
+from planner.spec.kernel_times import ALIKE, KernelTimes, folders, kernel_times
 
 
-class Device(msgspec.Struct, frozen=True):
+class Device(msgspec.Struct, frozen=True, eq=False):
     """Rates in base units. `power_w` infinite where the datasheet says none: nothing is held back then."""
 
     name: str
@@ -19,6 +22,8 @@ class Device(msgspec.Struct, frozen=True):
     bytes_per_s: float
     power_w: float
     times: KernelTimes
+    known: dict[Any, float] = {}
+    """Seconds of kernels that were asked for before, by their sizes."""
 
     @property
     def multiprocessors(self) -> int:
@@ -31,12 +36,19 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def device_of(gpu: Gpu) -> Device | None:
-    """None where nothing is known of the GPU's kernels, or not its memory's rate."""
-    times = kernel_times(gpu.name)
-    if times is None or gpu.memory_bytes_per_s is None:
+    """None where nothing is known of the GPU's kernels, or not its memory's rate; of equal GPUs the same object."""
+    if gpu.memory_bytes_per_s is None:
         return None
     power_w = float("inf") if gpu.power_w is None else gpu.power_w
-    return Device(gpu.name, dict(gpu.flops_per_s), gpu.memory_bytes_per_s, power_w, times)
+    return _device(gpu.name, tuple(gpu.flops_per_s.items()), gpu.memory_bytes_per_s, power_w, folders())
+
+
+@lru_cache(maxsize=64)
+def _device(
+    name: str, rates: tuple[tuple[str, float], ...], bytes_per_s: float, power_w: float, found_in: tuple[str, ...]
+) -> Device | None:
+    times = kernel_times(name, found_in)
+    return None if times is None else Device(name, dict(rates), bytes_per_s, power_w, times)
 
 
 def named(gpu: str) -> Device | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from planner.basics.arith import Number, minimum, where
+from planner.basics.arith import Number, is_column, minimum, where
 from planner.basics.formula import formula, unrecorded
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.waves import (
@@ -27,7 +27,8 @@ TILES = ((256, 256), (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (
 """Outputs of one tile, rows and columns, as the kernels of cuBLAS and CUTLASS have them."""
 SPLITS = (1, 2, 3, 4, 6, 8)
 """Parts of k that different multiprocessors add up, where there are too few tiles for all of them."""
-ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
+"""Of 4 bits with a scale of 8 for 16 elements (NVFP4)."""
 OUTPUT_BYTES = 2.0
 PARTIAL_BYTES = 8.0
 """A partial sum in fp32, written and read again."""
@@ -74,6 +75,7 @@ def kernel_seconds(
 ) -> Number:
     """A product's arithmetic beside its memory, before power."""
     fastest: Number | None = None
+    alone = not is_column(m, n, k)
     with unrecorded():
         for height, width in TILES:
             area = height * width
@@ -81,6 +83,8 @@ def kernel_seconds(
             tiles = tiles_of(m, n, height, width)
             for splits in SPLITS:
                 each_s = tile_seconds(2.0 * area, k / splits, one.ramp, rate, one.tile_s)
+                if alone and fastest is not None and tiles * splits * each_s >= fastest * device.multiprocessors:
+                    continue  # even without a last wave it is no faster
                 busy_s = waves_of(tiles * splits, device.multiprocessors, one.stepped) * each_s
                 taken_s = bounded_seconds(busy_s, memory_s, one.sharpness)
                 taken_s = taken_s + splitting_seconds(m, n, splits, device.bytes_per_s, one.split_s)

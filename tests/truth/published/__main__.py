@@ -42,8 +42,13 @@ def calibrate(rows: tuple[str, ...], output: str, force: bool) -> int:
     may_write(output, force)
     found = report.calibrate(rows, calibration(UNCALIBRATED), Path(output).stem, each)
     write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
-    replayed = probability.left_out(each(rows), found.without)
-    click.echo(fitted.page(found, probability.scored(probability.ends(replayed)), "make calibration"), nl=False)
+    asked = list(each(rows))
+    left_out = {
+        "Source": probability.left_out(asked, found.without),
+        "Model": probability.left_out(asked, found.without_model, probability.model_of),
+    }
+    judged = {left: probability.scored(probability.ends(them)) for left, them in left_out.items()}
+    click.echo(fitted.page(found, judged, "make calibration"), nl=False)
     return 0
 
 

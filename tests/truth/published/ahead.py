@@ -1,11 +1,16 @@
-"""How many forward passes a host had launched before its device did the first, by what is known of a source's hosts.
+"""What a run's hosts took beside its devices, and how many forward passes they had launched before the device did the
+first, by what is known of a source's hosts.
 
 Not here: how many a host that never waits has launched (planner/engines/nanotron.py), or what that costs in memory.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from planner.engines import nanotron
+from planner.figures import hostcosts
+from planner.figures.hostcosts import HostCosts, calling_seconds
 from planner.parallelism import tensor
 from planner.parallelism.case import Case
 from tests.truth.published.sources import Host
@@ -40,4 +45,14 @@ def device_s(case: Case) -> float:
 def host_s(host: Host, case: Case) -> float:
     """Seconds that the host takes for a layer's gathers and scatters in forward."""
     crosses = case.layout.tp > case.cluster.gpus_per_node
-    return 2 * tensor.PAIRS * case.layout.tp * host.call_s * (host.crossing if crosses else 1.0)
+    each_s = host.costs.call_s * (host.costs.crossing if crosses else 1.0)
+    return float(calling_seconds(2 * tensor.PAIRS, case.layout.tp, each_s))
+
+
+def costs_of(host: Host | None, case: Case) -> HostCosts:
+    """What the hosts of a source's run took beside its devices' work; none where it has no pipeline over nodes."""
+    layout = case.layout
+    if host is None or not case.pipelined or layout.world_size <= host.from_gpus:
+        return hostcosts.NONE
+    waited = layout.world_size == host.waiting_gpus
+    return host.costs if waited else msgspec.structs.replace(host.costs, poll_s=0.0)

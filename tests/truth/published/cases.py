@@ -150,9 +150,11 @@ def _runtime(row: WordRow, facts: RowRuntime | None, stage: str) -> Runtime:
     parts = facts.parts | (facts.compiled if row.layout.compile else {})
     for pattern, more in quirk_of(row).parts:
         parts = parts | (more if re.search(pattern, said_of(row)) else {})
-    key = (name, id(facts), stage, kernels, steps, *sorted(parts.items()))
+    pages = bool(filled_of(row).get("expandable_segments"))
+    key = (name, id(facts), stage, kernels, steps, pages, *sorted(parts.items()))
     if key not in _RUNTIMES:
-        _RUNTIMES[key] = _made_runtime(name, facts, stage, kernels, parts, steps)
+        made = _made_runtime(name, facts, stage, kernels, parts, steps)
+        _RUNTIMES[key] = msgspec.structs.replace(made, expandable_segments=pages)
     return _RUNTIMES[key]
 
 
@@ -229,6 +231,7 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
         "engine": engine, "tp": tp, "pp": pp, "cp": cp, "ep": stated.ep or 1,
         "zero_stage": STAGES[stage], "micro_batch_size": micro, "grad_accum": accum,
         "recompute": _recompute(row, filled, notes),
+        "recompute_modules": filled.get("recompute_modules", ()) if stated.recompute is None else (),
     }  # fmt: skip
     values |= _data_parallel(row, dp, engine, stage, shards, notes)
     values |= _pipeline(stated.vp, pp, model, engine)
@@ -314,8 +317,8 @@ def _stages(values: dict[str, Any], model: ModelSpec, filled: dict[str, Any]) ->
 def _recompute(row: WordRow, filled: dict[str, Any], notes: Notes) -> str:
     stated = row.layout.recompute
     if stated is None:
-        guess = str(filled.get("recompute", "none"))
-        notes.add(f"recompute not stated: {guess}")
+        guess, modules = str(filled.get("recompute", "none")), filled.get("recompute_modules", ())
+        notes.add(f"recompute not stated: {' + '.join(modules) or guess}")
         return guess
     if stated in sources.RECOMPUTE:
         return sources.RECOMPUTE[stated]

@@ -25,8 +25,10 @@ def quirk_of(row: WordRow) -> sources.Quirk:
 
 
 def said_of(row: WordRow) -> str:
-    """What a row says of itself in words: the title of its table, its notes, how its base is quantised."""
-    return f"{row.source.path_or_table or ''} {row.notes or ''} {row.layout.quant or ''}"
+    """What a row says of itself in words: the title of its table, its notes, how its base is quantised, and which model
+    ran on which GPU in which precision."""
+    words = (row.source.path_or_table, row.notes, row.layout.quant, row.model.name, row.hardware.gpu)
+    return " ".join(str(word or "") for word in (*words, row.layout.precision))
 
 
 def filled_of(row: WordRow) -> dict[str, Any]:
@@ -56,9 +58,12 @@ def job_of(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Note
     double = sources.QUANTS.get(str(layout.quant), True)
     base: BaseFormat = "gptq" if str(layout.quant) == sources.GPTQ else "nf4"
     precision = _precision(row, facts, notes)
+    filled = filled_of(row)
     return TrainingJob(
         method=method,  # type: ignore[arg-type]  # one of full, lora, qlora
-        narrow_weights=precision in ("fp8", "mxfp8") and bool(filled_of(row).get("narrow_weights")),
+        narrow_weights=precision in ("fp8", "mxfp8") and bool(filled.get("narrow_weights")),
+        narrow_gradients=bool(filled.get("narrow_gradients")),
+        narrow_moments=bool(filled.get("narrow_moments")),
         lora=_lora(row, model, facts, notes) if method != "full" else None,
         quantization=Quantization(base=base, double=double, storage="bf16") if method == "qlora" else None,
         precision=precision,  # type: ignore[arg-type]  # one of the table's

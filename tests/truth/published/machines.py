@@ -39,6 +39,8 @@ def cluster_of(row: WordRow, notes: Notes) -> Cluster:
     if several and network is None and quirk is not None:
         network = sources.looked_up(sources.NETWORKS, quirk.network)
     name = hardware.cluster or (network.cluster if network is not None and several else None)
+    if name is None and hardware.intra_link:
+        name = sources.RACKS.get((hardware.intra_link.split()[0], _gpu_preset(hardware.gpu) or ""))
     if several and network is None and hardware.cluster is None:
         notes.add("network not stated: the GPU's usual one")
     if several and network is not None:

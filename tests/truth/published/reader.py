@@ -14,7 +14,7 @@ from planner.calibrate.asked import Asked, CannotPredict, asked
 from planner.calibrate.collective import group
 from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
-from tests.truth.published.ahead import forwards_ahead
+from tests.truth.published.ahead import costs_of, forwards_ahead
 from tests.truth.published.cases import largest, memory_kind, memory_stage, row_case, step_seconds
 from tests.truth.published.jobs import quirk_of
 from tests.truth.published.machines import known_cluster
@@ -38,10 +38,13 @@ def question(row: Row) -> Asked:
         known = row_case(row)
     except CannotPredict as error:
         return msgspec.structs.replace(found, refusal=str(error))
-    ahead = forwards_ahead(quirk_of(row).host, known.case)
+    host = quirk_of(row).host
+    ahead = forwards_ahead(host, known.case)
     timed = msgspec.structs.replace(row.measured, step_time_s=step_seconds(row, known.case), forwards_ahead=ahead)
     row = msgspec.structs.replace(row, measured=msgspec.structs.replace(timed, **largest(row, known.case)))
-    return msgspec.structs.replace(found, row=row, case=known.case, assumptions=known.assumptions)
+    return msgspec.structs.replace(
+        found, row=row, case=known.case, assumptions=known.assumptions, costs=costs_of(host, known.case)
+    )
 
 
 def label(row: WordRow) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from planner.figures.hostcosts import HostCosts
 from planner.spec import Step
 
 
@@ -106,15 +107,15 @@ LARGEST = ((r"micro.?batch", "micro_batch"), (r"seq|length|context|tokens", "seq
 
 
 class Host(msgspec.Struct, frozen=True):
-    """How the hosts of a source's runs came along, which decides how far they were ahead of their devices.
+    """How the hosts of a source's runs came along: what they took (`costs`), in pipelines on more than `from_gpus`, and
+    with waits for every send on `waiting_gpus` alone; and so how far they were ahead of their devices.
 
-    Each collective took `call_s` for each rank of its group, `crossing` times that where the group left the node; a
-    host that needed longer for a layer than the device is `pp` - `lag` forwards ahead, and in groups of more than
-    `most_ranks` not at all. On `waiting_gpus` it waited for every send.
+    A host that needed longer for a layer than the device is `pp` - `lag` forwards ahead, and in groups of more than
+    `most_ranks` not at all.
     """
 
-    call_s: float
-    crossing: float
+    costs: HostCosts
+    from_gpus: int
     lag: int
     most_ranks: int
     waiting_gpus: int
@@ -127,11 +128,13 @@ class Quirk(msgspec.Struct, frozen=True):
     unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
     (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
-    that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes),
-    `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields of it and `refuse` reasons, of rows whose
-    title and notes have the pattern; a `stage` of the layout counts whatever the row says. Rows stepped with a fused
-    AdamW whose sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next
-    step of was out of memory, by pattern. `host` is known where memory was read while the host was ahead.
+    that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
+    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`: as in Layout;
+    `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields
+    of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the pattern, in that order; a
+    `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose sharding has the pattern
+    `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was out of memory, by
+    pattern. `host` is known where memory was read while the host was ahead.
     """
 
     runtime: RowRuntime | None = None
@@ -153,6 +156,24 @@ class Quirk(msgspec.Struct, frozen=True):
 FUSED_STEP = r"\+optimizer in backward|\+activation offload|\+8-bit AdamW"
 """torchtune's rows since the optimizer steps inside backward (README.md: each row has what those before it have)."""
 
+SET_BY_BRIDGE: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"(?i) deepseek", {"narrow_moments": True, "recompute_modules": ("mla_up_proj",)}),
+    (r"(?i) deepseek.* GB300-\S+ BF16|25\.11.* deepseek.* GB300-", {"recompute_modules": ("moe_act",)}),
+    (r"26\.04.* deepseek-v3 GB200-\S+ (?!BF16)", {"recompute_modules": ("mlp",)}),
+    (r"(?i) deepseek.* H100-", {"recompute_modules": ("mla_up_proj", "mlp")}),
+    (r" gpt-oss-120b (GB200|B200|H100)-", {"recompute_modules": ("layernorm", "moe_act")}),
+    (r" llama-3\.1-405b GB200-\S+ (MX)?FP8|26\.04.* llama-3\.1-405b GB300-\S+ (MX)?FP8", {"expandable_segments": True}),
+    (r"25\.09 NeMo", {"precision": "fp8"}),
+    (r"26\.0.* deepseek-v3 H100-|26\.04.* deepseek-v3 GB200-", {"expandable_segments": True}),
+)
+"""What Megatron-Bridge's recipes set, the last that fits; where nothing fits, they recompute nothing.
+
+By model, GPU and precision in scripts/performance of its tags v0.1.0rc4 (container 25.09, run_script.py), v0.2.0
+(25.11), v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0 (26.04) and v0.4.2 (26.04.01):
+configs/*/*workload_base_configs.py, recompute_modules; perf_plugins.py, PYTORCH_CUDA_ALLOC_CONF. DeepSeek's moments are
+in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). docs/performance-summary.md of 25.09: the first figure
+is of scales by tensor, as its note on those in brackets implies."""
+
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
         network="EFA",
@@ -163,7 +184,17 @@ QUIRKS: dict[str, Quirk] = {
         # 32, whatever its work. 105 of the 107 pipelines on 512 GPUs are as slow as pipeline_parallel/p2p.py of that
         # commit, which sleeps until each send is done. Lag and most ranks are read off the memory of 1B and of 3B runs
         # alike; why a slow host is ahead at all in a pipeline is not known.
-        host=Host(call_s=0.21e-3, crossing=1.4, lag=2, most_ranks=16, waiting_gpus=512),
+        # What a call, a bucket and a poll took was read off these same runs of 1B and 3B. Two tensors go forward and
+        # one gradient back, each with two loops of messages ahead (p2p.py).
+        host=Host(
+            costs=HostCosts(
+                call_s=0.21e-3, crossing=1.4, bucket_share=0.25, poll_s=0.081, forward_polls=4, backward_polls=2
+            ),
+            from_gpus=8,
+            lag=2,
+            most_ranks=16,
+            waiting_gpus=512,
+        ),
         note="memory kind not stated: held against reserved",
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
@@ -256,7 +287,8 @@ QUIRKS: dict[str, Quirk] = {
         # account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split; the cuts of 61 layers are
         # those of recipes/deepseek/h100/deepseek_v3.py and recipes/kimi/h100/kimi_k2.py, _get_..._pipeline_layout, and
         # perf_recipes/deepseek/h100/deepseek_v3.py ("Et|(tt|)*30mL"). training/mixed_precision.py: fp8_param_gather
-        # with current scaling and MXFP8.
+        # with current scaling and MXFP8. Every performance recipe since v0.1.0rc4 sets grad_reduce_in_fp32=False and
+        # cross_entropy_fusion_impl="te".
         layout=(
             (
                 "",
@@ -269,10 +301,13 @@ QUIRKS: dict[str, Quirk] = {
                         (*[4] * 15, 1),
                         (1, *[2] * 30, 0),
                     ),
+                    "narrow_gradients": True,
                 },
             ),
+            *SET_BY_BRIDGE,
         ),
-        note="chunks of layers as the recipes of August 2026 cut them",
+        parts=(("", {"loss": "in-place"}),),
+        note="layers by chunk, recomputation and formats as in the recipes of the container's time",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
 }
@@ -331,7 +366,7 @@ FAMILIES: tuple[Family, ...] = (
 NOT_DECODERS = {
     r"t0-.*|mt0-.*": "encoder-decoders are not modelled",
     r"nemotron.*": "hybrids of Mamba and attention are not modelled",
-    r"kimi.*": "no preset has its blocks",
+    r"kimi.*": "no preset has its blocks, and its recipes step with Muon",
 }
 
 GPUS: tuple[tuple[str, str], ...] = (
@@ -388,6 +423,9 @@ NETWORKS: tuple[Network, ...] = (
     ),
 )
 """By the rows' `inter_link`, else by their table's title."""
+
+RACKS = {("NVL72", "gb200-186gb"): "gb200-nvl72", ("NVL72", "gb300-279gb"): "gb300-nvl72"}
+"""The cluster that a link's first word and a GPU mean: NVLink joins the trays of a rack."""
 
 PRECISIONS = {
     "bf16": "bf16",

@@ -1,0 +1,67 @@
+"""What the hosts of published runs took beside their devices' work: conditions of one source's runs, read off their
+times, which an answer to a user never assumes.
+
+Works on one layout and on columns. Not here: which runs had them (tests/truth/published), or what a host takes to start
+operations, which every run has (passes.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.basics.arith import Number, where
+from planner.basics.formula import formula
+from planner.figures.comm import Traffic
+
+
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the hosts of some runs. The defaults are none.
+
+    Each collective inside a pass takes the host `call_s` for each rank of its group, `crossing` times that where the
+    group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
+    `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
+    """
+
+    call_s: float = 0.0
+    crossing: float = 1.0
+    bucket_share: float = 0.0
+    poll_s: float = 0.0
+    forward_polls: int = 0
+    backward_polls: int = 0
+
+
+NONE = HostCosts()
+"""Of every answer to a user."""
+
+
+@formula(unit="s", source="read off the times of nanotron's published sweep: in proportion to the group's ranks")
+def calling_seconds(calls: Number, ranks: Number, call_s: Number) -> Number:
+    """Seconds that the host takes for collectives of a group of so many ranks; a group of one has none."""
+    return calls * where(ranks > 1, ranks, 0) * call_s
+
+
+@formula(
+    unit="s", source="nanotron 67c5ebb6, parallel/pipeline_parallel/p2p.py: asks in a loop, with 0.1 s of sleep between"
+)
+def polling_seconds(neighbours: Number, polls: Number, poll_s: Number) -> Number:
+    """Seconds that one pass of a stage waits in loops that ask whether sends to its neighbours are done."""
+    return neighbours * polls * poll_s
+
+
+def call_seconds(call: Traffic, costs: HostCosts) -> Number:
+    """Seconds that the host takes for all calls of one kind inside passes."""
+    return calling_seconds(call.count, call.ranks, costs.call_s * where(call.inter_bytes > 0, costs.crossing, 1.0))
+
+
+def bucket_seconds(call: Traffic, costs: HostCosts) -> Number:
+    """Seconds that calls beside the passes are longer: none but of buckets of gradients."""
+    return costs.bucket_share * call_seconds(call, costs) if costs.call_s and call.unit == "bucket" else 0.0
+
+
+def polls_of(costs: HostCosts, stages: int, stage: int) -> tuple[float, float]:
+    """Seconds that a forward and a backward pass of one stage (0-based) wait for sends."""
+    neighbours = (stage > 0) + (stage < stages - 1)
+    forward_s, backward_s = (
+        float(polling_seconds(neighbours, polls, costs.poll_s)) for polls in (costs.forward_polls, costs.backward_polls)
+    )
+    return forward_s, backward_s

@@ -1,0 +1,204 @@
+"""Seconds of the kernels of a training step, each size timed once: products, experts' grouped products and attention as
+a layer asks for them, weights from memory and the clock settled.
+
+Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or what a step adds to them (passes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from planner.basics.arith import Number, ceil_div, is_column, maximum
+from planner.basics.formula import formula, watched
+from planner.figures.kernels import experts
+from planner.figures.kernels.attention import BACKWARD_FLOPS, attention_kernel_seconds, causal_flops, head_share
+from planner.figures.kernels.device import Device
+from planner.figures.kernels.products import Product, product_seconds
+from planner.figures.kernels.waves import held_back_seconds
+from planner.spec.kernel_times import ExpertTimes, ProductTimes
+
+WIDER = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",)}
+"""Whose numbers a format takes that was measured on no such device: as shares of its own peak, with the same power."""
+
+
+class Grouped(NamedTuple):
+    """`times` grouped products of so many experts, each of `rows` rows by n columns over k."""
+
+    experts: Number
+    rows: Number
+    n: Number
+    k: Number
+    times: Number = 1.0
+    format: str = "bf16"
+
+
+class Attention(NamedTuple):
+    """`times` calls of causal attention for `batch` sequences of `seq` tokens on one rank's heads."""
+
+    batch: Number
+    seq: Number
+    heads: Number
+    kv_heads: Number
+    head_dim: Number
+    value_dim: Number
+    backward: bool = False
+    times: Number = 1.0
+
+
+Asked = Product | Grouped | Attention
+
+
+def formats_known(device: Device, formats: Iterable[str]) -> bool:
+    """Whether the device has a rate for each number format, and numbers to time its products with."""
+    return all(device.peak(one) is not None and _product_times(device, one) is not None for one in formats)
+
+
+def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = None) -> Number:
+    """Seconds of kernels one after the other. `rows` are the distinct rows of columns."""
+    total: Number = 0.0
+    for one in asked:
+        total = total + one.times * _one(one, device, rows)
+    return total
+
+
+def least_seconds(asked: Iterable[Asked], device: Device) -> Number:
+    """A bound below the seconds of kernels, in proportion to their FLOP: full waves of the best tiles, nothing else."""
+    total: Number = 0.0
+    for one in asked:
+        if isinstance(one, Attention):
+            known = device.times.attend(one.backward)
+            peak = device.peak("bf16")
+            assert known is not None and peak is not None
+            flops = causal_flops(one.batch, one.seq, one.heads, one.head_dim, one.value_dim)
+            flops = flops * (BACKWARD_FLOPS if one.backward else 1.0)
+            share = head_share(maximum(one.head_dim, one.value_dim), known) * (
+                known.backward_share or 1.0 if one.backward else 1.0
+            )
+        else:
+            tiles = (_expert_times if isinstance(one, Grouped) else _product_times)(device, one.format)
+            peak = device.peak(one.format)
+            assert tiles is not None and peak is not None
+            rows = one.rows * one.experts if isinstance(one, Grouped) else one.m
+            flops, share = 2 * rows * one.n * one.k, tiles.share
+        total = total + one.times * flops / (peak * share)
+    return total
+
+
+class Rows(NamedTuple):
+    """Rows of columns that differ in what kernels depend on (`first`), and the place of each row among them."""
+
+    first: Any
+    place: Any
+
+
+def distinct_rows(*columns: Number) -> Rows | None:
+    """The distinct rows of columns of whole numbers below 2^13 (the first: below 2^20); None of numbers alone."""
+    if not is_column(*columns):
+        return None
+    import numpy as np  # columns only
+
+    key: Any = 0.0
+    for column in columns:
+        key = key * 8192.0 + column
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    return Rows(first, place)
+
+
+@formula(unit="s", source="grouped kernel of a balanced router, held back by power as products are")
+def grouped_kernel_seconds(
+    rows: Number, count: Number, n: Number, k: Number, device: Device, number_format: str
+) -> Number:
+    """One grouped product of `count` experts with `rows` rows each, in a step: weights from memory."""
+    one = _expert_times(device, number_format)
+    assert one is not None, number_format
+    heights = {height for height, _ in experts.GROUPED_TILES}
+    given = experts.Routed(count * rows, count, {height: count * ceil_div(rows, height) for height in heights})
+    alone_s = experts.grouped_seconds(given, n, k, device, one)
+    energy_j = one.flop_j * 2 * count * rows * n * k + one.byte_j * experts.grouped_bytes(given, n, k, one.format, 2.0)
+    return LAUNCH_S + held_back_seconds(alone_s, energy_j, device.power_w, 0.0)
+
+
+LAUNCH_S = 3e-6
+"""Of one kernel: an expert's numbers have the launches of all that goes on around it."""
+
+
+def _one(asked: Asked, device: Device, rows: Rows | None) -> Number:
+    times = _TIMERS[type(asked)]
+    known = device.known
+    bare = asked._replace(times=1.0)
+    sizes: tuple[Any, ...] = tuple(bare)
+    if not is_column(*sizes):
+        if watched():
+            return times(bare, device)
+        found = known.get(bare)
+        if found is None:
+            if len(known) > MOST_KNOWN:
+                known.clear()
+            found = known[bare] = float(times(bare, device))
+        return found
+    assert rows is not None
+    return _of_rows(bare, times, device, rows)
+
+
+def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device, rows: Rows) -> Number:
+    import numpy as np  # columns only
+
+    made: Callable[..., Asked] = type(bare)
+    sizes: tuple[Any, ...] = tuple(bare)
+    count, known = len(rows.first), device.known
+    columns = [size[rows.first].tolist() if is_column(size) else [size] * count for size in sizes]
+    keys = [made(*row) for row in zip(*columns, strict=True)]
+    if missing := [key for key in dict.fromkeys(keys) if key not in known]:
+        together = [
+            np.array([key[place] for key in missing]) if is_column(size) else size for place, size in enumerate(sizes)
+        ]
+        seconds = np.broadcast_to(times(made(*together), device), len(missing))
+        known.update(zip(missing, seconds.tolist(), strict=True))
+    found: Number = np.array([known[key] for key in keys])[rows.place]
+    return found
+
+
+MOST_KNOWN = 200_000
+
+
+def _product(asked: Product, device: Device) -> Number:
+    one = _product_times(device, asked.format)
+    assert one is not None, asked.format
+    return product_seconds(asked.m, asked.n, asked.k, device, one)
+
+
+def _grouped(asked: Grouped, device: Device) -> Number:
+    return grouped_kernel_seconds(asked.rows, asked.experts, asked.n, asked.k, device, asked.format)
+
+
+def _attention(asked: Attention, device: Device) -> Number:
+    one = device.times.attend(asked.backward)
+    assert one is not None
+    batch, seq, heads, kv_heads, head_dim, value_dim, backward, _ = asked
+    return attention_kernel_seconds(batch, seq, heads, kv_heads, head_dim, device, one, value_dim, backward)
+
+
+_TIMERS: dict[type, Callable[[Any, Device], Number]] = {Product: _product, Grouped: _grouped, Attention: _attention}
+
+
+def _product_times(device: Device, number_format: str) -> ProductTimes | None:
+    found = device.times.product(number_format)
+    for other in WIDER.get(number_format, ()) if found is None and device.peak(number_format) is not None else ():
+        known = device.times.product(other)
+        if known is not None:
+            flop_j = known.flop_j * (device.peak(other) or 0.0) / (device.peak(number_format) or 1.0)
+            return msgspec.structs.replace(known, format=number_format, flop_j=flop_j)
+    return found
+
+
+def _expert_times(device: Device, number_format: str) -> ExpertTimes | None:
+    """Of the nearest device whose experts were measured, with the energies of this one's products."""
+    own = _product_times(device, number_format)
+    for other in (number_format, *WIDER.get(number_format, ())) if own is not None else ():
+        known = device.times.expert(other)
+        if known is not None and own is not None:
+            return msgspec.structs.replace(known, format=number_format, flop_j=own.flop_j, byte_j=own.byte_j)
+    return None
