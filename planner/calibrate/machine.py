@@ -27,6 +27,9 @@ Tables = dict[str, dict[str, float]]
 INSIDE, BETWEEN = "inside", "between"
 CLEAR = 10
 """A call this many times longer than an operation's own cost says something about its data."""
+LARGE_BYTES = 2**20
+"""Payloads from which a collective says what a link carries of large messages: over a slow network gloo sends them
+slower than small ones."""
 NETWORK_GUESS_BITS = 10e9
 SHARE_LIMITS = (0.001, 2.0)
 
@@ -70,6 +73,15 @@ def fit_line(points: Iterable[tuple[float, float, float]]) -> Curve:
         cost, fixed = sx / xx, 0.0
     elif cost <= 0:
         cost, fixed = 0.0, sz / zz
+    errors = [abs(cost * x + fixed * z - 1) for x, z in rows]
+    return Curve(cost, fixed, len(rows), statistics.median(errors))
+
+
+def fit_fixed(points: Iterable[tuple[float, float, float]], cost: float) -> Curve:
+    """The fixed cost, not below zero, that brings cost * x + fixed * z nearest to y at a known `cost`, each point by
+    its ratio. Points as in `fit_line`."""
+    rows = [(x / y, z / y) for x, z, y in points]
+    fixed = max(sum(z * (1 - cost * x) for x, z in rows) / sum(z * z for _, z in rows), 0.0)
     errors = [abs(cost * x + fixed * z - 1) for x, z in rows]
     return Curve(cost, fixed, len(rows), statistics.median(errors))
 
@@ -164,7 +176,8 @@ def _curves(probe: Probe, place: str) -> list[tuple[str, Curve]]:
         if rows:
             steps = [1 if op in NEIGHBOURLY else ROUNDS.get(op, 1) * (one.ranks - 1) for one in rows]
             points = [(sent_bytes(probe, one), step, one.seconds) for one, step in zip(rows, steps, strict=True)]
-            found.append((op, fit_line(points)))
+            large = [point for point, one in zip(points, rows, strict=True) if one.payload_bytes >= LARGE_BYTES]
+            found.append((op, fit_fixed(points, fit_line(large).cost) if large else fit_line(points)))
     return found
 
 

@@ -55,6 +55,9 @@ class Engine(Protocol):
     # apart(case) -> Number, where an engine makes an allocation larger than any that was freed before it: the caching
     # allocator gives it memory of its own and keeps that. Asked through `bytes_apart`, columns as `resident`.
 
+    # split_calls(case) -> list[Call], the part of `collectives` that split activations cost, where it is not what
+    # `parallel_calls` (common.py) says without options. Columns as `collectives`.
+
     # pools(case) -> Pools, where an engine gathers on a stream of its own, whose memory no other tensor is given. Asked
     # through `stream_pools`, columns as `resident`.
 

@@ -62,7 +62,12 @@ def load(case: Case) -> Held:
 
 def collectives(case: Case) -> list[Call]:
     """ZeRO's among data-parallel ranks, and the split linears'."""
-    return deepspeed.collectives(case) + parallel_calls(case, sums_each_input=True, stops_early=True)
+    return deepspeed.collectives(case) + split_calls(case)
+
+
+def split_calls(case: Case) -> list[Call]:
+    """Those of the split linears."""
+    return parallel_calls(case, sums_each_input=True, stops_early=True)
 
 
 def ideal(case: Case) -> list[Call]:

@@ -180,7 +180,12 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """One all-reduce of the stage's gradients a step, one gather of its new weights, the sends between stages."""
-    return _data(case) + _tied(case) + parallel_calls(case, sums_each_input=True)
+    return _data(case) + _tied(case) + split_calls(case)
+
+
+def split_calls(case: Case) -> list[Call]:
+    """The sends, and those of linears that AutoTP splits."""
+    return parallel_calls(case, sums_each_input=True)
 
 
 def _data(case: Case) -> list[Call]:

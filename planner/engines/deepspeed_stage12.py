@@ -276,7 +276,7 @@ def collectives(case: Case) -> list[Call]:
         "backward",
         buckets * rounds,
         trained * reduced_bytes(case) * rounds,
-        overlappable=layout.zero_stage == 2,
+        overlappable=layout.zero_stage == 2 and case.has_streams,
     )
     if layout.zero_stage == 0:
         return [reduced]

@@ -255,9 +255,9 @@ def collectives(case: Case) -> list[Call]:
             calls.append(Call("all_gather", axis, "params", phase, count * passes, payload * passes, ahead))
     reduced = shard_elements(case, trainable=True) * ranks * reduced_bytes(case)
     buckets = bucket_count(case, False)
-    calls.append(
-        Call("reduce_scatter", "dp_shard", "bucket", "backward", buckets * rounds, reduced * rounds, overlappable=True)
-    )
+    # Gathers are started asynchronously; reductions are not, and hide on a stream of their own.
+    count, payload = buckets * rounds, reduced * rounds
+    calls.append(Call("reduce_scatter", "dp_shard", "bucket", "backward", count, payload, case.has_streams))
     # Weights that are never released are gathered anew, one by one, once the step has changed them.
     count, payload = gathered["optimizer"]
     if is_column(count) or count:

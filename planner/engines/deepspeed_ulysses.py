@@ -111,7 +111,12 @@ def collectives(case: Case) -> list[Call]:
     shared = case.layout
     axis = "dp_shard_cp" if is_column(shared.dp_shard, shared.cp) or shared.dp_shard > 1 else "cp"
     of_zero = [msgspec.structs.replace(call, axis=axis) for call in deepspeed.collectives(zero(case))]
-    return of_zero + parallel_calls(case) + _positions(case)
+    return of_zero + split_calls(case)
+
+
+def split_calls(case: Case) -> list[Call]:
+    """Those exchanges, and the positions."""
+    return parallel_calls(case) + _positions(case)
 
 
 def _positions(case: Case) -> list[Call]:

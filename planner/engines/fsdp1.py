@@ -256,7 +256,7 @@ def collectives(case: Case) -> list[Call]:
         in_layers, parts = unit in LAYERS, _joined(unit)
         times: Number = case.repeats(unit) if in_layers else 1
         apart: Number = _apart(case, parts)
-        send = partial(Call, unit=unit, overlappable=in_layers)
+        send = partial(Call, unit=unit, overlappable=in_layers and case.has_streams)
         count, weights = rounds * times * (1 + apart), rounds * times * sum(fsdp2.gathered(case, one) for one in parts)
         calls.append(send("all_gather", "dp_shard", phase="forward", count=count, payload_bytes=weights))
         if layout.reshard_after_forward and in_layers:

@@ -314,20 +314,20 @@ def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = F
         gathered_bytes = times * sum(
             zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight)) for weight in weights
         )
-        calls.append(_call("all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
+        calls.append(_call(case, "all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
         # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
         if layout.reshard_after_forward and unit != "tail":
-            calls.append(_call("all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
+            calls.append(_call(case, "all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
         trained = [weight for weight in weights if weight.trainable]
         if not trained:
             continue
         element = reduced_element_bytes(case, fp32_reduce, unit)
         grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
         count = times * reductions
-        calls.append(_call("reduce_scatter", axis, unit, "backward", count, grads * reductions))
+        calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
         if replicated:
             shards = grads / case.shards(trained[0])
-            calls.append(_call("all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
+            calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
     return calls + _muon_calls(case)
 
 
@@ -367,8 +367,8 @@ def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
             yield unit, axis, weights
 
 
-def _call(op: str, axis: str, unit: str, phase: str, count: Number, payload_bytes: Number) -> Call:
-    return Call(op, axis, unit, phase, count, payload_bytes, overlappable=True)
+def _call(case: Case, op: str, axis: str, unit: str, phase: str, count: Number, payload_bytes: Number) -> Call:
+    return Call(op, axis, unit, phase, count, payload_bytes, overlappable=case.has_streams)
 
 
 def ideal(case: Case, *, fp32_reduce: bool = False) -> list[Call]:

@@ -145,8 +145,12 @@ def holder(case: Case) -> Holder:
 
 def collectives(case: Case) -> list[Call]:
     """FSDP's over the data-parallel ranks, in 16 bits, and those of the other axes."""
-    split = _split(case)
-    return fsdp2.collectives(split) + parallel_calls(split)
+    return fsdp2.collectives(_split(case)) + split_calls(case)
+
+
+def split_calls(case: Case) -> list[Call]:
+    """Those of the other axes."""
+    return parallel_calls(_split(case))
 
 
 def ideal(case: Case) -> list[Call]:

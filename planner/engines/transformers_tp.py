@@ -239,10 +239,14 @@ def _kept_alive(case: Case) -> Number:
 
 def collectives(case: Case) -> list[Call]:
     """FSDP2's (of one shard nothing is sent), and the plan's."""
-    sharding = fsdp2.collectives(case, fp32_reduce=_reduces_in_fp32(case))
+    return fsdp2.collectives(case, fp32_reduce=_reduces_in_fp32(case)) + split_calls(case)
+
+
+def split_calls(case: Case) -> list[Call]:
+    """Those of the plan."""
     # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
     ratio = where(case.layout.dp_shard > 1, 1.0, BYTES["fp32"] / BYTES["bf16"]) if _reduces_in_fp32(case) else 1.0
-    return sharding + parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
+    return parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
 
 
 def ideal(case: Case) -> list[Call]:

@@ -12,6 +12,8 @@ import msgspec
 
 from planner.basics.arith import Number, maximum
 from planner.basics.formula import formula
+from planner.engines import engine_of
+from planner.engines.base import Call
 from planner.engines.common import parallel_calls
 from planner.figures.comm import Traffic, traffic
 from planner.figures.hostcosts import HostCosts, call_seconds
@@ -209,7 +211,8 @@ def _calls_of(case: Case, seconds: Callable[[Traffic], Number]) -> dict[str, Pas
     """Seconds of the collectives inside one micro-batch's passes, by the unit that makes them."""
     whole, times = case.unsplit, case.whole_repeats
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
-    calls = [call for call in parallel_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
+    split_calls: Callable[[Case], list[Call]] = getattr(engine_of(case.layout.engine), "split_calls", parallel_calls)
+    calls = [call for call in split_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
     for call in traffic(whole, calls):
         each_s = seconds(call) / (case.layout.grad_accum * times[call.unit])
         found[call.unit][call.phase] = found[call.unit][call.phase] + each_s

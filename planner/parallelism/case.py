@@ -63,6 +63,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return self.job.adapters
 
     @property
+    def has_streams(self) -> bool:
+        """Whether the device has streams, on which an engine's collectives run while it computes. Without, only what
+        an engine starts asynchronously does."""
+        return self.cluster.gpu.kind != "cpu"
+
+    @property
     def host_apart(self) -> bool:
         """Whether hosts have a memory of their own. CPU processes have one memory for both: what a framework offloads
         there goes through the same code and stays beside everything else."""

@@ -347,3 +347,17 @@ def test_a_probed_gpu_is_found_among_presets_of_ones_own(tmp_path: Path, capsys:
 
     assert (own["gpu"], unknown["gpu"]) == ("q9000-40gb", "made-up")
     assert own["memory_share"] == pytest.approx(CHAINED / 400e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", sorted(INSIDE))
+def test_a_link_that_carries_large_messages_slower_has_their_rate(op: str):
+    def seconds(one: Exchange) -> float:
+        return one.seconds * (2 if one.payload_bytes >= machine.LARGE_BYTES else 1)
+
+    probe = make_probe()
+    slower = tuple(msgspec.structs.replace(one, seconds=seconds(one)) for one in probe.exchanges)
+    rates = machine.Rates({}, 1.0, {"inside": 1e9})
+    entries = machine.link_entries(msgspec.structs.replace(probe, exchanges=slower), "inside", "loopback", rates)
+    (found,) = (entry for entry in entries if entry.op == op)
+    assert found.share == pytest.approx(INSIDE[op] / 1e9 / 2, rel=0.01)
+    assert found.latency_s == pytest.approx(INSIDE_S, rel=0.5)

@@ -6,6 +6,9 @@ import msgspec
 import pytest
 
 from planner.ask.question import Question, case_of
+from planner.engines import engine_of
+from planner.figures.comm import traffic
+from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
 from planner.figures.steptime import exposed_seconds, step_time, throughput
 from planner.spec import Layout, TrainingJob, presets
@@ -110,3 +113,25 @@ def test_slower_links_never_make_a_step_faster():
 
     assert timed(FSDP, slow).comm_s > timed(FSDP, fast).comm_s
     assert timed(FSDP, slow).step_s > timed(FSDP, fast).step_s
+
+
+def test_tensor_ranks_wait_for_every_sum_that_the_engine_makes():
+    layout = Layout(engine="deepspeed-autotp", tp=8, zero_stage=1, micro_batch_size=1, grad_accum=2)
+    question = asked(gpus=8)
+    case = case_of(question, layout)
+    sent = [call for call in engine_of(layout.engine).collectives(case) if call.axis == "tp"]
+    known = coefficients(case, KNOWN)
+    sent_s = sum(collective_seconds(call, case.cluster.levels, known) for call in traffic(case, sent))
+    assert timed(layout, question).exposed_comm_s == pytest.approx(sent_s)
+
+
+def test_without_streams_only_what_is_started_asynchronously_hides():
+    cluster = presets.cluster("localhost", nodes=2, gpus_per_node=1)
+    question = msgspec.structs.replace(asked(gpus=8), cluster=cluster)
+
+    def hidden_s(layout: Layout) -> float:
+        time = timed(layout, question)
+        return float(time.comm_s - time.exposed_comm_s)
+
+    assert hidden_s(Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=1)) == pytest.approx(0.0)
+    assert hidden_s(Layout(engine="ddp", dp_replicate=2, micro_batch_size=1)) > 0

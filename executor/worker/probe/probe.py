@@ -71,18 +71,18 @@ class Bench:
         return self.agreed(statistics.median(self._once(call, queued) for _ in range(count)), statistics.median)
 
     def slowest(self, call: Callable[[], Any], share_s: float = 0.3) -> float:
-        """The same, up to 60 times, for a call that ranks make together: each takes as long as on its slowest rank."""
-        queued, count = self._repeats(call, share_s, most=60)
+        """The same, 3 to 60 times, for a call that ranks make together: each takes as long as on its slowest rank."""
+        queued, count = self._repeats(call, share_s, most=60, least=3)
         mine = torch.tensor([self._once(call, queued) for _ in range(count)], dtype=torch.float64, device=self.device)
         dist.all_reduce(mine, dist.ReduceOp.MAX)
         return float(mine.median())
 
-    def _repeats(self, call: Callable[[], Any], share_s: float, most: int) -> tuple[int, int]:
+    def _repeats(self, call: Callable[[], Any], share_s: float, most: int, least: int = 5) -> tuple[int, int]:
         """(calls in a row before the device is waited for, repetitions), the same on every rank; all begin together."""
         self._once(call)  # first calls make plans and pages
         once_s = self.agreed(self._once(call), max)
         queued = 1 if self.device.type == "cpu" else max(1, round(QUEUED_S / once_s))
-        count = int(min(max(share_s / (once_s * queued), 5), most))
+        count = int(min(max(share_s / (once_s * queued), least), most))
         dist.barrier()
         return queued, count
 
