@@ -3,6 +3,7 @@
     python -m tests.truth.published replay ROWS...        the options of planner replay
     python -m tests.truth.published calibrate ROWS... -o FILE --force
     python -m tests.truth.published plans ROWS... -o FILE
+    python -m tests.truth.published rank ROWS... --most-gpus 128
 
 Not here: any of the work.
 """
@@ -22,6 +23,7 @@ from planner.calibrate.rows import append_rows
 from planner.cli import truth as cli_truth
 from planner.spec.calibration import UNCALIBRATED, calibration
 from scripts.pages import fitted
+from tests.truth.published import ranking
 from tests.truth.published.reader import by_value, each
 
 
@@ -60,6 +62,17 @@ def plans(rows: tuple[str, ...], output: str) -> int:
     may_write(output, False)
     asked = [one for one in each(rows) if isinstance(one, Asked)]
     append_rows(output, [by_value(one) for one in asked if one.refusal is None])
+    return 0
+
+
+@published.command()
+@click.argument("rows", nargs=-1, required=True)
+@click.option("--most-gpus", type=int)
+def rank(rows: tuple[str, ...], most_gpus: int | None) -> int:
+    """Order each model's layouts by a calibration that never saw it, and print how fast the first were."""
+    asked = [one for one in each(rows) if isinstance(one, Asked)]
+    found = ranking.rankings(asked, ranking.link_curves(asked))
+    click.echo(ranking.page(one for one in found if one.gpus <= (most_gpus or one.gpus)), nl=False)
     return 0
 
 

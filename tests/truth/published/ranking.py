@@ -1,0 +1,135 @@
+"""Whether the layouts that a sweep's source should have tried first are its fastest: every model ordered by a
+calibration that was fitted without it.
+
+A layout that was run several times took what its fastest run took; it failed if no run of it ended well. Not here:
+predictions of single rows (planner/calibrate/predict.py), or correlations of whole orders (planner/calibrate/score.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from planner.calibrate.asked import Asked
+from planner.calibrate.compute import Timer
+from planner.calibrate.fit import Fits
+from planner.calibrate.ground import link_fits
+from planner.calibrate.predict import Replayed, replay
+from planner.calibrate.samples import distinct, of_rows
+from planner.calibrate.score import RANKED
+from planner.spec import Layout
+from planner.spec.calibration import UNCALIBRATED, Calibration, LinkEntry, calibration
+
+FIRST = 3
+"""Layouts that somebody would try."""
+CLOSE = 1.05
+"""Times of the fastest that count as the fastest."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A layout with all its runs: predicted seconds, whether it is predicted to fit, the fastest run's seconds (None:
+    no run ended well), and runs that failed of how many."""
+
+    layout: Layout
+    predicted_s: float
+    fits: bool
+    measured_s: float | None
+    failed: int
+    runs: int
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """One model on so many GPUs: all layouts, and those predicted to fit in the order of predicted seconds."""
+
+    model: str
+    gpus: int
+    layouts: tuple[Tried, ...]
+
+    @property
+    def order(self) -> list[Tried]:
+        """Layouts that the planner would propose, the fastest first."""
+        return sorted((one for one in self.layouts if one.fits), key=lambda one: one.predicted_s)
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the fastest run of all."""
+        return min(one.measured_s for one in self.layouts if one.measured_s is not None)
+
+    @property
+    def ratios(self) -> list[float | None]:
+        """Seconds of the first few over the fastest's; None of a layout that failed."""
+        return [None if one.measured_s is None else one.measured_s / self.best_s for one in self.order[:FIRST]]
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the best of the first few is about as fast as the fastest."""
+        return min((ratio for ratio in self.ratios if ratio is not None), default=math.inf) <= CLOSE
+
+    @property
+    def first_failed(self) -> bool:
+        """Whether no run of the first layout ended well."""
+        return not self.ratios or self.ratios[0] is None
+
+
+def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ranking]:
+    """Every group of a model's rows that do the same work on as many GPUs, with enough that ran. Link curves are those
+    given: no step had a part in them."""
+    ground = calibration(UNCALIBRATED)
+    under = Calibration(name="links", based_on=ground.name, base=ground, links=tuple(links))
+    samples = of_rows(rows, under).samples
+    fits = Fits(Timer(under), ground, links)
+    found: dict[tuple[str, int, int, int], list[Replayed]] = {}
+    for model in distinct(samples, "model"):
+        without = fits.calibration([one for one in samples if one.model != model], f"without {model}")
+        own = [one for one in rows if one.case is not None and one.case.model.name == model]
+        for one in replay(own, without):
+            if one.case is not None:
+                layout = one.case.layout
+                work = model, layout.world_size, layout.global_batch_size, one.case.job.seq_len
+                found.setdefault(work, []).append(one)
+    made = [Ranking(model, gpus, tuple(_tried(them))) for (model, gpus, *_), them in sorted(found.items())]
+    return [one for one in made if sum(layout.measured_s is not None for layout in one.layouts) >= RANKED]
+
+
+def _tried(them: Sequence[Replayed]) -> Iterable[Tried]:
+    runs: dict[Layout, list[Replayed]] = {}
+    for one in them:
+        if one.case is not None and one.predicted.step_time_s is not None:
+            runs.setdefault(one.case.layout, []).append(one)
+    for layout, some in runs.items():
+        said, ran = some[0].predicted, [one.measured_step_s for one in some if one.measured_step_s is not None]
+        assert said.step_time_s is not None
+        yield Tried(layout, said.step_time_s, bool(said.fits), min(ran, default=None), len(some) - len(ran), len(some))
+
+
+def link_curves(rows: Sequence[Asked]) -> tuple[LinkEntry, ...]:
+    """The curves that rows of collectives give."""
+    return link_fits(rows)[0]
+
+
+def page(found: Iterable[Ranking]) -> str:
+    """A table in Markdown, and the two counts below it."""
+    found = list(found)
+    lines = [
+        "| model | GPUs | layouts | fit | first | of the fastest | within 5 % |",
+        "|---|---:|---:|---:|---|---|---|",
+    ]
+    for one in found:
+        ratios = ", ".join("failed" if ratio is None else f"{ratio:.3f}" for ratio in one.ratios)
+        first = _shown(one.order[0]) if one.order else "none"
+        close = "yes" if one.is_close else "no"
+        row = (one.model, one.gpus, len(one.layouts), len(one.order), first, ratios, close)
+        lines.append("| " + " | ".join(map(str, row)) + " |")
+    close, failed = sum(one.is_close for one in found), sum(one.first_failed for one in found)
+    lines += ["", f"The best of the first {FIRST} is within 5 % of the fastest in {close} of {len(found)} groups;"]
+    lines.append(f"the first is a layout that failed in {failed}.")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(one: Tried) -> str:
+    layout = one.layout
+    axes = f"dp{layout.data_parallel} tp{layout.tp} pp{layout.pp} zero{layout.zero_stage}"
+    failed = f" ({one.failed} of {one.runs} runs failed)" if one.failed else ""
+    return f"{axes} mb{layout.micro_batch_size}{failed}"

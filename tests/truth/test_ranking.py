@@ -1,0 +1,50 @@
+"""Claims about the layouts that would be tried first of nanotron's sweep, by a calibration without their model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planner.calibrate.asked import Asked
+from planner.spec import Layout
+from planner.spec.calibration import calibration
+from tests.truth.published.ranking import Ranking, Tried, page, rankings
+from tests.truth.published.reader import each
+
+SWEEP = Path(__file__).parent / "ultrascale_playbook.jsonl"
+SIZES = (8, 16, 32, 64, 128)
+
+
+def tried(predicted_s: float, measured_s: float | None, fits: bool = True) -> Tried:
+    layout = Layout(engine="nanotron", micro_batch_size=int(predicted_s * 10))
+    return Tried(layout, predicted_s, fits, measured_s, int(measured_s is None), 1)
+
+
+def test_a_ranking_counts_the_first_three_that_fit_in_the_order_of_prediction():
+    one = Ranking("m", 8, (tried(4, 1.0), tried(3, 2.0), tried(1, None), tried(2, 1.04), tried(0.5, 0.9, fits=False)))
+
+    assert [each.predicted_s for each in one.order] == [1, 2, 3, 4]
+    assert one.ratios == [None, pytest.approx(1.04 / 0.9), pytest.approx(2.0 / 0.9)]
+    assert one.first_failed and not one.is_close
+    assert "in 0 of 1 groups" in page([one]) and "failed in 1." in page([one])
+
+
+def test_a_layout_about_as_fast_as_the_fastest_among_the_first_three_is_close():
+    one = Ranking("m", 8, (tried(1, 2.0), tried(2, 1.05), tried(3, None), tried(4, 1.0)))
+
+    assert one.is_close and not one.first_failed
+    assert not msgspec.structs.replace(one, layouts=(*one.layouts, tried(5, 0.9))).is_close
+
+
+@pytest.mark.slow
+def test_the_sweeps_fastest_is_among_the_first_three_in_nine_of_ten_groups():
+    rows = [one for one in each([SWEEP]) if isinstance(one, Asked)]
+    found = [one for one in rankings(rows, calibration("published").links) if one.gpus in SIZES]
+
+    assert [(one.model, one.gpus) for one in found] == [
+        (f"nanotron-llama-{size}", gpus) for size in ("1B", "3B") for gpus in SIZES
+    ]
+    assert sum(one.is_close for one in found) >= 9
+    assert not [one for one in found if one.first_failed]
