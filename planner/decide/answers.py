@@ -5,6 +5,8 @@ Not here: how they are found (estimation.py, recommendation.py), or what is said
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from planner.ask.question import Question, Verdict
@@ -52,8 +54,14 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.refusal is None
 
 
+def seconds_of(one: Estimate) -> float:
+    """Predicted seconds a sequence, which rank layouts; infinite where no time is known."""
+    return math.inf if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """Estimates in the order of the strategies; `recommended` is the index of the fastest that fits and launches.
+    """Estimates in the order of the strategies; `recommended` is the index of the simplest that ties with the
+    fastest that fits and launches.
 
     `unavailable` says of every strategy that is not among them why. `offload_tried`: nothing fits without offload, so
     layouts with states in host memory were looked at too. `interrupted`: a watcher ended the search (progress.py).
@@ -70,3 +78,15 @@ class Answer(msgspec.Struct, frozen=True):
     def best(self) -> Estimate | None:
         """The recommended estimate; None where nothing fits and launches."""
         return None if self.recommended is None else self.estimates[self.recommended]
+
+    @property
+    def faster(self) -> Estimate | None:
+        """The fastest of the recommended one's method, where a simpler one that ties with it is recommended."""
+        best = self.best
+        if best is None:
+            return None
+        able = [
+            one for one in self.estimates if one.fits and one.launchable and one.case.job.method == best.case.job.method
+        ]
+        fastest = min(able, key=seconds_of)
+        return fastest if seconds_of(fastest) < seconds_of(best) else None

@@ -30,9 +30,11 @@ from planner.basics.progress import Cancelled
 from planner.basics.units import format_bytes
 from planner.decide.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.decide.answers import Estimate as Estimate
+from planner.decide.answers import seconds_of
 from planner.decide.nearest import changes_text, nearest_launchable
 from planner.decide.planning import probed_here
 from planner.decide.strategies import LORA_SHARDINGS, best_of, groups_of
+from planner.decide.ties import TIE, parts_of
 from planner.engines import engine_of
 from planner.figures.comm import comm_volume
 from planner.figures.memory import MemoryBreakdown, device_bytes, memory_breakdown
@@ -161,13 +163,8 @@ def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
             if found is not None and (one := estimate(question, strategy.name, found[1], considered=found[2])).fits:
                 fitting.append(one)
         if fitting:
-            shown.append(min(fitting, key=_seconds_per_sequence))
+            shown.append(min(fitting, key=seconds_of))
     return looked
-
-
-def _seconds_per_sequence(one: Estimate) -> float:
-    """What ranks a layout: nothing is faster than one of unknown time is slow."""
-    return float("inf") if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
 
 
 def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, int] | None:
@@ -177,13 +174,16 @@ def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, 
 
 
 def _recommended(shown: list[Estimate]) -> int | None:
-    """Full training before LoRA before QLoRA: they are different results, not ways to the same one."""
+    """Full training before LoRA before QLoRA, which are different results and not ways to the same one; of those that
+    tie with the fastest, the simplest."""
     for wanted in ("full", *ADAPTED):
         able = [
             place for place, one in enumerate(shown) if one.fits and one.launchable and one.case.job.method == wanted
         ]
         if able:
-            return min(able, key=lambda place: -(shown[place].throughput.tokens_per_s or 0.0))
+            limit_s = min(seconds_of(shown[place]) for place in able) * (1 + TIE)
+            tied = [place for place in able if seconds_of(shown[place]) <= limit_s]
+            return min(tied, key=lambda place: parts_of(shown[place].case.layout, shown[place].case.job.seq_len))
     return None
 
 

@@ -18,6 +18,7 @@ from planner.ask.offloading import ways_out
 from planner.ask.question import Question, case_of, check_switches, exact_layout
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
+from planner.decide.answers import seconds_of
 from planner.decide.candidates import Candidate
 from planner.decide.contradictions import refuse_empty
 from planner.decide.estimate_json import answer_dict
@@ -186,11 +187,6 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         interrupted=nearest.interrupted,
         fastest=fastest if fastest is not None and fastest.time.step_s is not None else None,
     )
-
-
-def seconds_of(one: Estimate) -> float:
-    """Predicted seconds a sequence; infinite where no time is known."""
-    return math.inf if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
 
 
 def seen_of(considered: int, unseen: int) -> str:

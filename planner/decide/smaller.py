@@ -20,8 +20,8 @@ from planner.spec.plan import Plan
 
 
 def plan_on_fewer(plan: Plan, nodes: int, known: Calibration | None = None) -> Plan:
-    """The plan on the most nodes, `nodes` at most, on which a layout of its own engine fits and launches, the fastest
-    of them; of any engine where its own has none on any of them.
+    """The plan on the most nodes, `nodes` at most, on which a layout of its own engine fits and launches, the
+    simplest of those that tie with the fastest; of any engine where its own has none on any of them.
 
     Sequences an optimizer step stay as many: accumulation takes what ranks no longer do. PlannerError (exit code 3)
     where no layout of any such size fits.
@@ -34,8 +34,8 @@ def plan_on_fewer(plan: Plan, nodes: int, known: Calibration | None = None) -> P
         question = Question(model=plan.model, cluster=cluster, job=job, calibration=known, pins=pins)
         engines = (plan.layout.engine,) if pins.runtime else launchable_engines(question)
         found = rank(question, engines=engines, more_rules=launch_rules, own_rules=(STRAY,))
-        if found.best:
-            made = make_plan(case_of(question, found.best[0].layout), known)
+        if found.simplest is not None:
+            made = make_plan(case_of(question, found.simplest.layout), known)
             return msgspec.structs.replace(made, inputs=plan.inputs).sealed()
     rule = f"has no layout on {nodes} node{'s' if nodes > 1 else ''} or fewer that fits, keeps its batch and launches"
     fix = "Give the run as many hosts as it had, or plan again with another batch"

@@ -12,6 +12,7 @@ from planner.ask.question import case_of, warnings
 from planner.basics.arith import Number
 from planner.basics.tabletext import table
 from planner.basics.units import GIB, format_byte_range, format_bytes, format_seconds, format_volume
+from planner.decide.answers import seconds_of
 from planner.decide.estimate_json import breakdown
 from planner.decide.estimation import Answer, Estimate
 from planner.decide.reasons import METHODS, reasons_of
@@ -202,6 +203,11 @@ def _verdict(found: Answer) -> str:
     else:
         one = found.estimates[found.recommended]
         told = f"* recommended: {one.name}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
+        if found.faster is not None:
+            ahead = seconds_of(one) / seconds_of(found.faster) - 1
+            told += (
+                f" {found.faster.name} is predicted {ahead:.2%} faster, which no prediction tells: it is less simple."
+            )
     return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
 
 

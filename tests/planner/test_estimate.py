@@ -9,15 +9,17 @@ import pytest
 
 from planner.ask.options import question
 from planner.ask.question import Pins, Question, case_of
+from planner.decide.answers import seconds_of
 from planner.decide.estimate_json import as_json
 from planner.decide.estimation import answer
 from planner.decide.planning import make_plan, plan_of
 from planner.decide.recommendation import recommend
+from planner.decide.ties import TIE, parts_of, simpler
 from planner.parallelism import zero
 from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.plan import decode_plan, encode_plan
-from planner.views.render import count_text
+from planner.views.render import answer_text, count_text
 
 STRATEGIES = ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "lora", "qlora"]
 
@@ -135,11 +137,23 @@ def test_lora_is_sharded_when_its_base_does_not_fit_whole():
     assert found.estimates[-1].sharding in ("fsdp", "zero3")
 
 
-def test_the_recommended_estimate_is_the_fastest_full_one_that_fits():
+def test_the_recommended_estimate_is_the_fastest_full_one_that_fits_where_none_ties_with_it():
     found = answer(asked())
+    assert found.faster is None
     speeds = [one.throughput.tokens_per_s for one in found.estimates if one.fits and one.case.job.method == "full"]
 
     assert found.estimates[found.recommended].throughput.tokens_per_s == max(speeds)
+
+
+def test_of_strategies_that_tie_estimate_recommends_the_simplest_and_names_the_fastest():
+    ties = [found for gpus in ("32", "64", "256") if (found := answer(asked(model="1b", gpus=gpus))).faster]
+
+    assert len(ties) == 2
+    for found in ties:
+        best, faster = found.estimates[found.recommended], found.faster
+        assert 0 < seconds_of(best) / seconds_of(faster) - 1 <= TIE
+        assert simpler(parts_of(best.case.layout, 2048), parts_of(faster.case.layout, 2048))
+        assert f"{faster.name}, less simple, ties with it" in " ".join(answer_text(found).split())
 
 
 def test_recommend_finds_no_slower_layout_than_estimate_shows():

@@ -24,8 +24,6 @@ def test_no_layout_that_ties_is_simpler_than_the_recommended(model, gpus):
     question = options.question({"model": model, "gpus": gpus, "seq_len": "2048"})
     engines = proposed(question)
     few = rank(question, 1, engines=engines, own_rules=(STRAY,))
-    if not few.best:
-        pytest.skip("nothing fits")
     every = rank(question, 400, engines=engines, own_rules=(STRAY,), tie=0)
     limit = few.best[0].seconds_per_sequence * (1 + TIE)
     tied = [one for one in every.best if one.seconds_per_sequence <= limit]
