@@ -205,9 +205,7 @@ def _verdict(found: Answer) -> str:
         told = f"* recommended: {one.name}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
         if found.faster is not None:
             ahead = seconds_of(one) / seconds_of(found.faster) - 1
-            told += (
-                f" {found.faster.name} is predicted {ahead:.2%} faster, which no prediction tells: it is less simple."
-            )
+            told += f" {found.faster.name}, less simple, ties with it: predicted {ahead:.2%} faster."
     return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
 
 
