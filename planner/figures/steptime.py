@@ -280,7 +280,7 @@ def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
 
 def _in_passes(call: Traffic) -> bool:
     """Whether a call belongs to every micro-batch's pass through the stage, not to the step as a whole."""
-    return call.axis == "pp" or (call.axis in WITHIN and call.unit in UNITS)
+    return (call.axis == "pp" and call.unit == "boundary") or (call.axis in WITHIN and call.unit in UNITS)
 
 
 def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:

@@ -10,7 +10,7 @@ from planner.engines import engine_of
 from planner.figures.comm import traffic
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
-from planner.figures.steptime import exposed_seconds, step_time, throughput
+from planner.figures.steptime import exposed_seconds, step_parts, step_time, throughput
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 
@@ -135,3 +135,17 @@ def test_without_streams_only_what_is_started_asynchronously_hides():
 
     assert hidden_s(Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=1)) == pytest.approx(0.0)
     assert hidden_s(Layout(engine="ddp", dp_replicate=2, micro_batch_size=1)) > 0
+
+
+@pytest.mark.parametrize("engine", ["deepspeed-pipeline", "megatron", "nanotron"])
+@pytest.mark.parametrize("pp", [2, 4])
+def test_the_sum_of_a_tied_tables_gradients_over_the_stages_is_waited_for(engine: str, pp: int):
+    """A send between stages belongs to a pass; the table's sum comes after all of them."""
+    question = Question(presets.model("gemma-2-9b"), presets.cluster("dgx-h100", 16), TrainingJob(), KNOWN)
+    layout = Layout(engine=engine, pp=pp, dp_shard=16 // pp, zero_stage=1, grad_accum=8)
+    parts = step_parts(case_of(question, layout), KNOWN)[1]
+    assert parts is not None
+    sums = [one for one in parts.waits.phases["backward"].calls if one.call.axis.startswith("pp")]
+
+    assert len(sums) == 1 and sums[0].call.payload_bytes >= 256_000 * 3584 * 2
+    assert parts.waits.phases["backward"].waited_s >= sums[0].seconds > 0
