@@ -30,7 +30,8 @@ COUNTED = 48
 class Speeds(NamedTuple):
     """The coefficients that are searched; the rest stay those of the calibration underneath.
 
-    `pace` where kernels like the device's were measured; elsewhere it is 0, and `matmul_share` is searched.
+    `pace` and `attention_pace` where kernels like the device's were measured; elsewhere pace is 0 and
+    `matmul_share` is searched.
     `attention_share` goes with that, at the ratio they have underneath: rows of whole steps cannot tell the two apart.
     """
 
@@ -39,15 +40,19 @@ class Speeds(NamedTuple):
     operation_s: float
     hidden_share: float
     pace: float = 0.0
+    attention_pace: float = 1.0
 
 
 GRID: dict[str, tuple[float, ...]] = {
     "pace": tuple(round(0.7 + 0.025 * step, 3) for step in range(53)),
+    "attention_pace": tuple(round(1 + 0.1 * step, 3) for step in range(16)),
     "matmul_share": tuple(round(0.1 + 0.025 * step, 3) for step in range(37)),
     "hidden_share": (0.0, 0.25, 0.5, 0.75, 0.9, 1.0),
     "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
 }
 """In the order they are searched."""
+BY_SHARES, BY_KERNELS = ("matmul_share", "attention_share"), ("pace", "attention_pace")
+"""Coefficients of products and attention, of which a device's calibration has the ones or the others."""
 
 
 class ComputeFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +98,14 @@ def speeds_of(known: Calibration, sample: Sample) -> Speeds:
         compute.operation_s,
         overlap.hidden_share,
         compute.pace if kernels_of(sample.case, compute) else 0.0,
+        compute.attention_pace,
     )
 
 
 def entries(speeds: Speeds, **about: object) -> tuple[ComputeEntry, OverlapEntry]:
     """Speeds as a calibration writes them."""
     numbers = speeds._asdict()
-    for unused in ("matmul_share", "attention_share") if speeds.pace else ("pace",):
+    for unused in BY_SHARES if speeds.pace else BY_KERNELS:
         del numbers[unused]
     beside = {"hidden_share": numbers.pop("hidden_share")}
     return msgspec.convert(about | numbers, ComputeEntry), msgspec.convert(about | beside, OverlapEntry)
@@ -115,9 +121,9 @@ def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
     least = _badness(counted, timer, best)
     for _ in range(ROUNDS):
         before = best
-        unused = "matmul_share" if best.pace else "pace"
+        unused = BY_SHARES if best.pace else BY_KERNELS
         for name, values in GRID.items():
-            if name == unused:
+            if name in unused:
                 continue
             trials = [_moved(best, name, value) for value in values]
             found, place = min((_badness(counted, timer, trial), place) for place, trial in enumerate(trials))

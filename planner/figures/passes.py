@@ -5,7 +5,7 @@ Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +19,15 @@ from planner.figures.comm import Traffic, traffic
 from planner.figures.hostcosts import HostCosts, call_seconds
 from planner.figures.kernels.device import Device as Chip
 from planner.figures.kernels.device import device_of as chip_of
-from planner.figures.kernels.step import Rows, distinct_rows, formats_known, kernels_seconds, least_seconds
+from planner.figures.kernels.step import (
+    Asked,
+    Attention,
+    Rows,
+    distinct_rows,
+    formats_known,
+    kernels_seconds,
+    least_seconds,
+)
 from planner.figures.linktime import collective_seconds
 from planner.figures.work import Load, Work, element_bytes_of
 from planner.parallelism.case import LAYERS, UNITS, Case
@@ -64,9 +72,9 @@ def attention_seconds(flops: Number, peak_flops_per_s: Number, share: Number) ->
 
 
 @formula(unit="s", source="fitted to training steps: measured kernels, one after the other, times what a step adds")
-def paced_seconds(kernels_s: Number, pace: Number) -> Number:
-    """Kernels in a training step: what they take alone, times a factor of the software."""
-    return kernels_s * pace
+def paced_seconds(products_s: Number, attention_s: Number, pace: Number, attention_pace: Number) -> Number:
+    """Kernels in a training step: what they take alone, times a factor of the software, and one of its attention."""
+    return (products_s + attention_s * attention_pace) * pace
 
 
 @formula(unit="s", source="definition: each operation is started by the host, one after the other")
@@ -176,8 +184,8 @@ def passes_of(
 def working_seconds(load: Load, device: Device) -> Number:
     """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
-    if device.kernels is not None:
-        kernels_s = paced_seconds(kernels_seconds(load.kernels, device.kernels, device.rows), known.pace)
+    if (chip := device.kernels) is not None:
+        kernels_s = _paced(lambda some: kernels_seconds(some, chip, device.rows), load, known)
         return kernels_s + memory_seconds(load.moved_bytes + load.fixed_bytes + load.score_bytes, *memory)
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
@@ -191,10 +199,17 @@ def working_seconds(load: Load, device: Device) -> Number:
 
 def least_working_seconds(load: Load, device: Device) -> Number:
     """A bound below a load's seconds that does not depend on the size of its products."""
-    if device.kernels is None:
+    if (chip := device.kernels) is None:
         return working_seconds(msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0), device)
     memory_s = memory_seconds(load.moved_bytes, device.bytes_per_s, device.known.memory_share)
-    return paced_seconds(least_seconds(load.kernels, device.kernels), device.known.pace) + memory_s
+    return _paced(lambda some: least_seconds(some, chip), load, device.known) + memory_s
+
+
+def _paced(seconds: Callable[[Iterable[Asked]], Number], load: Load, known: Compute) -> Number:
+    """Seconds of a load's kernels in a step, by what kernels take alone."""
+    products = [one for one in load.kernels if not isinstance(one, Attention)]
+    attention = [one for one in load.kernels if isinstance(one, Attention)]
+    return paced_seconds(seconds(products), seconds(attention), known.pace, known.attention_pace)
 
 
 def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:

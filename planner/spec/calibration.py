@@ -72,8 +72,9 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `memory_share` of the memory's rate. Each operation takes `operation_s` to start.
 
     Where single kernels of a GPU like it were measured (presets/kernel_times), products and attention take `pace` times
-    what these take alone. An entry with a `matmul_share` and no pace says that the share holds instead (pace 0): so do
-    probes of a person's own machine, and files made before there was a pace.
+    what these take alone, attention `attention_pace` times that: software of before FlashAttention-2 has slower
+    kernels than those that were measured. An entry with a `matmul_share` and no pace says that the share holds instead
+    (pace 0): so do probes of a person's own machine, and files made before there was a pace.
     """
 
     matmul_share: Share | None = None
@@ -82,6 +83,7 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_share: Share | None = None
     operation_s: NotNegative | None = None
     pace: NotNegative | None = None
+    attention_pace: Positive | None = None
 
 
 class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +131,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float
     operation_s: float
     pace: float
+    attention_pace: float
 
 
 class LinkCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,6 +122,23 @@ def test_a_step_takes_a_pace_times_its_kernels():
     assert twice - once == pytest.approx(kernels_s)
 
 
+def test_the_pace_of_attention_is_of_its_kernels_alone():
+    """An entry that gives none, as files of before have it, means the pace of all kernels."""
+    case = case_of(asked(seq_len=8192), DDP)
+    fields = ({"attention_pace": 2.0}, {"attention_pace": 1.0}, {})
+    slower, plain, unsaid = (step_time(case, paced(1.5, **some)).compute_s for some in fields)
+    assert H100 is not None
+    times = case.whole_repeats
+    attention_s = sum(
+        times[unit] * float(kernels_seconds([some for some in load.kernels if isinstance(some, Attention)], H100))
+        for unit, one in unit_work(case).items()
+        for load in (one.forward, one.backward, one.again)
+    )
+
+    assert slower - plain == pytest.approx(1.5 * attention_s) and attention_s > 0
+    assert unsaid == plain
+
+
 def test_the_kernels_of_a_unit_are_its_flop():
     for model in ("1b", "llama-3-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt2"):
         case = case_of(asked(model), DDP)
