@@ -7,6 +7,7 @@ Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -146,22 +147,38 @@ def _one(asked: Asked, device: Device, rows: Rows | None) -> Number:
 def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device, rows: Rows) -> Number:
     import numpy as np  # columns only
 
-    made: Callable[..., Asked] = type(bare)
     sizes: tuple[Any, ...] = tuple(bare)
-    count, known = len(rows.first), device.known
-    columns = [size[rows.first].tolist() if is_column(size) else [size] * count for size in sizes]
-    keys = [made(*row) for row in zip(*columns, strict=True)]
+    few = [size[rows.first] if is_column(size) else size for size in sizes]
+    written = b"|".join(one.tobytes() if is_column(one) else repr(one).encode() for one in few)
+    key = type(bare), blake2b(written, digest_size=16).digest()
+    found = device.known_columns.get(key)
+    if found is None:
+        if len(device.known_columns) > MOST_COLUMNS:
+            device.known_columns.clear()
+        found = device.known_columns[key] = np.array(_each_once(type(bare), few, times, device, len(rows.first)))
+    seconds: Number = found[rows.place]
+    return seconds
+
+
+def _each_once(
+    made: Callable[..., Asked], sizes: list[Any], times: Callable[[Any, Device], Number], device: Device, count: int
+) -> list[float]:
+    """Seconds of kernels of so many sizes, those that were not asked for before together."""
+    import numpy as np  # columns only
+
+    known = device.known
+    columns = [size.tolist() if is_column(size) else [size] * count for size in sizes]
+    keys = list(zip(*columns, strict=True))  # equal to the named tuples of sizes alone
     if missing := [key for key in dict.fromkeys(keys) if key not in known]:
         together = [
             np.array([key[place] for key in missing]) if is_column(size) else size for place, size in enumerate(sizes)
         ]
         seconds = np.broadcast_to(times(made(*together), device), len(missing))
         known.update(zip(missing, seconds.tolist(), strict=True))
-    found: Number = np.array([known[key] for key in keys])[rows.place]
-    return found
+    return [known[key] for key in keys]
 
 
-MOST_KNOWN = 200_000
+MOST_KNOWN, MOST_COLUMNS = 200_000, 20_000
 
 
 def _product(asked: Product, device: Device) -> Number:
