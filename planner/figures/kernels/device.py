@@ -24,7 +24,7 @@ class Device(msgspec.Struct, frozen=True, eq=False):
     times: KernelTimes
     known: dict[Any, float] = {}
     known_columns: dict[Any, Any] = {}
-    """Seconds of kernels that were asked for before, by their sizes; columns of them by a hash of the sizes' columns."""
+    """Seconds of kernels that were asked for before, by their sizes; of columns by a hash of the sizes' columns."""
 
     def __repr__(self) -> str:
         """The name: `planner explain` writes a device as an input of each of its kernels."""
