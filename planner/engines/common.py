@@ -13,7 +13,7 @@ from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.inventory import Compute, Weight, optimizers, unit_weights
+from planner.inventory import Compute, Weight, fused, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
@@ -62,8 +62,16 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
+        "loss_share": loss_share(case),
         "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
+
+
+def loss_share(case: Case) -> float:
+    """The part of a micro-batch's tokens whose logits are there at once."""
+    if case.parts.loss != "linear-chunked":
+        return 1.0
+    return fused.piece_share(case.layout.micro_batch_size * case.job.seq_len, case.model.vocab)
 
 
 def layer_form(case: Case) -> str:

@@ -34,6 +34,8 @@ def linear(
     bias: Weight | None = None,
     share: float = 1.0,
     narrow: Narrow | None = None,
+    unpacks: bool = True,
+    into_input: bool = False,
 ) -> Tensor:
     """`x @ weight.T + bias`: keeps x when the weight is trained (or `keeps_input`); backward makes both gradients, then
     lets go.
@@ -45,7 +47,8 @@ def linear(
     (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at least until the forward
     is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`): with that of the
     first forward where a layer runs again, as they are no saved tensors but attributes of its nodes. x has `share` of
-    the tokens. `narrow` is what Transformer Engine's modules make of their operands (narrow.py).
+    the tokens. `narrow` is what Transformer Engine's modules make of their operands (narrow.py). Forward may find
+    room for the unpacked weight (`unpacks` False), and backward may write the input's gradient over it (`into_input`).
     """
     out_features, in_features = weight.features
     more = bias.elements if bias is not None else 0
@@ -59,7 +62,7 @@ def linear(
         if caches_copy and weight.trainable:
             tape.cache(copies[0])
     tape.weight = in_use = fetched_elements(weight, element_bytes)
-    forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input)
+    forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input) if unpacks else []
     if narrow is not None:
         forms.append(tape.allocate(_as_read(inner, element_bytes, narrow)))
     tape.reach(weight.name)
@@ -84,7 +87,7 @@ def linear(
             in_eight = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
             tape.weight_grad(weight.elements + more)
             tape.release(*in_eight)
-        tape.grad_of(inner)
+        tape.grad_of(inner, alias=inner.storage if into_input else None)
         tape.release(*again, *quantised)
         if regathered is not None:
             tape.release(regathered)
