@@ -135,7 +135,7 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
-    if loss_kernel in ("fused-linear", "linear-chunked"):
+    if loss_kernel in fused.IN_PIECES:
         tape.enter("loss")
         local = compute.local(compute.trained(head))
         share = compute.loss_share if loss_kernel == "linear-chunked" else None

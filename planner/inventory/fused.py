@@ -14,6 +14,7 @@ from planner.inventory.forms import NF4
 from planner.inventory.ops import cast, copied, dropout, product_of, unpacked
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
+from planner.spec import Kernels
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Weight, *, share: float = 1.0, rows: int = 1) -> Tensor:
@@ -223,17 +224,21 @@ def linear_cross_entropy(
     return loss
 
 
+IN_PIECES = ("fused-linear", "linear-chunked")
+"""Losses that make the head's product too, a piece of the tokens at a time."""
 TARGET_BYTES = 4 * 2**30
 """Bytes of fp32 logits that a piece of Unsloth's loss may have, were they written out."""
 
 
-def piece_share(tokens: Number, vocab: int) -> float:
-    """The part of a micro-batch's tokens in a piece of Unsloth's loss: all where their fp32 logits are within
-    TARGET_BYTES, else a number of pieces that four divides. A lower bound, none, where the tokens are a column.
+def piece_share(parts: Kernels, tokens: Number, vocab: int) -> float:
+    """The part of a micro-batch's tokens whose logits are there at once: of Unsloth's loss all where their fp32 logits
+    are within TARGET_BYTES, else a number of pieces that four divides. A lower bound, none, where the tokens are a column.
 
     unslothai/unsloth-zoo ce232d6, fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is
     free, pieces are smaller. torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).
     """
+    if parts.loss != "linear-chunked":
+        return 1.0
     if is_column(tokens):
         return 0.0
     exact = tokens * vocab * 4 / TARGET_BYTES
