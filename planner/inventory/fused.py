@@ -232,7 +232,7 @@ TARGET_BYTES = 4 * 2**30
 
 def piece_share(parts: Kernels, tokens: Number, vocab: int) -> float:
     """The part of a micro-batch's tokens whose logits are there at once: of Unsloth's loss all where their fp32 logits
-    are within TARGET_BYTES, else a number of pieces that four divides. A lower bound, none, where the tokens are a column.
+    are within TARGET_BYTES, else a number of pieces that four divides. None of a column, as a bound.
 
     unslothai/unsloth-zoo ce232d6, fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is
     free, pieces are smaller. torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).

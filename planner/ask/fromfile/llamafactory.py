@@ -147,9 +147,7 @@ def _recompute(sheet: Sheet) -> None:
 def _unsloth(sheet: Sheet) -> None:
     """Unsloth's modules, where a lone process trains adapters; they recompute every layer and keep its input on the
     host whatever else is said (LLaMA-Factory 1212919, model/model_utils/unsloth.py, get_unsloth_peft_model)."""
-    if sheet.says("strategy") != "ddp" or sheet.says("method") == "full":
-        return
-    if sheet.flag("use_unsloth"):
+    if sheet.flag("use_unsloth") and sheet.says("method") != "full":
         sheet.means("alone", "unsloth", "use_unsloth")
         sheet.means("recompute", "full", "use_unsloth")
         sheet.means("offload_activations", True, "use_unsloth")
