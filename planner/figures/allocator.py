@@ -8,7 +8,14 @@ from __future__ import annotations
 from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import bytes_apart, queued_forwards, recorded_bytes, stream_pools
+from planner.engines.base import (
+    bytes_apart,
+    held_when_filled,
+    queued_forwards,
+    recorded_bytes,
+    single_blocks,
+    stream_pools,
+)
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
@@ -75,12 +82,51 @@ def bytes_beside(case: Case, allocated: Number) -> Number:
     """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
     that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
     engine = engine_of(case.layout.engine)
-    apart = bytes_apart(engine, case) + logits_hole_bytes(case)
+    apart = bytes_apart(engine, case) + logits_hole_bytes(case) + block_bytes(case, allocated)
     pools = stream_pools(engine, case)
     if pools is None:
         return apart
     default = maximum(allocated - pools.gathers_in_use, pools.loaded)
     return apart + maximum(default + pools.gathers - allocated, 0.0)
+
+
+def block_bytes(case: Case, allocated: Number) -> Number:
+    """Bytes that the allocator keeps for large single allocations outside the model code, beside `allocated` live ones.
+
+    What forward and backward have freed by then are blocks of their own sizes, which are given as they are or cut, and
+    never joined (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, get_free_block and try_merge_blocks: within one
+    segment), so a larger block gets a segment of its own, which stays. Where the fullest moment is the one that has
+    these blocks, only what a forward surely holds is known of others: a bound. Of pipelines in columns they are none.
+    """
+    if case.runtime.expandable_segments:
+        return 0.0
+    engine = engine_of(case.layout.engine)
+    lives: list[Number] = [0.0]
+    kept: list[Number] = [0.0]
+    beyond: list[Number] = [0.0]
+    for here in map(case.at, case.stages()):
+        if (blocks := single_blocks(engine, here)) is None:
+            return 0.0
+        freed = _logits_bytes(here)
+        made = sum(where(size > freed, size, 0.0) for size in blocks.sizes)
+        lives.append(blocks.live)
+        kept.append(made)
+        beyond.append(sum(held_when_filled(engine, here).values()) + made - blocks.live)
+    found = where(allocated > maximum(*lives), maximum(*kept), maximum(*beyond))
+    return where(case.layout.pp == 1, found, 0.0) if is_column(case.layout.pp) else found
+
+
+WIDE_LOGITS = ("eager-fp32", "shifted-fp32", "megatron", "nanotron")
+"""Losses that hold all logits in fp32."""
+
+
+def _logits_bytes(case: Case) -> Number:
+    """Bytes of the largest block that a backward surely frees: fp32 logits of this rank, where a loss has them."""
+    parts = case.parts
+    if not case.here.last or parts.loss not in WIDE_LOGITS:
+        return 0.0
+    split = case.layout.tp if parts.vocab_parallel and parts.loss_parallel else 1
+    return BYTES["fp32"] * case.tokens * case.model.vocab / split
 
 
 def logits_hole_bytes(case: Case) -> Number:
