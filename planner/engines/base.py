@@ -35,11 +35,12 @@ class Pools(msgspec.Struct, frozen=True):
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """Bytes of each large single allocation that an engine makes outside the model code, and live bytes of the fullest
-    moment that has one."""
+    """Bytes of each large single allocation that an engine makes outside the model code, live bytes of the fullest
+    moment that has one, and those of loading, which leaves blocks as large."""
 
     sizes: tuple[Number, ...]
     live: Number
+    loaded: Number
 
 
 class Engine(Protocol):

@@ -198,7 +198,8 @@ def blocks(case: Case) -> Blocks | None:
         return None
     each, elements = states(case), _updated_at_once(case)
     sizes = (elements * (each.grad if each.grad != each.master else 0.0), elements * each.master)
-    return Blocks(sizes, maximum(0.0, *(sum(held.values()) for held in step(case))))
+    stepping, loading = (maximum(0.0, *(sum(held.values()) for held in some)) for some in (step(case), load(case)))
+    return Blocks(sizes, stepping, loading)
 
 
 def _updated_at_once(case: Case) -> Number:

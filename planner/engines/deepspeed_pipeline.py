@@ -172,7 +172,7 @@ def blocks(case: Case) -> Blocks | None:
     widened = largest_trained(case) * float(BYTES["fp32"])
     copied = _flat(case) * states(case).grad
     live = sum(resident(case).values()) + case.total(trainable=True) * states(case).grad + copied
-    return Blocks((copied, widened), live)
+    return Blocks((copied, widened), live, sum(load(case).values()))
 
 
 def holder(case: Case) -> Holder:

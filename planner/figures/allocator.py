@@ -19,9 +19,10 @@ from planner.engines.base import (
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
-RESERVED_PARTS = ("workspace", "fragmentation", "churn", "apart")
-DEVICE_PARTS = ("context", "communicators")
-"""What reserved memory has beside live bytes, and the device beside reserved memory."""
+RESERVED_PARTS = ("workspace", "fragmentation", "churn", "apart", "blocks")
+DEVICE_PARTS = ("context", "communicators", "pending")
+"""What reserved memory has beside live bytes, and the device beside reserved memory. Pending blocks are reserved too,
+while the host is ahead: sources log reserved memory with as many as their hosts left."""
 
 
 def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
@@ -37,9 +38,16 @@ def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
         "fragmentation": holes * (allocated + known.workspace_bytes) * known.fragmentation,
         "churn": holes * known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
         "apart": bytes_beside(case, allocated),
+        "blocks": block_bytes(case, allocated),
         "context": known.context_bytes,
         "communicators": known.communicator_bytes * more_communicators(case.layout),
+        "pending": _of_known_stages(case, pending_bytes(case)),
     }
+
+
+def _of_known_stages(case: Case, found: Number) -> Number:
+    """A size of a stage; none where pipelines are columns, whose stages are taken as equal: a bound from below."""
+    return where(case.layout.pp == 1, found, 0.0) if is_column(case.layout.pp) else found
 
 
 def reserved_bytes(case: Case, allocated: Number) -> Number:
@@ -49,20 +57,24 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:
-    """What the device shows as used: reserved memory, the context and the libraries' workspaces."""
+    """What the device shows as used at most: reserved memory, the context, communicators, and blocks that are pending
+    while a host that never waits is ahead."""
     return allocated + sum(parts_beside(case, allocated).values())
 
 
-HOLES = ("fragmentation", "churn")
-"""Parts of reserved memory that are free. When memory is short, PyTorch gives free blocks back to the device and asks
-again before it gives up (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, malloc: release_cached_blocks). It gives back
-whole blocks alone; published runs' ends are predicted best as if no hole stayed (decision 47)."""
+GIVEN_BACK = ("fragmentation", "churn", "blocks", "pending")
+"""Parts that hold no tensor. When PyTorch is short of memory itself, it waits for pending blocks, gives free ones back
+to the device and asks again before it gives up (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, malloc:
+release_cached_blocks, synchronize_and_free_events). It gives back whole segments alone; published runs' ends are
+predicted best as if no hole stayed (decision 47). For others it gives nothing back: not for connections that NCCL makes
+at the first call of an algorithm (nccl 5067397, src/init.cc, NCCL_RUNTIME_CONNECT), nor for kernels that CUDA loads at
+their first launch (CUDA_MODULE_LOADING). What the device shows, of which a share is kept free, has these parts."""
 
 
 def needed_bytes(case: Case, allocated: Number) -> Number:
-    """What the device must have for `allocated` live bytes: all that it shows but holes, which are given back."""
+    """What the device must have for `allocated` live bytes: all that it shows but what is given back."""
     beside = parts_beside(case, allocated)
-    return allocated + sum(size for part, size in beside.items() if part not in HOLES)
+    return allocated + sum(size for part, size in beside.items() if part not in GIVEN_BACK)
 
 
 def lasting_bytes(case: Case, allocated: Number) -> Number:
@@ -82,7 +94,7 @@ def bytes_beside(case: Case, allocated: Number) -> Number:
     """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
     that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
     engine = engine_of(case.layout.engine)
-    apart = bytes_apart(engine, case) + logits_hole_bytes(case) + block_bytes(case, allocated)
+    apart = bytes_apart(engine, case) + logits_hole_bytes(case)
     pools = stream_pools(engine, case)
     if pools is None:
         return apart
@@ -95,13 +107,15 @@ def block_bytes(case: Case, allocated: Number) -> Number:
 
     What forward and backward have freed by then are blocks of their own sizes, which are given as they are or cut, and
     never joined (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, get_free_block and try_merge_blocks: within one
-    segment), so a larger block gets a segment of its own, which stays. Where the fullest moment is the one that has
-    these blocks, only what a forward surely holds is known of others: a bound. Of pipelines in columns they are none.
+    segment), so a larger block gets a segment of its own, which stays; none does where loading took more than training.
+    Where the fullest moment is the one that has these blocks, only what a forward surely holds is known of others: a
+    bound. Of pipelines in columns they are none.
     """
     if case.runtime.expandable_segments:
         return 0.0
     engine = engine_of(case.layout.engine)
     lives: list[Number] = [0.0]
+    loads: list[Number] = [0.0]
     kept: list[Number] = [0.0]
     beyond: list[Number] = [0.0]
     for here in map(case.at, case.stages()):
@@ -110,10 +124,11 @@ def block_bytes(case: Case, allocated: Number) -> Number:
         freed = _logits_bytes(here)
         made = sum(where(size > freed, size, 0.0) for size in blocks.sizes)
         lives.append(blocks.live)
+        loads.append(blocks.loaded)
         kept.append(made)
         beyond.append(sum(held_when_filled(engine, here).values()) + made - blocks.live)
     found = where(allocated > maximum(*lives), maximum(*kept), maximum(*beyond))
-    return where(case.layout.pp == 1, found, 0.0) if is_column(case.layout.pp) else found
+    return _of_known_stages(case, where(allocated > maximum(*loads), found, 0.0))
 
 
 WIDE_LOGITS = ("eager-fp32", "shifted-fp32", "megatron", "nanotron")
@@ -142,8 +157,8 @@ def pending_bytes(case: Case, forwards: Number | None = None) -> Number:
     first stage while the host is `forwards` forward passes ahead of the device (None: as many as it can launch).
 
     PyTorch's collectives record their tensors on NCCL's stream, and the allocator polls it when the next block is asked
-    for (docs.pytorch.org, Tensor.record_stream). When memory is short it waits for that stream instead, so these bytes
-    are reserved, but never needed.
+    for (docs.pytorch.org, Tensor.record_stream). Where it is short itself it
+    waits for that stream instead.
     """
     if case.cluster.gpu.kind == "cpu":
         return 0.0

@@ -40,11 +40,12 @@ def case_of(allocator: Allocator = KNOWN, **layout: Any) -> Case:
     return Case(LLAMA, TrainingJob(seq_len=4096), made, cluster, runtime)
 
 
-def test_what_is_needed_has_no_holes() -> None:
+def test_what_is_needed_has_nothing_that_is_given_back() -> None:
     case = case_of(tp=2, dp_shard=4, zero_stage=1, sequence_parallel=True)
     parts = parts_beside(case, 40e9)
+    given_back = sum(parts[part] for part in ("fragmentation", "churn", "blocks", "pending"))
 
-    assert needed_bytes(case, 40e9) == pytest.approx(device_bytes(case, 40e9) - parts["fragmentation"] - parts["churn"])
+    assert needed_bytes(case, 40e9) == pytest.approx(device_bytes(case, 40e9) - given_back)
     memory = memory_breakdown(case)
     assert memory.needed_bytes == pytest.approx(float(needed_bytes(case, memory.peak.total)))
 
@@ -66,6 +67,7 @@ def test_reserved_and_device_memory_are_live_bytes_and_their_parts() -> None:
     assert tuple(parts) == RESERVED_PARTS + DEVICE_PARTS
     assert parts["fragmentation"] == pytest.approx(0.1 * 42e9) and parts["workspace"] == 2e9
     assert parts["churn"] == pytest.approx(0.25 * (live - lasting)) and 0 < lasting < live
+    assert parts["pending"] == pending_bytes(case) > 0
     assert parts["communicators"] == 2 * 5e8  # tensor ranks, data ranks and all of them, but for the first
     assert reserved_bytes(case, live) == pytest.approx(live + sum(parts[part] for part in RESERVED_PARTS))
     assert device_bytes(case, live) == pytest.approx(live + sum(parts.values()))
@@ -225,3 +227,18 @@ def deepspeed_columns(**layout: Any) -> Case:
     made = Layout(**{"engine": "deepspeed", "zero_stage": 2} | layout)
     runtime = msgspec.structs.replace(presets.runtime("deepspeed-zero"), allocator=KNOWN)
     return Case(LLAMA, TrainingJob(seq_len=4096), made, presets.cluster("dgx-h100", gpus=64), runtime)
+
+
+def test_what_loading_took_holds_the_blocks_of_a_step() -> None:
+    case = deepspeed(dp_shard=32, zero_stage=2)
+    loaded = engine_of("deepspeed").blocks(case).loaded  # type: ignore[attr-defined]
+
+    assert block_bytes(case, loaded) == 0 < block_bytes(case, loaded + 1)
+
+
+def test_a_device_shows_what_is_pending_while_its_host_is_ahead_but_in_pipelines_of_columns() -> None:
+    alone, column = case_of(tp=8, sequence_parallel=True), case_of(pp=np.array([1, 4]), tp=8, sequence_parallel=True)
+
+    shown = device_bytes(alone, 40e9) - reserved_bytes(alone, 40e9) - 1e9  # and no second communicator
+    assert shown == pytest.approx(pending_bytes(alone))
+    assert list(parts_beside(column, 40e9)["pending"]) == pytest.approx([shown, 0])  # type: ignore[arg-type]
