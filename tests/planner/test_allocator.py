@@ -242,3 +242,12 @@ def test_a_device_shows_what_is_pending_while_its_host_is_ahead_but_in_pipelines
     shown = device_bytes(alone, 40e9) - reserved_bytes(alone, 40e9) - 1e9  # and no second communicator
     assert shown == pytest.approx(pending_bytes(alone))
     assert list(parts_beside(column, 40e9)["pending"]) == pytest.approx([shown, 0])  # type: ignore[arg-type]
+
+
+def test_a_rank_lays_its_part_end_to_end_however_its_peers_share_the_work() -> None:
+    """Ranks that share a sequence are data-parallel ranks to ZeRO; of tensor ranks each has its part of the layers."""
+    ulysses = deepspeed(engine="deepspeed-ulysses", dp_shard=4, cp=2, cp_method="ulysses")
+    assert block_bytes(ulysses, 1e12) == block_bytes(deepspeed(dp_shard=8), 1e12)
+
+    split = deepspeed(engine="deepspeed-autotp", dp_shard=4, tp=2)
+    assert block_bytes(split, 1e12) == pytest.approx(6 * split.total() / 4, rel=1e-6)
