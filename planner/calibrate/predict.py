@@ -176,6 +176,7 @@ def _by_kind(case: Case, allocated: float) -> dict[str, float]:
 def _logged(case: Case, asked: Asked, allocated: float) -> dict[str, float]:
     """The same as the row's source read them: with blocks that were pending, as many as the device has room for."""
     found = _by_kind(case, allocated)
+    found["device"] -= float(pending_bytes(case))
     pending = float(pending_bytes(case, asked.row.measured.forwards_ahead or 0.0))
     if (capacity := case.cluster.gpu.memory_bytes) is not None:
         pending = min(pending, max(capacity - found["device"], 0.0))

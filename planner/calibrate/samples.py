@@ -16,7 +16,7 @@ from planner.basics.units import GIB
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
 from planner.figures import hostcosts
-from planner.figures.allocator import bytes_beside, lasting_bytes, more_communicators, pending_bytes
+from planner.figures.allocator import block_bytes, bytes_beside, lasting_bytes, more_communicators, pending_bytes
 from planner.figures.hostcosts import HostCosts
 from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
@@ -120,7 +120,7 @@ def _beside(sample: Sample, forwards: float) -> Sample:
     return msgspec.structs.replace(
         sample,
         lasting_bytes=float(lasting_bytes(case, live)),
-        apart_bytes=float(bytes_beside(case, live) + pending_bytes(case, forwards)),
+        apart_bytes=float(bytes_beside(case, live) + block_bytes(case, live) + pending_bytes(case, forwards)),
         communicators=float(more_communicators(case.layout)),
     )
 

@@ -34,6 +34,15 @@ class Pools(msgspec.Struct, frozen=True):
     loaded: Number
 
 
+class Blocks(msgspec.Struct, frozen=True):
+    """Bytes of each large single allocation that an engine makes outside the model code, live bytes of the fullest
+    moment that has one, and those of loading, which leaves blocks as large."""
+
+    sizes: tuple[Number, ...]
+    live: Number
+    loaded: Number
+
+
 class Engine(Protocol):
     """One training framework's behaviour."""
 
@@ -54,6 +63,9 @@ class Engine(Protocol):
 
     # apart(case) -> Number, where an engine makes an allocation larger than any that was freed before it: the caching
     # allocator gives it memory of its own and keeps that. Asked through `bytes_apart`, columns as `resident`.
+
+    # blocks(case) -> Blocks, where a step lays what it updates end to end: asked through `single_blocks`, columns as
+    # `outside`.
 
     # split_calls(case) -> list[Call], the part of `collectives` that split activations cost, where it is not what
     # `parallel_calls` (common.py) says without options. Columns as `collectives`.
@@ -111,6 +123,12 @@ def bytes_apart(engine: Engine, case: Case) -> Number:
     """What the caching allocator reserves beside the peak for allocations that nothing freed before can hold, bytes."""
     own: Callable[[Case], Number] | None = getattr(engine, "apart", None)
     return 0.0 if own is None else own(case)
+
+
+def single_blocks(engine: Engine, case: Case) -> Blocks | None:
+    """Large single allocations outside the model code; None for an engine that makes none."""
+    own: Callable[[Case], Blocks | None] | None = getattr(engine, "blocks", None)
+    return None if own is None else own(case)
 
 
 def recorded_bytes(engine: Engine, case: Case) -> Number:

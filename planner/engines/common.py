@@ -13,7 +13,7 @@ from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.inventory import Compute, Weight, optimizers, unit_weights
+from planner.inventory import Compute, Weight, fused, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
@@ -62,6 +62,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
+        "loss_share": fused.piece_share(parts, case.tokens, case.model.vocab),
         "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
 
@@ -85,9 +86,8 @@ def adapter_bytes(case: Case) -> float:
 
 
 def copy_bytes(case: Case) -> float:
-    """Bytes an element of a module's trained copy takes at rest: the module's own format. Accelerate makes everything
-    that FSDP2 trains under mixed precision fp32, but beside 4-bit weights (accelerate 1.15, utils/fsdp_utils.py,
-    fsdp2_prepare_model)."""
+    """Bytes an element of a module's trained copy takes at rest: its own format, but fp32 of what FSDP2 trains under
+    mixed precision without 4-bit weights beside it (accelerate 1.15, utils/fsdp_utils.py, fsdp2_prepare_model)."""
     widens = case.layout.engine == "fsdp2" and case.job.precision in MIXED and case.job.base_quantization is None
     return float(BYTES["fp32"]) if widens else base_weight_bytes(case)
 

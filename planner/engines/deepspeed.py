@@ -6,10 +6,10 @@ deepspeed_stage3.py; this is the engine, which puts them together. Not here: the
 
 from __future__ import annotations
 
-from planner.basics.arith import Number, in_shape_of, minimum
+from planner.basics.arith import Number, in_shape_of, maximum, minimum
 from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
-from planner.engines.base import Call, Held, Holder
+from planner.engines.base import Blocks, Call, Held, Holder
 from planner.engines.common import implementation, parallel_compute, sent_elements
 from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
@@ -175,9 +175,7 @@ def step(case: Case) -> list[Held]:
     the fused one none. Up to stage 2 the gradients are let go once they are flat; stage 3 has buffers for them. Stage 3
     then gathers the weights it never releases.
     """
-    each, stay, elements = states(case), resident(case), updated_elements(case)
-    if _at_stage3(case):
-        elements = minimum(elements, SUB_GROUP_ELEMENTS)
+    each, stay, elements = states(case), resident(case), _updated_at_once(case)
     # On the host one kernel updates in place, with the gradient that is there.
     on_device = in_shape_of(elements) if case.layout.offload_optimizer else elements * each.master
     updating = stay | {"temporaries": on_device + _step_temporaries(case, elements)}
@@ -191,6 +189,22 @@ def step(case: Case) -> list[Held]:
         copied = elements * (each.grad if each.grad != each.master else 0.0)
         moments = [stay | {"grads": stay["grads"] + kept, "temporaries": copied + on_device}, updating]
     return [*moments, deepspeed_stage3.after_step(case, stay)] if _at_stage3(case) else moments
+
+
+def blocks(case: Case) -> Blocks | None:
+    """A rank's part of the gradients laid end to end, and that in the master's format: one allocation each
+    (stage_1_and_2.py and stage3.py, `step`: flatten, then `.to`)."""
+    if case.layout.zero_stage == 0 or case.layout.offload_optimizer:
+        return None
+    each, elements = states(case), _updated_at_once(case)
+    sizes = (elements * (each.grad if each.grad != each.master else 0.0), elements * each.master)
+    stepping, loading = (maximum(0.0, *(sum(held.values()) for held in some)) for some in (step(case), load(case)))
+    return Blocks(sizes, stepping, loading)
+
+
+def _updated_at_once(case: Case) -> Number:
+    elements = updated_elements(case)
+    return minimum(elements, SUB_GROUP_ELEMENTS) if _at_stage3(case) else elements
 
 
 def _step_temporaries(case: Case, elements: Number) -> Number:

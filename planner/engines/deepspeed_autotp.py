@@ -11,6 +11,7 @@ from __future__ import annotations
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held
 from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
+from planner.engines.deepspeed import blocks as blocks
 from planner.engines.deepspeed import compute as compute  # ZeRO's, of this rank's part of the weights
 from planner.engines.deepspeed import holder as holder
 from planner.engines.deepspeed import load_host as load_host

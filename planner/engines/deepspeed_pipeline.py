@@ -18,12 +18,12 @@ import msgspec
 from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
-from planner.engines.base import Call, Held, Holder
+from planner.engines.base import Blocks, Call, Held, Holder
 from planner.engines.common import implementation, parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
 from planner.engines.deepspeed_common import drawn_bytes
 from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
-from planner.engines.deepspeed_stage12 import START_ALIGNMENT
+from planner.engines.deepspeed_stage12 import START_ALIGNMENT, largest_trained
 from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.ends import residual
 from planner.parallelism import zero
@@ -162,6 +162,17 @@ def _outside_of_bf16(case: Case) -> list[tuple[str, Held]]:
         ("backward", with_grads | {"buckets": copied}),
         ("optimizer", with_grads | {"temporaries": step}),
     ]
+
+
+def blocks(case: Case) -> Blocks | None:
+    """In bf16 the narrow copy of all sums that is reduced (runtime/engine.py, allreduce_bucket), and the fp32 copy of
+    one weight's gradient that is added to its sum (bf16_optimizer.py, update_hp_grads): one allocation each."""
+    if not _narrow(case):
+        return deepspeed.blocks(case)
+    widened = largest_trained(case) * float(BYTES["fp32"])
+    copied = _flat(case) * states(case).grad
+    live = sum(resident(case).values()) + case.total(trainable=True) * states(case).grad + copied
+    return Blocks((copied, widened), live, sum(load(case).values()))
 
 
 def holder(case: Case) -> Holder:

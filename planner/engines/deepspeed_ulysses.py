@@ -12,7 +12,7 @@ import msgspec
 
 from planner.basics.arith import Number, is_column
 from planner.engines import deepspeed
-from planner.engines.base import Call, Held, Holder
+from planner.engines.base import Blocks, Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
@@ -94,6 +94,11 @@ def resident(case: Case) -> Held:
 def outside(case: Case) -> list[tuple[str, Held]]:
     """ZeRO's, over all ranks."""
     return deepspeed.outside(zero(case))
+
+
+def blocks(case: Case) -> Blocks | None:
+    """ZeRO's, over all ranks."""
+    return deepspeed.blocks(zero(case))
 
 
 def load_host(case: Case) -> Number:

@@ -8,13 +8,21 @@ from __future__ import annotations
 from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import bytes_apart, queued_forwards, recorded_bytes, stream_pools
+from planner.engines.base import (
+    bytes_apart,
+    held_when_filled,
+    queued_forwards,
+    recorded_bytes,
+    single_blocks,
+    stream_pools,
+)
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
-RESERVED_PARTS = ("workspace", "fragmentation", "churn", "apart")
-DEVICE_PARTS = ("context", "communicators")
-"""What reserved memory has beside live bytes, and the device beside reserved memory."""
+RESERVED_PARTS = ("workspace", "fragmentation", "churn", "apart", "blocks")
+DEVICE_PARTS = ("context", "communicators", "pending")
+"""What reserved memory has beside live bytes, and the device beside reserved memory. Pending blocks are reserved too,
+while the host is ahead: sources log reserved memory with as many as their hosts left."""
 
 
 def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
@@ -30,9 +38,16 @@ def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
         "fragmentation": holes * (allocated + known.workspace_bytes) * known.fragmentation,
         "churn": holes * known.churn and known.churn * (allocated - lasting_bytes(case, allocated)),
         "apart": bytes_beside(case, allocated),
+        "blocks": block_bytes(case, allocated),
         "context": known.context_bytes,
         "communicators": known.communicator_bytes * more_communicators(case.layout),
+        "pending": _of_known_stages(case, pending_bytes(case)),
     }
+
+
+def _of_known_stages(case: Case, found: Number) -> Number:
+    """A size of a stage; none where pipelines are columns, whose stages are taken as equal: a bound from below."""
+    return where(case.layout.pp == 1, found, 0.0) if is_column(case.layout.pp) else found
 
 
 def reserved_bytes(case: Case, allocated: Number) -> Number:
@@ -42,20 +57,24 @@ def reserved_bytes(case: Case, allocated: Number) -> Number:
 
 
 def device_bytes(case: Case, allocated: Number) -> Number:
-    """What the device shows as used: reserved memory, the context and the libraries' workspaces."""
+    """What the device shows as used at most: reserved memory, the context, communicators, and blocks that are pending
+    while a host that never waits is ahead."""
     return allocated + sum(parts_beside(case, allocated).values())
 
 
-HOLES = ("fragmentation", "churn")
-"""Parts of reserved memory that are free. When memory is short, PyTorch gives free blocks back to the device and asks
-again before it gives up (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, malloc: release_cached_blocks). It gives back
-whole blocks alone; published runs' ends are predicted best as if no hole stayed (decision 47)."""
+GIVEN_BACK = ("fragmentation", "churn", "blocks", "pending")
+"""Parts that hold no tensor. When PyTorch is short of memory itself, it waits for pending blocks, gives free ones back
+to the device and asks again before it gives up (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, malloc:
+release_cached_blocks, synchronize_and_free_events). It gives back whole segments alone; published runs' ends are
+predicted best as if no hole stayed (decision 47). For others it gives nothing back: not for connections that NCCL makes
+at the first call of an algorithm (nccl 5067397, src/init.cc, NCCL_RUNTIME_CONNECT), nor for kernels that CUDA loads at
+their first launch (CUDA_MODULE_LOADING). What the device shows, of which a share is kept free, has these parts."""
 
 
 def needed_bytes(case: Case, allocated: Number) -> Number:
-    """What the device must have for `allocated` live bytes: all that it shows but holes, which are given back."""
+    """What the device must have for `allocated` live bytes: all that it shows but what is given back."""
     beside = parts_beside(case, allocated)
-    return allocated + sum(size for part, size in beside.items() if part not in HOLES)
+    return allocated + sum(size for part, size in beside.items() if part not in GIVEN_BACK)
 
 
 def lasting_bytes(case: Case, allocated: Number) -> Number:
@@ -83,6 +102,48 @@ def bytes_beside(case: Case, allocated: Number) -> Number:
     return apart + maximum(default + pools.gathers - allocated, 0.0)
 
 
+def block_bytes(case: Case, allocated: Number) -> Number:
+    """Bytes that the allocator keeps for large single allocations outside the model code, beside `allocated` live ones.
+
+    What forward and backward have freed by then are blocks of their own sizes, which are given as they are or cut, and
+    never joined (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, get_free_block and try_merge_blocks: within one
+    segment), so a larger block gets a segment of its own, which stays; none does where loading took more than training.
+    Where the fullest moment is the one that has these blocks, only what a forward surely holds is known of others: a
+    bound. Of pipelines in columns they are none.
+    """
+    if case.runtime.expandable_segments:
+        return 0.0
+    engine = engine_of(case.layout.engine)
+    lives: list[Number] = [0.0]
+    loads: list[Number] = [0.0]
+    kept: list[Number] = [0.0]
+    beyond: list[Number] = [0.0]
+    for here in map(case.at, case.stages()):
+        if (blocks := single_blocks(engine, here)) is None:
+            return 0.0
+        freed = _logits_bytes(here)
+        made = sum(where(size > freed, size, 0.0) for size in blocks.sizes)
+        lives.append(blocks.live)
+        loads.append(blocks.loaded)
+        kept.append(made)
+        beyond.append(sum(held_when_filled(engine, here).values()) + made - blocks.live)
+    found = where(allocated > maximum(*lives), maximum(*kept), maximum(*beyond))
+    return _of_known_stages(case, where(allocated > maximum(*loads), found, 0.0))
+
+
+WIDE_LOGITS = ("eager-fp32", "shifted-fp32", "megatron", "nanotron")
+"""Losses that hold all logits in fp32."""
+
+
+def _logits_bytes(case: Case) -> Number:
+    """Bytes of the largest block that a backward surely frees: fp32 logits of this rank, where a loss has them."""
+    parts = case.parts
+    if not case.here.last or parts.loss not in WIDE_LOGITS:
+        return 0.0
+    split = case.layout.tp if parts.vocab_parallel and parts.loss_parallel else 1
+    return BYTES["fp32"] * case.tokens * case.model.vocab / split
+
+
 def logits_hole_bytes(case: Case) -> Number:
     """Bytes of 16-bit logits let go once their fp32 copy is there, where the output is fp32 (shifted-fp32): all that
     the loss makes after them is twice as large, so the allocator gives none of it their block."""
@@ -96,8 +157,8 @@ def pending_bytes(case: Case, forwards: Number | None = None) -> Number:
     first stage while the host is `forwards` forward passes ahead of the device (None: as many as it can launch).
 
     PyTorch's collectives record their tensors on NCCL's stream, and the allocator polls it when the next block is asked
-    for (docs.pytorch.org, Tensor.record_stream). When memory is short it waits for that stream instead, so these bytes
-    are reserved, but never needed.
+    for (docs.pytorch.org, Tensor.record_stream). Where it is short itself it
+    waits for that stream instead.
     """
     if case.cluster.gpu.kind == "cpu":
         return 0.0

@@ -15,7 +15,7 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
 from planner.engines.base import Held, load_host_bytes
-from planner.figures.allocator import HOLES, parts_beside, pending_bytes
+from planner.figures.allocator import GIVEN_BACK, parts_beside, pending_bytes
 from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
 from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
@@ -53,8 +53,8 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
 
     `phases` are those of the fullest pipeline stage, `stage`; `stages` holds each that differs from the others.
     `reserved_bytes` is what the allocator holds, `device_bytes` what the card shows as used, `beside` both by part
-    (allocator.parts_beside). `pending_bytes` may be reserved on top of both while memory is not short. `host` are one
-    rank's bytes in host memory by term under offload, `host_node_bytes` those of a node, or what it needs while weights
+    (allocator.parts_beside). `pending_bytes` of that are reserved while the host is ahead. `host` are one rank's
+    bytes in host memory by term under offload, `host_node_bytes` those of a node, or what it needs while weights
     wait there at load (`load_host_node_bytes`), and `host_fits` says whether the node has them (None: nobody knows).
     """
 
@@ -84,7 +84,7 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
     def needed_bytes(self) -> float:
         """What the device must have: all that it shows but free memory that the allocator gives back when it is short
         (allocator.needed_bytes)."""
-        return self.device_bytes - sum(self.beside.get(part, 0.0) for part in HOLES)
+        return self.device_bytes - sum(self.beside.get(part, 0.0) for part in GIVEN_BACK)
 
     @property
     def host_bytes(self) -> float:

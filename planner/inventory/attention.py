@@ -91,9 +91,9 @@ def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     if compute.lora is not None and compute.lora.kind != "lora":
         attended = prompted(tape, q, attended, model)
     tape.drop(q, k, v)
-    return tape.replaced(
-        attended, compute.linear(tape, attended, weights["output"], bias=weights.get("output.bias"), result=True)
-    )
+    bias, in_place = weights.get("output.bias"), compute.in_place(weights, "output")
+    output = compute.linear(tape, attended, weights["output"], bias=bias, result=True, in_place=in_place)
+    return tape.replaced(attended, output)
 
 
 def _core(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -144,7 +144,13 @@ def _queries_keys_values(run: Run, x: Tensor, weights: dict[str, Weight]) -> tup
     if compute.kernels.projections == "joint":
         return joint_projection(run, x, weights)
     if "qkv" not in weights:
-        flat = [compute.linear(tape, x, weights[role], bias=weights.get(f"{role}.bias")) for role in "qkv"]
+        at_once = compute.in_place(weights, *"qkv")
+        flat = [
+            compute.linear(
+                tape, x, weights[role], bias=weights.get(f"{role}.bias"), in_place=at_once, into_input=at_once
+            )
+            for role in "qkv"
+        ]
         if model.family == "opt":  # scales the queries before attention does
             flat[0] = tape.replaced(flat[0], ops.scaled(tape, flat[0]))
         q, k, v = (ops.split_heads(tape, one) for one in flat)

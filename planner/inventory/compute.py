@@ -12,9 +12,9 @@ import msgspec
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
-from planner.inventory.forms import CODE_BYTES, is_layer_linear
+from planner.inventory.forms import CODE_BYTES, NF4, is_layer_linear
 from planner.inventory.llama_adapter import is_norm, shifted_and_scaled
-from planner.inventory.lora import with_adapter
+from planner.inventory.lora import added_in_place, with_adapter
 from planner.inventory.narrow import RECIPES, Narrow, copies, input_bytes
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
@@ -37,11 +37,13 @@ KERNELS = {
         "chunked",
         "chunked-fp32",
         "fused-linear",
+        "linear-chunked",
     ),
     "experts": ("own", "megatron"),
     "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
+    "adapters": ("peft", "in-place"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
 means)."""
@@ -68,7 +70,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
     modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
     in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
-    `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py).
+    `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's
+    tokens whose logits are there at once, where the loss is `linear-chunked`.
     """
 
     @property
@@ -105,6 +108,16 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         if self.kernels.column_input != "buffered" or not self.sequence_parallel:
             return NOTHING
         return Size(per_token=model.hidden * self.element_bytes)
+
+    def unpacking_buffer(self, model: ModelSpec) -> Size:
+        """Bytes of the buffer that forward unpacks every adapted 4-bit matrix into, as large as the largest and never
+        let go (Unsloth, kernels/utils.py, fast_dequantize, WEIGHT_BUFFERS); backward unpacks beside it."""
+        if self.kernels.adapters != "in-place" or self.layer_form not in NF4 or self.lora is None:
+            return NOTHING
+        heads, rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        outs = {"q_proj": heads, "o_proj": heads, "k_proj": rows, "v_proj": rows}
+        widest = max((outs.get(name, model.ffn) for name in self.lora.targets), default=0)
+        return Size(fixed=widest * model.hidden * self.element_bytes)
 
     def gather(self, tape: Tape, x: Tensor) -> Tensor:
         """The whole sequence for a column-parallel linear; takes over the variable. Sequence parallelism gathers, else
@@ -171,6 +184,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     modules: tuple[str, ...] = ()
     recipe: str = ""
     either_order: bool = False
+    loss_share: float = 1.0
 
     def narrow(self, *, result: bool = False) -> Narrow | None:
         """How a linear module of a layer narrows its operands; `result`: it reads what attention keeps anyway."""
@@ -211,6 +225,14 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         result; what a norm over heads made fp32 already stays so."""
         return self.weight_bytes / self.element_bytes if self.autocast and not model.qk_norm else 1.0
 
+    def in_place(self, weights: dict[str, Weight], *roles: str) -> bool:
+        """Whether the linear modules of these roles are one function with their adapters: all of them have one, without
+        dropout or magnitudes, and none has a bias (Unsloth, models/llama.py, patch_peft_model)."""
+        if self.kernels.adapters != "in-place":
+            return False
+        found = [None if f"{role}.bias" in weights else self.adapter_of(weights[role]) for role in roles]
+        return all(one is not None and not one.dropout and not one.dora for one in found)
+
     def linear(
         self,
         tape: Tape,
@@ -220,12 +242,20 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         bias: Weight | None = None,
         *,
         result: bool = False,
+        in_place: bool = False,
+        into_input: bool = False,
     ) -> Tensor:
         """A linear module, with its adapter when it is one of the targets. It reads what attention keeps where
-        `result` is set."""
-        base, lora = self.base_linear(tape, x, weight, term, bias, result=result), self.adapter_of(weight)
+        `result` is set. It is one function with its adapter where it is `in_place`, which may write the gradient of
+        its input over that (`into_input`)."""
+        lora = self.adapter_of(weight)
+        unpacks = not in_place
+        base = self.base_linear(tape, x, weight, term, bias, result=result, unpacks=unpacks, into_input=into_input)
         if lora is None:
             return base
+        if in_place:
+            local = self.local(self.trained(weight))
+            return added_in_place(tape, x, base, local, lora, self.adapter_bytes, self.element_bytes)
         return with_adapter(
             tape,
             x,
@@ -248,8 +278,11 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         bias: Weight | None = None,
         *,
         result: bool = False,
+        unpacks: bool = True,
+        into_input: bool = False,
     ) -> Tensor:
-        """A linear module without its adapter."""
+        """A linear module without its adapter. Forward may unpack a 4-bit weight into a buffer that is there
+        (`unpacks` False)."""
         copied = self.autocast and self.element_bytes < self.weight_bytes
         codes = weight.elements * CODE_BYTES
         output = ops.linear(
@@ -265,6 +298,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             term=term,
             bias=None if bias is None else self.local(bias),
             narrow=self.narrow(result=result) if weight.unit not in ("embed", "tail") else None,
+            unpacks=unpacks,
+            into_input=into_input,
         )
         return shifted_and_scaled(tape, output, weight.features[0]) if self.scales_results else output
 

@@ -135,10 +135,11 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
-    if loss_kernel == "fused-linear":
+    if loss_kernel in fused.IN_PIECES:
         tape.enter("loss")
         local = compute.local(compute.trained(head))
-        loss = fused.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes)
+        share = compute.loss_share if loss_kernel == "linear-chunked" else None
+        loss = fused.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
         tape.drop(normal)
         return loss
     # LitGPT's pieces are those of fine-tuning with adapters alone.

@@ -6,12 +6,15 @@ its own. Not here: the eager operations (ops.py), or which model code calls what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+from planner.basics.arith import Number, is_column
 from planner.inventory.forms import NF4
 from planner.inventory.ops import cast, copied, dropout, product_of, unpacked
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
+from planner.spec import Kernels
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Weight, *, share: float = 1.0, rows: int = 1) -> Tensor:
@@ -39,19 +42,21 @@ def rotary(tape: Tape, x: Tensor, table: Sequence[Tensor]) -> Tensor:
     return tape.derived(x, saved=table)
 
 
-def gated(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True) -> Tensor:
+def gated(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True, in_place: bool = False) -> Tensor:
     """`act(gate) * up` in one kernel (Megatron-LM's SwiGLUFunction): keeps gate and up.
 
-    With `kept` False the product is made again in backward instead of staying for the next matrix product.
+    With `kept` False the product is made again in backward instead of staying for the next matrix product. Gradients
+    are written over gate and up where it works `in_place`, and the product over its own (Unsloth, kernels/swiglu.py,
+    swiglu_DWf_DW_dfg_kernel).
     """
     output = tape.new(up.size, needs_grad=gate.needs_grad or up.needs_grad)
 
     def backward(grad: Storage) -> None:
-        tape.grad_of(gate)
-        tape.grad_of(up)
+        tape.grad_of(gate, alias=gate.storage if in_place else None)
+        tape.grad_of(up, alias=up.storage if in_place else None)
 
     tape.record(output, (gate, up), backward)
-    if not kept:
+    if not kept or in_place:
         output.source, output.discarded = tape.hold(up), True
     return output
 
@@ -188,15 +193,18 @@ def compiled_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     return loss
 
 
-def linear_cross_entropy(tape: Tape, x: Tensor, weight: Weight, *, element_bytes: float) -> Tensor:
+def linear_cross_entropy(
+    tape: Tape, x: Tensor, weight: Weight, *, element_bytes: float, share: float | None = None
+) -> Tensor:
     """Head and loss together, a piece of the tokens at a time (Liger's FusedLinearCrossEntropy).
 
-    Both gradients are made in forward and kept; of the logits only a piece is alive, whose tokens are as many times
-    fewer than all as the vocabulary is wider than the hidden size.
+    Both gradients are made in forward and kept; of the logits only a piece is alive, with `share` of the tokens, or as
+    many times fewer than all as the vocabulary is wider than the hidden size.
     """
     out_features, in_features = weight.features
     rows = x.size.per_token / (element_bytes * in_features)
-    piece = Size(per_token=rows * element_bytes * min(in_features, out_features))
+    piece_width = min(in_features, out_features) if share is None else out_features * share
+    piece = Size(per_token=rows * element_bytes * piece_width)
     tape.weight = weight.elements
     input_grad = tape.new(x.size)
     weight_grad = tape.new(Size(fixed=weight.elements * element_bytes)) if weight.trainable else None
@@ -214,6 +222,27 @@ def linear_cross_entropy(tape: Tape, x: Tensor, weight: Weight, *, element_bytes
     tape.weight = 0
     tape.drop(*kept)
     return loss
+
+
+IN_PIECES = ("fused-linear", "linear-chunked")
+"""Losses that make the head's product too, a piece of the tokens at a time."""
+TARGET_BYTES = 4 * 2**30
+"""Bytes of fp32 logits that a piece of Unsloth's loss may have, were they written out."""
+
+
+def piece_share(parts: Kernels, tokens: Number, vocab: int) -> float:
+    """The part of a micro-batch's tokens whose logits are there at once: of Unsloth's loss all where their fp32 logits
+    are within TARGET_BYTES, else a number of pieces that four divides. None of a column, as a bound.
+
+    unslothai/unsloth-zoo ce232d6, fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is
+    free, pieces are smaller. torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).
+    """
+    if parts.loss != "linear-chunked":
+        return 1.0
+    if is_column(tokens):
+        return 0.0
+    exact = tokens * vocab * 4 / TARGET_BYTES
+    return 1.0 if exact <= 1 else 0.25 / math.ceil(exact / 4)
 
 
 CHUNK = 128

@@ -8,8 +8,8 @@ from __future__ import annotations
 from planner.inventory.dora import with_magnitude
 from planner.inventory.forms import NF4
 from planner.inventory.ops import add, cast, cloned, dropout, linear, scaled
-from planner.inventory.tape import Tape, Tensor
-from planner.inventory.tensors import Weight
+from planner.inventory.tape import Storage, Tape, Tensor
+from planner.inventory.tensors import Size, Weight
 from planner.spec import Lora
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -81,3 +81,34 @@ def with_adapter(
     total = add(tape, base, beside)
     tape.drop(base, beside)
     return tape.replaced(total, cast(tape, total, base.size.per_token / total.size.per_token))
+
+
+def added_in_place(
+    tape: Tape, x: Tensor, base: Tensor, weight: Weight, lora: Lora, adapter_bytes: float, element_bytes: float
+) -> Tensor:
+    """`base + B(A(x)) * scaling`, written into what the frozen `weight` made of x; takes over that variable.
+
+    Keeps x alone, or what a discarded x is made of: backward makes A's product again, and copies of A and B in the
+    format of x. Unsloth, kernels/utils.py, matmul_lora, and kernels/fast_lora.py, LoRA_W.
+    """
+    a, b = adapter_weights(weight, lora)
+    product = Size(per_token=lora.rank * base.size.per_token / weight.features[0])
+    copies = Size(fixed=(a.elements + b.elements) * element_bytes if element_bytes != adapter_bytes else 0.0)
+
+    def factors() -> tuple[Storage, ...]:
+        return tape.allocate(copies), tape.allocate(product)
+
+    tape.release(*factors())
+    output = tape.view(base)
+    output.needs_grad = True
+
+    def backward(grad: Storage) -> None:
+        made = factors()
+        tape.weight_grad(a.elements + b.elements)
+        tape.release(*made)
+        tape.grad_of(base, alias=grad)
+
+    kept = x.source if x.discarded and x.source is not None else x
+    tape.record(output, (kept,), backward, saves_after=True)
+    tape.drop(base)
+    return output

@@ -40,8 +40,12 @@ def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     tape, model, compute, _ = run
     kernel = compute.kernels.mlp
 
+    in_place = "gate" in weights and compute.in_place(weights, "gate", "up", "down")
+
     def linear(role: str, x: Tensor) -> Tensor:
-        return compute.linear(tape, x, weights[role], bias=weights.get(f"{role}.bias"))
+        into = in_place and role != "down"
+        bias = weights.get(f"{role}.bias")
+        return compute.linear(tape, x, weights[role], bias=bias, in_place=in_place, into_input=into)
 
     if "gate_up" in weights:
         product = gated_halves(run, linear("gate_up", x))
@@ -49,7 +53,7 @@ def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
         up = linear("up", x)
         one = activation(tape, up, model) if kernel == "eager" else fused.activated(tape, up, kept=kernel == "fused")
         product = tape.replaced(up, one)
-    elif kernel == "eager":
+    elif kernel == "eager" and not in_place:
         gate = linear("gate", x)
         active = tape.replaced(gate, activation(tape, gate, model))
         up = linear("up", x)
@@ -57,7 +61,7 @@ def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
         tape.drop(active, up)
     else:
         gate, up = linear("gate", x), linear("up", x)
-        product = fused.gated(tape, gate, up, kept=kernel == "fused")
+        product = fused.gated(tape, gate, up, kept=kernel == "fused", in_place=in_place)
         tape.drop(gate, up)
     return tape.replaced(product, linear("down", product))
 

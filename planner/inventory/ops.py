@@ -34,22 +34,23 @@ def linear(
     bias: Weight | None = None,
     share: float = 1.0,
     narrow: Narrow | None = None,
+    unpacks: bool = True,
+    into_input: bool = False,
 ) -> Tensor:
     """`x @ weight.T + bias`: keeps x when the weight is trained (or `keeps_input`); backward makes both gradients, then
     lets go.
 
-    A 4-bit weight is unpacked for every product, its scales before it, and let go (bitsandbytes' MatMul4Bit); for an
-    8-bit product weight, input and gradient are cast each time, from 16-bit ones that are kept (torchao's float8,
-    dynamic scaling). GPTQ's is unpacked by operations that autograd sees, so the graph keeps the 16-bit weight.
-    An input of another format is cast anew for every call. A weight may be copied in the product's format
-    (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at least until the forward
-    is over. Gathered 4-bit codes live with the graph where nobody frees their storage (`keeps_codes`): with that of the
-    first forward where a layer runs again, as they are no saved tensors but attributes of its nodes. x has `share` of
-    the tokens. `narrow` is what Transformer Engine's modules make of their operands (narrow.py).
+    A 4-bit weight is unpacked for every product, scales first, and let go (bitsandbytes' MatMul4Bit), by forward into a
+    buffer that is there unless it `unpacks`; for an 8-bit product weight, input and gradient are cast each time, from
+    16-bit ones that are kept (torchao's float8, dynamic scaling). GPTQ's is unpacked by operations that autograd sees,
+    so the graph keeps the 16-bit weight. An input of another format is cast for every call. A weight may be copied in
+    the product's format (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at
+    least until the forward is over. Gathered 4-bit codes live with the graph where nobody frees their storage
+    (`keeps_codes`): with that of the first forward where a layer runs again, as they are attributes of its nodes, not
+    saved tensors. x has `share` of the tokens; its gradient may be written over it (`into_input`). `narrow`: narrow.py.
     """
     out_features, in_features = weight.features
-    more = bias.elements if bias is not None else 0
-    copies: tuple[Tensor, ...] = ()
+    more, copies = bias.elements if bias is not None else 0, tuple[Tensor, ...]()
     inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
     if weight.form == "gptq":
         tape.release(tape.allocate(Size(fixed=weight.elements * GPTQ_UNPACKING_BYTES)))
@@ -59,7 +60,7 @@ def linear(
         if caches_copy and weight.trainable:
             tape.cache(copies[0])
     tape.weight = in_use = fetched_elements(weight, element_bytes)
-    forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input)
+    forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input) if unpacks else []
     if narrow is not None:
         forms.append(tape.allocate(_as_read(inner, element_bytes, narrow)))
     tape.reach(weight.name)
@@ -84,7 +85,7 @@ def linear(
             in_eight = [tape.allocate(inner.size * (1 / element_bytes))] if weight.form == "fp8" else []
             tape.weight_grad(weight.elements + more)
             tape.release(*in_eight)
-        tape.grad_of(inner)
+        tape.grad_of(inner, alias=inner.storage if into_input else None)
         tape.release(*again, *quantised)
         if regathered is not None:
             tape.release(regathered)
@@ -392,8 +393,7 @@ def split_heads(tape: Tape, x: Tensor) -> Tensor:
 
 
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """log-softmax and negative log-likelihood in fp32: keeps the log-probabilities, makes two gradients of
-    their size."""
+    """log-softmax and negative log-likelihood in fp32: keeps the log-probabilities, makes two gradients as large."""
     log_probabilities = tape.derived(logits, keeps_result=True)
     loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
     tape.record(loss, (log_probabilities,), lambda grad: tape.grad_of(log_probabilities))

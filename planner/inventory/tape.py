@@ -260,6 +260,8 @@ class Tape:
         held = self.grads.get(tensor)
         if held is None:
             self.grads[tensor] = value
+        elif held is value:  # added up where it is
+            self.release(value)
         else:
             self.grads[tensor] = self.allocate(value.size, value.term)
             self.release(held, value)

@@ -81,7 +81,7 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
     tape = Tape()
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
-    whole = compute.gather_buffer(model)
+    whole = compute.gather_buffer(model) + compute.unpacking_buffer(model)
     tape.live[TEMPORARIES] = buffer + whole
     if first:
         tape.enter("embed")

@@ -34,12 +34,15 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
     the head is quantised with the layers, `dropouts` whether the dropouts of the family's configuration are in the
     code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which scores are written out elsewhere.
+    `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
+    keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
     """
 
     norm: str = "eager-fp32"
     projections: str = "own"
     adapted_parts: tuple[str, ...] = ("q", "k", "v")
     packed_input: str = "dropped"
+    adapters: str = "peft"
     rotary: str = "eager"
     attention: str = "flash"
     mlp: str = "eager"

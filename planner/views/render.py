@@ -295,7 +295,8 @@ def _beside(one: Estimate) -> list[str]:
     lines = [f"on top of live bytes: {told}"] if told else []
     if size := one.memory.pending_bytes:
         lines.append(
-            f"up to {format_bytes(size)} more is reserved while the host is ahead, and given up when it is short"
+            f"pending are {format_bytes(size)} of freed blocks while the host is ahead: PyTorch waits for them "
+            "where it is short itself, nobody else can"
         )
     return lines
 

@@ -5,11 +5,14 @@ Not here: whole files (test_fromfile.py), or the arguments that both hand on (te
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_fromfile import read_table
 
+from planner.ask import fromfile
+from planner.ask.fromfile import merge
 from planner.basics.errors import PlannerError
 
 
@@ -141,3 +144,25 @@ def test_llama_factory_s_other_switches() -> None:
     assert factory(use_unsloth_gc=True)["offload_activations"] is True
     adapted = factory(finetuning_type="lora")
     assert adapted["lora_rank"] == 8 and factory(finetuning_type="lora", lora_rank=3)["lora_rank"] == 3
+
+
+def test_llama_factory_under_unsloth_is_unsloths_runtime_on_one_device(tmp_path: Path) -> None:
+    path = tmp_path / "factory.yaml"
+    path.write_text("model_name_or_path: meta-llama/Llama-3.1-8B\nfinetuning_type: lora\nuse_unsloth: true\n")
+
+    alone, several, typed = (
+        merge.merged(fromfile.read(path), more)
+        for more in ({"gpus": "1"}, {"gpus": "2"}, {"gpus": "1", "runtime": "accelerate-single"})
+    )  # fmt: skip
+
+    assert (alone.given["strategy"], alone.given["runtime"]) == ("single", "unsloth")
+    assert (alone.given["recompute"], alone.given["offload_activations"]) == ("full", True)
+    assert (several.given["strategy"], several.given["runtime"]) == ("ddp", "accelerate-ddp")
+    assert [one.effect for one in several.found.ignored if one.key == "use_unsloth"] == ["not modelled"]
+    assert typed.given["runtime"] == "accelerate-single"
+    assert not any("alone" in one.given for one in (alone, several, typed))
+
+
+def test_llama_factory_trains_whole_models_as_ever_under_unsloth() -> None:
+    assert "alone" not in factory(use_unsloth=True, finetuning_type="full")
+    assert "alone" not in factory(use_unsloth=False, finetuning_type="lora")

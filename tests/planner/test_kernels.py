@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from planner.basics.errors import PlannerError
 from planner.inventory import TERMS, Compute, Size, Stage, walk
 from planner.inventory.compute import KERNELS, check_kernels
+from planner.inventory.fused import TARGET_BYTES, piece_share
 from planner.spec import Kernels, Lora, ModelSpec, presets
 
 SEQ = 2048
@@ -106,6 +107,7 @@ def test_bytes_of_logits_by_loss() -> None:
     assert logits_peak("compiled") == 2 + 2 + 2  # the softmax in place, and two more in backward
     assert logits_peak("in-place") == 2  # the gradient in place
     assert logits_peak("fused-linear") == pytest.approx(2 * LLAMA.hidden / LLAMA.vocab)
+    assert logits_peak("linear-chunked") == 2  # of a piece, the gradient in place; here all tokens are one
 
 
 def test_megatrons_loss_leaves_4_bytes_a_vocabulary_entry_for_backward() -> None:
@@ -234,3 +236,62 @@ def test_bytes_of_logits_in_pieces() -> None:
     assert chunked == 2 + 2 * 4 / 8
     assert pieces == 4 + 4 + 2 * 4 / 8
     assert logits_peak("chunked-fp32") == logits_peak("eager-fp32")  # a trained head is not cut
+
+
+SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def unsloth(**more: object) -> Compute:
+    """Unsloth's functions on a 16-bit base, adapters of rank 16 in fp32 on every linear module."""
+    lora = Lora(rank=16, targets=SEVEN)
+    return replace(Compute(2, 2, lora=lora, adapter_bytes=4, kernels=presets.kernels("unsloth")), **more)
+
+
+def test_an_unsloth_layer_keeps_each_functions_input_and_gate_and_up() -> None:
+    """Two norms' inputs and roots; what the norms make, which the adapters read in 16 bits; turned queries and keys,
+    values and attention's result with its log-sum-exp; gate and up, but neither SiLU's result nor the product."""
+    h, f, kv = LLAMA.hidden, LLAMA.ffn, LLAMA.kv_heads * LLAMA.head_dim
+
+    by_hand = 2 * (2 + 2) * h + 2 * 4 + (2 + 2) * h + 2 * 2 * kv + 4 * LLAMA.heads + 2 * 2 * f
+
+    assert a_layer_keeps(LLAMA, unsloth()).per_token == by_hand
+
+
+def test_adapters_with_dropout_or_on_a_part_of_a_function_are_pefts() -> None:
+    """The adapter of a lone up matrix keeps an fp32 copy of its input, and gate, SiLU's result and up are three."""
+    lora = Lora(rank=16, targets=("up_proj",))
+    pefts = msgspec.structs.replace(presets.kernels("unsloth"), adapters="peft")
+    for one in (lora, msgspec.structs.replace(lora, targets=SEVEN, dropout=0.1)):
+        assert a_layer_keeps(LLAMA, unsloth(lora=one)) == a_layer_keeps(LLAMA, unsloth(lora=one, kernels=pefts))
+
+
+def test_backward_of_an_unsloth_mlp_makes_the_products_gradient_alone() -> None:
+    """The gradient that came is as large as the output that is sent and counted with what is kept; gate, up and the
+    input have theirs in their own place. peft's modules hold more than twice as much."""
+
+    def most(compute: Compute) -> float:
+        moments = walk(LLAMA, compute, replace(MIDDLE, layers=1)).moments
+        return max(sum(size.per_token for size in one.live) for one in moments if one.phase == "backward")
+
+    kept = sum(size.per_token for size in walk(LLAMA, unsloth(), replace(MIDDLE, layers=1)).kept)
+    assert most(unsloth()) == kept + 2 * LLAMA.ffn
+    plain = unsloth(kernels=msgspec.structs.replace(presets.kernels("unsloth"), adapters="peft"))
+    assert most(plain) > 2 * most(unsloth())
+
+
+def test_forward_unpacks_every_4_bit_matrix_into_one_buffer_and_backward_beside_it() -> None:
+    packed = unsloth(layer_form="nf4", recompute="full")
+    moments = walk(LLAMA, packed, MIDDLE).moments
+    whole = 2 * LLAMA.hidden * LLAMA.ffn
+
+    assert min(sum(size.fixed for size in one.live) for one in moments) >= whole
+    assert max(sum(size.fixed for size in one.live) for one in moments if one.phase == "forward") < 1.01 * whole
+    assert max(sum(size.fixed for size in one.live) for one in moments if one.phase == "backward") >= 2 * whole
+
+
+def test_a_piece_of_unsloths_loss_has_at_most_4_gib_of_fp32_logits() -> None:
+    parts, vocab = presets.kernels("unsloth"), LLAMA.vocab  # 8371 tokens have 4 GiB
+    shares = [piece_share(parts, tokens, vocab) for tokens in (2048, 8371, 8372, 32768, 40000)]
+    assert shares == [1, 1, 1 / 4, 1 / 4, 1 / 8]
+    for tokens in (8372, 12345, 100_000):
+        assert piece_share(parts, tokens, vocab) * tokens * vocab * 4 <= TARGET_BYTES

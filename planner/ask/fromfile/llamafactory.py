@@ -95,6 +95,7 @@ def read(sheet: Sheet) -> None:
     trainer.gradient_buckets(sheet)
     _recompute(sheet)
     trainer.split(sheet, "fsdp")
+    _unsloth(sheet)
     _precision(sheet)
     _attention(sheet)
 
@@ -141,6 +142,15 @@ def _recompute(sheet: Sheet) -> None:
     sheet.means("recompute", "none" if sheet.flag(own) else "full", own, note=note)
     sheet.ignore(trainers, "LLaMA-Factory sets it: disable_gradient_checkpointing decides")
     sheet.switch("use_unsloth_gc", "offload_activations")
+
+
+def _unsloth(sheet: Sheet) -> None:
+    """Unsloth's modules, where a lone process trains adapters; they recompute every layer and keep its input on the
+    host whatever else is said (LLaMA-Factory 1212919, model/model_utils/unsloth.py, get_unsloth_peft_model)."""
+    if sheet.flag("use_unsloth") and sheet.says("method") != "full":
+        sheet.means("alone", "unsloth", "use_unsloth")
+        sheet.means("recompute", "full", "use_unsloth")
+        sheet.means("offload_activations", True, "use_unsloth")
 
 
 def _precision(sheet: Sheet) -> None:

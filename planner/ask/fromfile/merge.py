@@ -47,7 +47,7 @@ def merged(found: Understood, given: Given) -> Merged:
     if given.get("offload_optimizer") is False and by.get("optimizer_implementation") == "offload_optimizer":
         del by["optimizer_implementation"]
     if engine := next((name for name in typed if name in ENGINE_BY), None):
-        by["engine"] = engine
+        by["engine"] = by["alone"] = engine
     replaced = tuple((line, by[line.option]) for line in found.lines if line.option in by)
     lines = [_named(line, found, given) for line in found.lines if line.option not in by]
     whole = {**given, **{line.option: line.value for line in lines if not isinstance(line.value, OfHidden)}}
@@ -56,8 +56,12 @@ def merged(found: Understood, given: Given) -> Merged:
         lines = [_sized(line, hidden) for line in lines]
         whole |= {line.option: line.value for line in lines}
     understood = msgspec.structs.replace(found, lines=tuple(lines))
-    if any((line.option, line.value) in DDP for line in lines) and _gpus(whole) == 1:
+    replicas = any((line.option, line.value) in DDP for line in lines)
+    if replicas and _gpus(whole) == 1:
         understood = _on_one_device(understood)
+    elif "alone" in understood.options:
+        understood = _on_several(understood)
+    if understood.lines != tuple(lines):
         whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
         whole |= understood.options
     return Merged(whole, understood, replaced)
@@ -71,15 +75,29 @@ def _on_one_device(found: Understood) -> Understood:
     """What a file means by DDP where there is one device: no trainer wraps a lone process's model."""
     note = "one device is no DDP: the model is trained as it is"
     lines, ignored = [], list(found.ignored)
+    runtime = found.options.get("alone", ENGINES["single"].runtime)
+    keys = tuple(key for line in found.lines if line.option == "alone" for key in line.keys)
     for line in found.lines:
-        if (line.option, line.value) in DDP:
-            value = "single" if line.option == "strategy" else ENGINES["single"].runtime
-            lines.append(msgspec.structs.replace(line, value=value, note=note))
+        if line.option == "alone":
+            continue
+        if (line.option, line.value) == ("runtime", ENGINES["ddp"].runtime):
+            lines.append(msgspec.structs.replace(line, keys=(*line.keys, *keys), value=runtime, note=note))
+        elif (line.option, line.value) in DDP:
+            lines.append(msgspec.structs.replace(line, value="single", note=note))
         elif line.option == "ddp_bucket_bytes":
             ignored += [Ignored(key, line.value, "one device has no buckets", "none") for key in line.keys]
         else:
             lines.append(line)
     return msgspec.structs.replace(found, lines=tuple(lines), ignored=tuple(ignored))
+
+
+def _on_several(found: Understood) -> Understood:
+    """A file whose runtime for one device is of no use: several are asked for."""
+    kept = tuple(line for line in found.lines if line.option != "alone")
+    why = "not modelled: its runtime is known for one device, the usual one is estimated"
+    gone = [line for line in found.lines if line.option == "alone"]
+    ignored = [Ignored(key, line.value, why, "not modelled") for line in gone for key in line.keys]
+    return msgspec.structs.replace(found, lines=kept, ignored=(*found.ignored, *ignored))
 
 
 def _named(line: Line, found: Understood, given: Given) -> Line:

@@ -48,7 +48,8 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 class Understood(msgspec.Struct, frozen=True):
-    """A file as read. The pseudo-option `engine` lists engines, the truest first; merge.py finds its runtime."""
+    """A file as read. The pseudo-option `engine` lists engines, the truest first, and `alone` names the runtime of
+    a lone device; merge.py finds which runtime that makes."""
 
     format: str
     path: str

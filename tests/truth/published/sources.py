@@ -50,8 +50,12 @@ RUNTIMES: dict[str, RowRuntime] = {
     "megatron-deepspeed": RowRuntime(
         {"*": "deepspeed-pipeline"},
         kernels="megatron",
+        switches={"reduce_bucket_elements": 500_000_000},
+        steps="fused",
         guess="DeepSpeed's pipeline and optimizers of 2022 as those of 0.19",
-        source="bigscience-workshop/Megatron-DeepSpeed: Megatron-LM's modules of 2021; ZeRO-1, pipeline by DeepSpeed; "
+        source="bigscience-workshop/Megatron-DeepSpeed: Megatron-LM's modules of 2021, apex's FusedAdam "
+        "(megatron/optimizer/__init__.py); ZeRO-1, pipeline by DeepSpeed; train/tr11-176B-ml/README.md: its file "
+        "has no reduce_bucket_size, whose default is 5e8 (deepspeed 0.6, runtime/zero/constants.py); "
         "deepspeed 0.7, runtime/bf16_optimizer.py: fp32 gradients whole, beside 16-bit ones until the next backward",
     ),
     "llm-foundry": RowRuntime(
@@ -349,7 +353,9 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         r"bloom-tuning-.*",
         "bloom-176b",
-        source="BLOOM's tuning runs: its blocks (ALiBi, norm after the embedding)",
+        {"dropout": 0.1, "attention_dropout": 0.1},
+        "BLOOM's tuning runs: its blocks (ALiBi, norm after the embedding); bigscience, train/tr11-176B-ml/README.md: "
+        "Megatron-LM's dropouts are inherited",
     ),
     Family(r"bloomz-7b1", "bloom-7b1", source="BLOOMZ is BLOOM fine-tuned", itself=True),
     Family(r"gpt-oss-.*", "gpt-oss-120b", source="gpt-oss"),
