@@ -101,9 +101,9 @@ def _verdict(reached: Reached) -> str:
     later = "" if one.launchable else " (for later: nothing launches it from here)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
-    tie = f" {tie_text(found)}" if found.fastest else ""
-    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{tie}{run}"
-    return f"{told} {trust}".rstrip()
+    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
+    tie = f"\n{tie_text(found)}" if found.fastest else ""
+    return f"{told} {trust}".rstrip() + tie
 
 
 def tie_text(found: Recommendation) -> str:
