@@ -7,7 +7,6 @@ Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -145,7 +144,9 @@ def _one(asked: Asked, device: Device, rows: Rows | None) -> Number:
 
 
 def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device, rows: Rows) -> Number:
-    import numpy as np  # columns only
+    from hashlib import blake2b  # columns only: OpenSSL takes milliseconds to load
+
+    import numpy as np
 
     sizes: tuple[Any, ...] = tuple(bare)
     few = [size[rows.first] if is_column(size) else size for size in sizes]
