@@ -14,6 +14,7 @@ from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines.common import packed
+from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import Asked
 from planner.figures.unitkernels import (
     SCORES_BACKWARD,
@@ -168,12 +169,6 @@ def product_operands(rows: Number, features: Number, weight_elements: Number) ->
     return rows * features + weight_elements
 
 
-@formula(unit="bytes", source="autograd adds a micro-batch's gradient to the earlier ones': two reads, one write")
-def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Number) -> Number:
-    """Memory traffic of a micro-batch's backward for gradients that are added up, on average over the step."""
-    return 3 * trained * element_bytes * (micro_batches - 1) / micro_batches
-
-
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
     if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
@@ -320,7 +315,8 @@ def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, floa
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
     """Products of the inputs' gradients and of trained weights', and what goes with the weights."""
     tokens = case.tokens
-    added_up = accumulation_bytes(_trained(case, unit), element_bytes_of(case), case.layout.grad_accum)
+    trained = [weight for weight in case.units()[unit] if weight.trainable]
+    added_up = added_up_bytes(case, trained, element_bytes_of(case))
     return Load(
         product_flops=backward_flops(found.trained, found.frozen, 0.0, tokens),
         operands=2 * found.trained_operands + found.frozen_operands,

@@ -15,6 +15,7 @@ import pytest
 from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.common import parallel_calls
+from planner.figures.accumulation import FUSED_BYTES, added_up_bytes
 from planner.figures.comm import traffic
 from planner.figures.kernels.device import named
 from planner.figures.kernels.products import Product
@@ -202,3 +203,22 @@ def test_plans_of_before_have_it_off_and_a_layout_s_text_says_that_it_is_on() ->
     assert not read_plan(OLD_PLAN).layout.tp_comm_overlap
     assert "tensor collectives overlapped" in layout_text(case_of(tp_comm_overlap=True).layout)
     assert "tensor collectives overlapped" not in layout_text(case_of().layout)
+
+
+# -- gradients that products add up themselves -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_megatron_adds_gradients_inside_its_products_and_others_beside_them(narrow: bool) -> None:
+    case = case_of(model="qwen3-235b-a22b", ep=4)
+    case = msgspec.structs.replace(case, job=msgspec.structs.replace(case.job, narrow_gradients=narrow))
+    weights = case.units()["layer"]
+    experts = sum(one.elements for one in weights if one.expert)
+    plain = sum(one.elements for one in weights) - experts
+    plain_bytes, expert_bytes = FUSED_BYTES["bf16" if narrow else "fp32"]
+
+    assert added_up_bytes(case, weights, 2.0) == pytest.approx(plain * plain_bytes + experts * expert_bytes)
+    other = case_of(engine="nanotron", runtime="nanotron")
+    trained = sum(one.elements for one in other.units()["layer"])
+    # Two micro-batches: the first one's is kept, the second's added to it, with two reads and a write of 2 bytes.
+    assert added_up_bytes(other, other.units()["layer"], 2.0) == pytest.approx(3 * 2 * trained / 2)
