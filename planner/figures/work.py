@@ -22,6 +22,7 @@ from planner.figures.unitkernels import (
     again_kernels,
     attention_kernels,
     product_kernels,
+    products_started,
 )
 from planner.inventory import Weight
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
@@ -217,7 +218,7 @@ class _Products(msgspec.Struct, frozen=True):
     frozen: Number
     trained_operands: Number
     frozen_operands: Number
-    modules: int
+    modules: Number
     kernels: tuple[Asked, ...]
     gradients: tuple[Asked, ...]
 
@@ -227,7 +228,8 @@ def _products(case: Case, unit: str) -> _Products:
     operands: dict[bool, Number] = {True: 0.0, False: 0.0}
     kernels: list[Asked] = []
     gradients: list[Asked] = []
-    modules, tokens = 0, case.tokens
+    modules: Number = 0
+    tokens = case.tokens
     number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
     for weight in case.units()[unit]:
         each = product_elements(case, weight)
@@ -237,7 +239,7 @@ def _products(case: Case, unit: str) -> _Products:
         ways, back = product_kernels(weight, rows, number_format)
         kernels += ways
         gradients += back
-        modules += 1
+        modules = modules + products_started(case, weight)
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
             rows, sum(weight.features), weight.elements

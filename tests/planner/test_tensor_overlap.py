@@ -222,3 +222,18 @@ def test_megatron_adds_gradients_inside_its_products_and_others_beside_them(narr
     trained = sum(one.elements for one in other.units()["layer"])
     # Two micro-batches: the first one's is kept, the second's added to it, with two reads and a write of 2 bytes.
     assert added_up_bytes(other, other.units()["layer"], 2.0) == pytest.approx(3 * 2 * trained / 2)
+
+
+@pytest.mark.parametrize(("precision", "each"), [("bf16", 1), ("mxfp8", 2)])
+def test_transformer_engine_starts_each_expert_s_product_alone_and_in_8_bits_its_conversion(
+    precision: Any, each: int
+) -> None:
+    """pytorch/module/grouped_linear.py and common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm, of d0067d0da."""
+    counted = []
+    for ep in (4, 8):
+        case = case_of(model="qwen3-235b-a22b", ep=ep)
+        case = msgspec.structs.replace(case, job=msgspec.structs.replace(case.job, precision=precision))
+        counted.append(float(unit_work(case)["layer"].forward.operations))
+    matrices = sum(one.expert for one in case.units()["layer"])
+
+    assert counted[0] - counted[1] == (128 / 4 - 128 / 8) * matrices * each
