@@ -7,7 +7,7 @@ compute.py, links.py), bands (bands.py), or the judgement on what was left out (
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from planner.calibrate.allocator import AllocatorFit, fit_allocator
@@ -17,6 +17,8 @@ from planner.spec.calibration import AllocatorEntry, Calibration, ComputeEntry, 
 
 SHARED = 3
 """Runtimes that must agree before their median is told of runtimes that nobody measured."""
+ANYWHERE = "cuda"
+"""The devices of which a runtime's entry tells that was fitted on others: the kind that has measured kernels."""
 
 
 Group = tuple[str, ...]
@@ -27,11 +29,18 @@ FIELDS = ("fragmentation", "workspace_bytes", "context_bytes", "churn")
 class Fits:
     """Fits of groups of samples, each done once: leaving one model out changes few of them.
 
-    `links` are entries that were fitted before, to measured collectives.
+    `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
+    that it was not fitted on is told by those that it was.
     """
 
-    def __init__(self, timer: Timer, ground: Calibration, links: Sequence[LinkEntry] = ()) -> None:
-        self.timer, self.ground, self.links = timer, ground, tuple(links)
+    def __init__(
+        self,
+        timer: Timer,
+        ground: Calibration,
+        links: Sequence[LinkEntry] = (),
+        carried: Collection[str] = (),
+    ) -> None:
+        self.timer, self.ground, self.links, self.carried = timer, ground, tuple(links), frozenset(carried)
         self._allocators: dict[Any, AllocatorFit] = {}
         self._computes: dict[Any, ComputeFit] = {}
 
@@ -88,10 +97,15 @@ class Fits:
             if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
                 own.setdefault(gpu, []).append((runtime, self._computes[key], members))
         pairs = [
-            _shared(gpu, [fit for _, fit, _ in fits])
+            _shared({"gpu": gpu}, [fit for _, fit, _ in fits], "fits of one runtime on one device each")
             for gpu, fits in own.items()
             if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
         ]
+        for runtime in sorted(self.carried):
+            elsewhere = [fit for fits in own.values() for name, fit, _ in fits if name == runtime]
+            if elsewhere and ("speed", runtime, ANYWHERE) not in dropped:
+                where = {"runtime": runtime, "gpu": ANYWHERE}
+                pairs.append(_shared(where, elsewhere, "devices that it was fitted on"))
         for gpu, fits in own.items():
             for runtime, fit, members in fits:
                 about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
@@ -100,15 +114,15 @@ class Fits:
         return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
 
 
-def _shared(gpu: str, fits: Sequence[ComputeFit]) -> tuple[ComputeEntry, OverlapEntry]:
-    """What runtimes that nobody measured on a device are told."""
+def _shared(where: dict[str, str], fits: Sequence[ComputeFit], over: str) -> tuple[ComputeEntry, OverlapEntry]:
+    """The median of fits, for a runtime that nobody measured on a device, or a device that one was not measured on."""
     speeds = [fit.speeds for fit in fits if fit.speeds is not None]
     middle = Speeds(*(statistics.median(one[place] for one in speeds) for place in range(len(Speeds._fields))))
-    about = {
-        "gpu": gpu,
+    about: dict[str, Any] = {
+        **where,
         "n": sum(fit.n for fit in fits),
         "spread": _rounded(statistics.median(fit.spread for fit in fits)),
-        "source": f"the median over {len(fits)} fits of one runtime on one device each",
+        "source": f"the median over {len(fits)} {over}",
     }
     return entries(middle, **about)
 
@@ -124,6 +138,15 @@ def grouped(samples: Sequence[Sample], *keys: str) -> list[tuple[tuple[str, ...]
 def timed(samples: Sequence[Sample]) -> list[tuple[tuple[str, ...], list[Sample]]]:
     """The samples that tell a runtime's speed on a device."""
     return grouped([one for one in samples if one.step_s is not None], "runtime", "gpu")
+
+
+def on_several_devices(samples: Sequence[Sample]) -> frozenset[str]:
+    """Runtimes whose steps were timed on more than one device with measured kernels, or like such."""
+    devices: dict[str, set[str]] = {}
+    for (runtime, gpu), members in timed(samples):
+        if members[0].device_kind == ANYWHERE:
+            devices.setdefault(runtime, set()).add(gpu)
+    return frozenset(runtime for runtime, gpus in devices.items() if len(gpus) > 1)
 
 
 def sources_text(samples: Sequence[Sample]) -> str:

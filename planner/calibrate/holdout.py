@@ -70,6 +70,11 @@ def by_source(sample: Sample) -> str:
     return sample.source
 
 
+def by_gpu(sample: Sample) -> str:
+    """The device."""
+    return sample.gpu
+
+
 def by_model(samples: Sequence[Sample]) -> Callable[[Sample], str]:
     """The model; of a runtime that was measured with one model only, a fifth of its measurements."""
     models: dict[str, set[str]] = {}

@@ -6,7 +6,8 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One group's errors in memory or time: with the calibration underneath, fitted, and left out.
 
     `left_model` leaves out one model at a time (a fifth of the rows, where a runtime was measured with one model only),
-    `left_source` one source.
+    `left_source` one source, `left_gpu` one device.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     fitted: Errors
     left_model: Errors
     left_source: Errors
+    left_gpu: Errors
 
 
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,10 +116,10 @@ def of_samples(
     if links:  # steps are fitted over the curves that collectives gave
         under = Calibration(name="links", based_on=base.name, base=base, links=tuple(links))
     timer = Timer(under)
-    fits = fit.Fits(timer, base, links)
+    fits = fit.Fits(timer, base, links, fit.on_several_devices(samples))
     before = holdout.residuals(samples, base, Timer(base))
     dropped: dict[Group, str] = {}
-    by_model = by_source = before
+    by_model = by_source = by_gpu = before
     while True:  # what is dropped changes what left-out measurements fall back on
         gone = frozenset(dropped)
 
@@ -126,7 +128,12 @@ def of_samples(
 
         by_model = holdout.left_out(samples, holdout.by_model(samples), fitted, timer)
         by_source = holdout.left_out(samples, holdout.by_source, fitted, timer)
+        by_gpu = holdout.left_out(samples, holdout.by_gpu, fitted, timer)
         unproven = _unproven(samples, before, by_model, by_source, fitted(samples), gone)
+        if not unproven:
+            carried = frozenset(("speed", runtime, fit.ANYWHERE) for runtime in fits.carried)
+            alone = holdout.left_out(samples, holdout.by_gpu, partial(fitted, gone=gone | carried), timer)
+            unproven = _carried_in_vain(samples, alone, by_gpu, carried - gone)
         if not unproven:
             break
         dropped |= unproven
@@ -139,7 +146,7 @@ def of_samples(
     )
     return Calibrated(
         calibration=made,
-        lines=tuple(_lines(samples, before, after, by_model, by_source)),
+        lines=tuple(_lines(samples, before, after, by_model, by_source, by_gpu)),
         samples=len(samples),
         collectives=collectives,
         unused=unused or {},
@@ -200,6 +207,31 @@ def _unproven(
     return found
 
 
+def _carried_in_vain(
+    samples: Sequence[Sample], alone: Sequence[Residual], carried: Sequence[Residual], groups: Collection[Group]
+) -> dict[Group, str]:
+    """Runtimes whose fits on other devices are no better for a device that was left out than what is there without
+    them, on most of their devices or over all: each with the reason."""
+    found: dict[Group, str] = {}
+    for group in sorted(groups):
+        ids = {one.id for one in samples if one.runtime == group[1] and one.step_s is not None}
+        old, new = (_found(residuals, ids, "time_error") for residuals in (alone, carried))
+        better = 0
+        devices = sorted({one.gpu for one in samples if one.id in ids})
+        for gpu in devices:
+            here = {one.id for one in samples if one.id in ids and one.gpu == gpu}
+            before, after = (_found(residuals, here, "time_error") for residuals in (alone, carried))
+            better += badness(after) < badness(before)
+        if 2 * better <= len(devices) or badness(new) >= badness(old) * (1 - CLEARLY):
+            medians = [errors_of(some).median for some in (new, old)]
+            found[group] = (
+                f"speed of {group[1]} on devices that it was not fitted on: by those that it was {medians[0]:.1%} off "
+                f"in the median against {medians[1]:.1%} without them where a device was left out, better on {better} "
+                f"of {len(devices)}, keeps its default"
+            )
+    return found
+
+
 def _worse(what: str, members: Sequence[Sample], before: Sequence[Residual], left: Sequence[Residual]) -> str | None:
     """Both errors in words, when the left-out one is not smaller."""
     ids = {one.id for one in members}
@@ -234,7 +266,8 @@ def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
             ids = {one.id for one in members}
             each = [_found(residuals, ids, what) for residuals in sets]
             if all(each):
-                errors = dict(zip(("before", "fitted", "left_model", "left_source"), map(errors_of, each), strict=True))
+                names = ("before", "fitted", "left_model", "left_source", "left_gpu")
+                errors = dict(zip(names, map(errors_of, each), strict=True))
                 lines.append(Line(what=what.removesuffix("_error"), runtime=runtime, gpu=gpu, **errors))
     return lines
 

@@ -70,6 +70,9 @@ class Engine(Protocol):
     # split_calls(case) -> list[Call], the part of `collectives` that split activations cost, where it is not what
     # `parallel_calls` (common.py) says without options. Columns as `collectives`.
 
+    # beside(case) -> list[Beside], the collectives of split linears that run beside those linears' own products, where
+    # it starts them so. Asked through `hidden_of` (figures/tensorhiding.py), columns as `collectives`.
+
     # pools(case) -> Pools, where an engine gathers on a stream of its own, whose memory no other tensor is given. Asked
     # through `stream_pools`, columns as `resident`.
 

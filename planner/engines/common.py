@@ -19,6 +19,7 @@ from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.recompute import regathers
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
 from planner.spec import Quantization, Step
 
@@ -284,8 +285,6 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
     layout, parts, payload = case.layout, case.parts, residual_bytes(case)
     wide = payload * input_ratio
     sequence = layout.sequence_parallel
-    # Selective recompute keeps the products' results but not their gathered inputs.
-    again = parts.column_input != "kept" or layout.recompute.startswith("sac:")
     calls: list[Call] = []
     for unit, layers in _layers(case):
         each = layers if unit == "dense" else layers * _split_pairs(case) / tensor.PAIRS
@@ -293,7 +292,7 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
             payload,
             each,
             sequence_parallel=sequence,
-            regathers=again,
+            regathers=regathers(parts.column_input, layout.recompute),
             recomputes=layout.recompute == "full",
             input_grads=_column_linears(case, unit) if sums_each_input else tensor.PAIRS,
             input_grad_bytes=wide,

@@ -19,8 +19,9 @@ from planner.engines.model_parallel import compute as compute
 from planner.engines.model_parallel import ideal as ideal
 from planner.inventory import Moment
 from planner.inventory.narrow import RECIPES
-from planner.parallelism import pipeline
+from planner.parallelism import pipeline, tensor
 from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.recompute import regathers
 from planner.parallelism.rules import COMMON, NARROW_PRODUCTS, Rule, accepts, reads_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 from planner.spec.layout import RECOMPUTE_MODULES
@@ -42,6 +43,7 @@ rules: tuple[Rule, ...] = (
         "stage_layers",
         "counted_ends",
         "recompute_modules",
+        "tp_comm_overlap",
     ),
     *STAGES,
     *tensor_rules(replicates_kv_heads=True, pads_vocabulary=True),
@@ -66,6 +68,20 @@ rules: tuple[Rule, ...] = (
     ),
     accepts("optimizer", ("adamw", "sgd"), "Megatron-Core's fused optimizers are Adam and SGD"),
     OWN_STEP,
+    Rule(
+        name="tensor collectives overlap with split tokens",
+        field="tp_comm_overlap",
+        holds=lambda case: not case.layout.tp_comm_overlap or case.layout.sequence_parallel,
+        sentence=lambda case: "Megatron asserts sequence parallelism for it (megatron/training/arguments.py)",
+        fix=lambda case: "Add sequence_parallel, or leave tp_comm_overlap off",
+    ),
+    Rule(
+        name="tensor collectives overlap in Transformer Engine",
+        field="tp_comm_overlap",
+        holds=lambda case: not case.layout.tp_comm_overlap or not own_modules(case),
+        sentence=lambda case: "its user buffers are Transformer Engine's, which Megatron-LM's own modules do not have",
+        fix=lambda case: "Use kernels te, or leave tp_comm_overlap off",
+    ),
     Rule(
         name="modules that are not recomputed",
         field="recompute_modules",
@@ -167,6 +183,31 @@ def holder(case: Case) -> Holder:
 def own_modules(case: Case) -> bool:
     """Whether the modules are Megatron-LM's own, which know no flash attention, and not Transformer Engine's."""
     return case.runtime.parts.attention == "unfused"
+
+
+SPLITS = 4
+"""Parts in which a row-parallel product is computed while those before it are reduced (num_splits of Megatron-Bridge's
+bf16 configurations, src/megatron/bridge/training/comm_overlap.py; docs/performance-guide.md: one of them remains
+exposed, and 4 are best)."""
+
+
+def beside(case: Case) -> list[tensor.Beside]:
+    """Backward of a column-parallel linear, whose collectives are asynchronous (core/tensor_parallel/layers.py, class
+    LinearWithGradAccumulationAndAsyncCommunication; Transformer Engine's alike); with `tp_comm_overlap` the others too.
+
+    Transformer Engine's user buffers then send a gathered input, and a gathered gradient of a row-parallel linear's
+    result, in a ring of parts: each rank multiplies its own part meanwhile, and in the last step sends none. Results of
+    row-parallel linears are reduced part by part, the last with no product beside.
+    """
+    layout = case.layout
+    again = regathers(case.parts.column_input, layout.recompute)
+    found = tensor.beside_weight_gradients(sequence_parallel=layout.sequence_parallel, regathers=again)
+    if layout.tp_comm_overlap:
+        ring = (layout.tp - 1) / layout.tp
+        found.append(tensor.Beside("all_gather", "forward", "column", "forward", ring))
+        found.append(tensor.Beside("all_gather", "backward", "row", "inputs", ring))
+        found.append(tensor.Beside("reduce_scatter", "forward", "row", "forward", 1 - 1 / SPLITS, 1 / SPLITS))
+    return found
 
 
 def collectives(case: Case) -> list[Call]:

@@ -24,6 +24,7 @@ from planner.engines.model_parallel import ideal as ideal
 from planner.inventory import Moment
 from planner.parallelism import tensor
 from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.recompute import regathers
 from planner.parallelism.rules import COMMON, Rule, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import EXPERT, pipeline_rules, tensor_rules
 from planner.spec import ModelSpec
@@ -139,6 +140,20 @@ def holder(case: Case) -> Holder:
         return held | {"grads": held["grads"] + made * element}
 
     return at
+
+
+def beside(case: Case) -> list[tensor.Beside]:
+    """Its asynchronous linears (tp_linear_async_communication, which its configurations for dense models set, as did
+    those of the published sweep: scaling_benchmarks.py of 67c5ebb6): while tokens are gathered a rank multiplies its
+    own part of them alone (parallel/tensor_parallel/functional.py)."""
+    own = 1 / case.layout.tp
+    return [
+        *tensor.beside_weight_gradients(
+            sequence_parallel=True, regathers=regathers(case.parts.column_input, case.layout.recompute)
+        ),
+        tensor.Beside("all_gather", "forward", "column", "forward", own),
+        tensor.Beside("all_gather", "backward", "row", "inputs", own),
+    ]
 
 
 def collectives(case: Case) -> list[Call]:

@@ -29,6 +29,7 @@ from planner.figures.kernels.step import (
     least_seconds,
 )
 from planner.figures.linktime import collective_seconds
+from planner.figures.tensorhiding import hidden_of
 from planner.figures.work import Load, Work, element_bytes_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.spec.calibration import Calibration, Coefficients, Compute
@@ -213,24 +214,50 @@ def _paced(seconds: Callable[[Iterable[Asked]], Number], load: Load, known: Comp
 
 
 def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
-    """Seconds that one occurrence of each unit waits for its tensor, context and expert groups in one micro-batch."""
-    return _calls_of(case, lambda call: collective_seconds(call, case.cluster.levels, known))
+    """Seconds of the collectives of tensor, context and expert groups in one micro-batch's passes through one
+    occurrence of each unit."""
+    return _by_unit(case, _seconds_within(case, known))
+
+
+def waited_of(case: Case, known: Coefficients, device: Device) -> dict[str, Passes]:
+    """The same, less what runs beside the products of the linears that tensor groups split."""
+    sent = _seconds_within(case, known)
+    waiting = _by_unit(case, sent)
+    each_s = {
+        (call.unit, call.op, call.phase): seconds / maximum(call.count, 1.0)
+        for call, seconds in sent
+        if call.axis == "tp"
+    }
+    hidden = hidden_of(case, each_s, lambda load: working_seconds(load, device), known.overlap.hidden_share)
+    for unit, beside in hidden.items():
+        waiting[unit] = Passes(*(all_s - beside_s for all_s, beside_s in zip(waiting[unit], beside, strict=True)))
+    return waiting
 
 
 def calling_of(case: Case, costs: HostCosts) -> dict[str, Passes] | None:
     """Seconds that the host takes to make those calls, where it is known to take any."""
-    return _calls_of(case, lambda call: call_seconds(call, costs)) if costs.call_s else None
+    if not costs.call_s:
+        return None
+    return _by_unit(case, [(call, call_seconds(call, costs)) for call in _within(case)])
 
 
-def _calls_of(case: Case, seconds: Callable[[Traffic], Number]) -> dict[str, Passes]:
-    """Seconds of the collectives inside one micro-batch's passes, by the unit that makes them."""
-    whole, times = case.unsplit, case.whole_repeats
-    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
+def _within(case: Case) -> list[Traffic]:
+    """The collectives inside every micro-batch's passes, through the whole model."""
+    whole = case.unsplit
     split_calls: Callable[[Case], list[Call]] = getattr(engine_of(case.layout.engine), "split_calls", parallel_calls)
-    calls = [call for call in split_calls(whole) if call.axis in WITHIN and call.unit in UNITS]
-    for call in traffic(whole, calls):
-        each_s = seconds(call) / (case.layout.grad_accum * times[call.unit])
-        found[call.unit][call.phase] = found[call.unit][call.phase] + each_s
+    return traffic(whole, [call for call in split_calls(whole) if call.axis in WITHIN and call.unit in UNITS])
+
+
+def _seconds_within(case: Case, known: Coefficients) -> list[tuple[Traffic, Number]]:
+    return [(call, collective_seconds(call, case.cluster.levels, known)) for call in _within(case)]
+
+
+def _by_unit(case: Case, calls: list[tuple[Traffic, Number]]) -> dict[str, Passes]:
+    """Seconds of a step's calls as those of one micro-batch and one occurrence of the unit that makes them."""
+    times, accum = case.whole_repeats, case.layout.grad_accum
+    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
+    for call, seconds in calls:
+        found[call.unit][call.phase] = found[call.unit][call.phase] + seconds / (accum * times[call.unit])
     return {unit: Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
 
 

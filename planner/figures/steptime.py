@@ -36,7 +36,7 @@ from planner.figures.passes import (
     passes_of,
     peak_flops,
     starting_seconds,
-    waiting_of,
+    waited_of,
 )
 from planner.figures.pipelinetime import pipeline_seconds
 from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
@@ -206,7 +206,7 @@ def step_parts(
         return unknown, None
     compute, both = {}, {}
     calling = calling_of(case, costs)
-    for unit, waiting in waiting_of(case, known).items():
+    for unit, waiting in waited_of(case, known, device).items():
         loads = loads_of(work[unit], device)
         compute[unit] = passes_of(loads, device)
         both[unit] = passes_of(loads, device, waiting, None if calling is None else calling[unit])

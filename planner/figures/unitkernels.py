@@ -33,6 +33,14 @@ def product_kernels(weight: Weight, rows: Number, number_format: str) -> tuple[l
     return [forward], [inputs, Product(out, into, rows, 1.0, number_format)] if weight.trainable else [inputs]
 
 
+def products_started(case: Case, weight: Weight) -> Number:
+    """Operations that a forward starts for one weight: a product; where an engine starts each expert's alone, so many,
+    and in 8 or 4 bits a conversion of each expert's rows."""
+    if not weight.expert or not case.layout.facts.starts_each_expert:
+        return 1
+    return weight.shape[0] * (2 if case.job.narrows else 1)
+
+
 def attention_kernels(case: Case, split: Number) -> tuple[tuple[Asked, ...], tuple[Asked, ...], Number]:
     """Of one layer: forward, backward, and the bytes that scores in memory cost one forward beside its products."""
     model, job, layout = case.model, case.job, case.layout

@@ -14,6 +14,7 @@ from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines.common import packed
+from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import Asked
 from planner.figures.unitkernels import (
     SCORES_BACKWARD,
@@ -21,6 +22,7 @@ from planner.figures.unitkernels import (
     again_kernels,
     attention_kernels,
     product_kernels,
+    products_started,
 )
 from planner.inventory import Weight, fused
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
@@ -168,12 +170,6 @@ def product_operands(rows: Number, features: Number, weight_elements: Number) ->
     return rows * features + weight_elements
 
 
-@formula(unit="bytes", source="autograd adds a micro-batch's gradient to the earlier ones': two reads, one write")
-def accumulation_bytes(trained: Number, element_bytes: Number, micro_batches: Number) -> Number:
-    """Memory traffic of a micro-batch's backward for gradients that are added up, on average over the step."""
-    return 3 * trained * element_bytes * (micro_batches - 1) / micro_batches
-
-
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
     if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
@@ -222,7 +218,7 @@ class _Products(msgspec.Struct, frozen=True):
     frozen: Number
     trained_operands: Number
     frozen_operands: Number
-    modules: int
+    modules: Number
     kernels: tuple[Asked, ...]
     gradients: tuple[Asked, ...]
 
@@ -232,7 +228,8 @@ def _products(case: Case, unit: str) -> _Products:
     operands: dict[bool, Number] = {True: 0.0, False: 0.0}
     kernels: list[Asked] = []
     gradients: list[Asked] = []
-    modules, tokens = 0, case.tokens
+    modules: Number = 0
+    tokens = case.tokens
     number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
     for weight in case.units()[unit]:
         each = product_elements(case, weight)
@@ -242,7 +239,7 @@ def _products(case: Case, unit: str) -> _Products:
         ways, back = product_kernels(weight, rows, number_format)
         kernels += ways
         gradients += back
-        modules += 1
+        modules = modules + products_started(case, weight)
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
             rows, sum(weight.features), weight.elements
@@ -320,7 +317,8 @@ def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, floa
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
     """Products of the inputs' gradients and of trained weights', and what goes with the weights."""
     tokens = case.tokens
-    added_up = accumulation_bytes(_trained(case, unit), element_bytes_of(case), case.layout.grad_accum)
+    trained = [weight for weight in case.units()[unit] if weight.trainable]
+    added_up = added_up_bytes(case, trained, element_bytes_of(case))
     return Load(
         product_flops=backward_flops(found.trained, found.frozen, 0.0, tokens),
         operands=2 * found.trained_operands + found.frozen_operands,

@@ -33,3 +33,9 @@ def runs_again(name: str, modules: Sequence[str], *, attends: bool, expert: bool
     if mixture:
         return "moe" in modules or ("shared_experts" in modules and "shared_experts" in name and not expert)
     return "mlp" in modules
+
+
+def regathers(column_input: str, recompute: str) -> bool:
+    """Whether backward gathers the inputs of column-parallel linears again, of which each rank kept its part."""
+    # Selective recompute keeps the products' results but not their gathered inputs.
+    return column_input != "kept" or recompute.startswith("sac:")

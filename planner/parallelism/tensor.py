@@ -8,13 +8,42 @@ gather stands before the next pair. Which dimension of which weight is split sta
 
 from __future__ import annotations
 
-from planner.basics.arith import Number
+from typing import Literal, NamedTuple
+
+from planner.basics.arith import Number, minimum
 from planner.basics.formula import formula
 from planner.parallelism.base import Call, ideal_call
 
 KORTHIKANTI = "Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models), section 4.2"
 PAIRS = 2
 """Column- and row-parallel pairs in a layer: attention and the MLP."""
+
+
+class Beside(NamedTuple):
+    """One collective of a pair of split linears, and the product of the pair that an engine runs it beside: forward, of
+    the `inputs`' gradients, or of the `weights`'. It can hide in a `part` of that product; a share `apart` of it has no
+    product beside. What the forward hides, it hides where backward runs it again too.
+    """
+
+    op: str
+    phase: Literal["forward", "backward"]
+    linear: Literal["column", "row"]
+    product: Literal["forward", "inputs", "weights"]
+    part: Number = 1.0
+    apart: float = 0.0
+
+
+def beside_weight_gradients(*, sequence_parallel: bool, regathers: bool) -> list[Beside]:
+    """What a column-parallel linear sends while its gradients are computed: the kept part of its input is gathered
+    beside the inputs' gradients, and these are summed beside the weights'."""
+    found = [Beside("reduce_scatter" if sequence_parallel else "all_reduce", "backward", "column", "weights")]
+    return [*found, Beside("all_gather", "backward", "column", "inputs")] if regathers else found
+
+
+@formula(unit="s", source="definition: a call hides beside a product as long as both last")
+def beside_seconds(call_s: Number, apart: float, product_s: Number, part: Number) -> Number:
+    """Seconds of one collective that run beside a product."""
+    return minimum(call_s * (1 - apart), product_s * part)
 
 
 @formula(unit="bytes", source=KORTHIKANTI)

@@ -40,6 +40,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
     bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
+    fuses_accumulation: bool = False  # products add weight gradients to their buffer themselves
+    starts_each_expert: bool = False  # each of a rank's experts is a product of its own, not one grouped kernel
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
     recipes: bool = False  # multiplies by Transformer Engine's recipes of 8 and 4 bits (inventory/narrow.py)
     superseded: bool = False  # predicted where it is named, proposed to nobody
@@ -180,6 +182,8 @@ _RECORDS = (
     EngineFacts(
         name="megatron",
         runtime="megatron-core",
+        fuses_accumulation=True,
+        starts_each_expert=True,
         zero_stages=(1,),
         splits=("tp", "cp", "pp", "ep"),
         copies="shards",

@@ -88,6 +88,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reduce_bucket_elements: int = 0
     allgather_bucket_elements: int = 0
     overlap_comm: bool = False
+    tp_comm_overlap: bool = False
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000

@@ -177,6 +177,8 @@ TABLE = (
     _bucket("zero3_max_reuse_elements", "deepspeed", "DeepSpeed stage 3: weights used again within this are kept.", 0),
     Option("overlap_comm", "switch", "DeepSpeed: reduce beside backward.", "layout", engine="deepspeed",
            replaced_by=SPLIT),
+    Option("tp_comm_overlap", "switch", "Megatron-Core: collectives of tensor ranks beside products.", "layout",
+           axis="tp"),
     Option("runtime", "name", "Runtime preset, or an engine: whose code runs.", trust=1, presets=("runtimes",)),
     Option("strategy", "choice", "This strategy alone.", "question", trust=1,
            choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),

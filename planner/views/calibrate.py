@@ -10,7 +10,7 @@ from planner.calibrate.report import Calibrated, Line
 from planner.calibrate.statistics import Errors
 from planner.spec.calibration import Calibration
 
-HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out")
+HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out", "GPU left out")
 
 
 def calibrate_text(found: Calibrated) -> str:
@@ -20,7 +20,9 @@ def calibrate_text(found: Calibrated) -> str:
     used += f", {found.probes} probes" if found.probes else ""
     parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} entries of {used}"]
     if found.lines:
-        about = "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, its source."
+        about = (
+            "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, source or GPU."
+        )
         parts += ["", about, "", table(HEAD, [row_text(one) for one in found.lines], 3)]
     if found.kept:
         parts += ["", "Kept as they were:", *(f"  {line}" for line in found.kept)]
@@ -37,7 +39,7 @@ def entry_count(made: Calibration) -> int:
 
 def row_text(one: Line) -> tuple[str, ...]:
     """A group's errors as the cells under HEAD."""
-    errors = (one.before, one.fitted, one.left_model, one.left_source)
+    errors = (one.before, one.fitted, one.left_model, one.left_source, one.left_gpu)
     return (one.what, one.runtime, one.gpu, str(one.before.n), *(_errors(each) for each in errors))
 
 

@@ -52,6 +52,8 @@ def layout_text(layout: Layout) -> str:
         switches.append(layout.cp_method)
     if layout.sequence_parallel and layout.tp > 1:
         switches.append("sequence parallel")
+    if layout.tp_comm_overlap and layout.tp > 1:
+        switches.append("tensor collectives overlapped")
     return " ".join(sizes or ["one rank"]) + "".join(f", {switch}" for switch in switches)
 
 

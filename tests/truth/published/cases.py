@@ -242,6 +242,7 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
             split = runtime.parts.attention != "unfused"
             notes.add(f"sequence parallelism not stated: {'on' if split else 'off'}")
         values["sequence_parallel"] = split
+        values["tp_comm_overlap"] = split and bool(filled.get("tp_comm_overlap"))
     if stated.offload is not None:
         if stated.offload not in sources.OFFLOADS:
             raise CannotPredict(f"offload {stated.offload} is not modelled")

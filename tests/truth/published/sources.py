@@ -133,12 +133,12 @@ class Quirk(msgspec.Struct, frozen=True):
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
     (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
     that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
-    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`: as in Layout;
-    `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged stage, `optimizer` fields
-    of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the pattern, in that order; a
-    `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose sharding has the pattern
-    `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was out of memory, by
-    pattern. `host` is known where memory was read while the host was ahead.
+    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, and `tp_comm_overlap` where tokens
+    are split: as in Layout; `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged
+    stage, `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
+    pattern, in that order; a `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose
+    sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
+    out of memory, by pattern. `host` is known where memory was read while the host was ahead.
     """
 
     runtime: RowRuntime | None = None
@@ -168,6 +168,8 @@ SET_BY_BRIDGE: tuple[tuple[str, dict[str, Any]], ...] = (
     (r" gpt-oss-120b (GB200|B200|H100)-", {"recompute_modules": ("layernorm", "moe_act")}),
     (r" llama-3\.1-405b GB200-\S+ (MX)?FP8|26\.04.* llama-3\.1-405b GB300-\S+ (MX)?FP8", {"expandable_segments": True}),
     (r"25\.09 NeMo", {"precision": "fp8"}),
+    (r"(?i) llama-3(\.1)?-(70b|405b) |25\.09 NeMo.* qwen3", {"tp_comm_overlap": True}),
+    (r" llama-3\S* \S+ NVFP4", {"tp_comm_overlap": False}),
     (r"26\.0.* deepseek-v3 H100-|26\.04.* deepseek-v3 GB200-", {"expandable_segments": True}),
 )
 """What Megatron-Bridge's recipes set, the last that fits; where nothing fits, they recompute nothing.
@@ -175,7 +177,9 @@ SET_BY_BRIDGE: tuple[tuple[str, dict[str, Any]], ...] = (
 By model, GPU and precision in scripts/performance of its tags v0.1.0rc4 (container 25.09, run_script.py), v0.2.0
 (25.11), v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0 (26.04) and v0.4.2 (26.04.01):
 configs/*/*workload_base_configs.py, recompute_modules; perf_plugins.py, PYTORCH_CUDA_ALLOC_CONF. DeepSeek's moments are
-in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). docs/performance-summary.md of 25.09: the first figure
+in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). tp_comm_overlap: src/megatron/bridge/recipes/llama and
+qwen, and scripts/performance/configs/llama*/llama3*_llm_pretrain.py (off in NVFP4) and qwen*/qwen3_llm_pretrain.py (off
+on H100 since 25.11; elsewhere tp is 1). docs/performance-summary.md of 25.09: the first figure
 is of scales by tensor, as its note on those in brackets implies."""
 
 QUIRKS: dict[str, Quirk] = {
