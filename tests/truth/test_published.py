@@ -213,6 +213,22 @@ def test_blooms_sections_say_how_gradients_were_summed_and_what_counts_as_a_laye
     assert (after.job.precision, after.layout.stage_layers) == ("bf16", (5, *[6] * 10, 5))
 
 
+def test_bridge_s_recipes_overlap_tensor_collectives_of_llamas_but_in_nvfp4_and_of_qwen3_in_25_09_alone():
+    bridge = [path for path in TRUTH.glob("*.jsonl") if path.name in ("megatron_bridge.jsonl", "simumax_b200.jsonl")]
+    split = [found for found in reader.each(bridge) if found.case is not None and found.case.layout.tp > 1]
+
+    def says(row: WordRow) -> bool:
+        name, title = str(row.model.name).lower(), row.source.path_or_table or ""
+        llama = name.startswith("llama") and row.layout.precision != "NVFP4" and "Container" in title
+        return llama or ("25.09" in title and name.startswith("qwen3"))
+
+    words = {row.id: row for row in published_rows()}
+    on = {found.row.id for found in split if found.case.layout.tp_comm_overlap}
+
+    assert on == {found.row.id for found in split if says(words[found.row.id])}
+    assert 20 < len(on) < len(split) - 20
+
+
 def test_galvatrons_rows_are_of_4096_tokens_and_of_the_stage_whose_rank_is_named():
     rows = {row.id: row for row in published_rows() if row.id.startswith("galvatron")}
     first, last = (rows[f"galvatron_profile-{place}"] for place in ("033", "034"))
