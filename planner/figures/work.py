@@ -193,8 +193,8 @@ def unit_work(case: Case) -> dict[str, Work]:
     splits = layout.tp, layout.ep, layout.cp, layout.micro_batch_size, layout.grad_accum
     if watched() or is_column(*splits):
         return _unit_work(case.unsplit)
-    again = layout.recompute, layout.recompute_modules
-    asked = case.walked_model, case.job, case.parts, case.twice, layout.sequence_parallel, *again, *splits
+    again, own = (layout.recompute, layout.recompute_modules), (layout.engine, layout.sequence_parallel)
+    asked = case.walked_model, case.job, case.parts, case.twice, *own, *again, *splits
     if asked not in _WORKS:
         if len(_WORKS) > 4096:
             _WORKS.clear()

@@ -237,3 +237,12 @@ def test_transformer_engine_starts_each_expert_s_product_alone_and_in_8_bits_its
     matrices = sum(one.expert for one in case.units()["layer"])
 
     assert counted[0] - counted[1] == (128 / 4 - 128 / 8) * matrices * each
+
+
+def test_an_engine_is_not_told_the_work_of_another_with_the_same_modules() -> None:
+    megatron = case_of(model="qwen3-235b-a22b", ep=4)
+    other = msgspec.structs.replace(megatron, layout=msgspec.structs.replace(megatron.layout, engine="torchtitan"))
+    both = [unit_work(one)["layer"] for one in (megatron, other)]
+
+    assert both[0].forward.operations > both[1].forward.operations
+    assert both[0].backward.fixed_bytes != both[1].backward.fixed_bytes
