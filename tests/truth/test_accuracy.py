@@ -38,7 +38,7 @@ def medians(source: str) -> dict[str, float]:
     return {one.kind: one.errors.median for one in found.memory if one.model is None}
 
 
-def kept_twice(tape: Tape, gate: Tensor, up: Tensor, *, kept: bool = True) -> Tensor:
+def kept_twice(tape: Tape, gate: Tensor, up: Tensor, **_: bool) -> Tensor:
     """fused.gated, wrong: gate and up stay for backward twice."""
     output = tape.new(up.size, needs_grad=True)
     again = tape.new(gate.size + up.size)

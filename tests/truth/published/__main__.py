@@ -69,9 +69,9 @@ def plans(rows: tuple[str, ...], output: str) -> int:
 @click.argument("rows", nargs=-1, required=True)
 @click.option("--most-gpus", type=int)
 def rank(rows: tuple[str, ...], most_gpus: int | None) -> int:
-    """Order each model's layouts by a calibration that never saw it, and print how fast the first were."""
+    """Order each model's layouts by a calibration of steps that never saw it, and print how fast the first were."""
     asked = [one for one in each(rows) if isinstance(one, Asked)]
-    found = ranking.rankings(asked, ranking.link_curves(asked))
+    found = ranking.rankings(asked, calibration("published").links)
     click.echo(ranking.page(one for one in found if one.gpus <= (most_gpus or one.gpus)), nl=False)
     return 0
 

@@ -15,10 +15,10 @@ import msgspec
 from planner.calibrate.asked import Asked
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Fits
-from planner.calibrate.ground import link_fits
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.samples import distinct, of_rows
 from planner.calibrate.score import RANKED
+from planner.decide.ties import TIE, parts_of
 from planner.spec import Layout
 from planner.spec.calibration import UNCALIBRATED, Calibration, LinkEntry, calibration
 
@@ -41,16 +41,20 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """One model on so many GPUs: all layouts, and those predicted to fit in the order of predicted seconds."""
+    """One model on so many GPUs with sequences of so many tokens: all layouts."""
 
     model: str
     gpus: int
+    seq_len: int
     layouts: tuple[Tried, ...]
 
     @property
     def order(self) -> list[Tried]:
-        """Layouts that the planner would propose, the fastest first."""
-        return sorted((one for one in self.layouts if one.fits), key=lambda one: one.predicted_s)
+        """Layouts that fit as the planner proposes them: the simplest that ties with the fastest, then the fastest."""
+        found = sorted((one for one in self.layouts if one.fits), key=lambda one: one.predicted_s)
+        tied = [one for one in found if one.predicted_s <= found[0].predicted_s * (1 + TIE)]
+        first = min(tied, key=lambda one: parts_of(one.layout, self.seq_len), default=None)
+        return [] if first is None else [first, *(one for one in found if one is not first)]
 
     @property
     def best_s(self) -> float:
@@ -89,7 +93,9 @@ def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ran
                 layout = one.case.layout
                 work = model, layout.world_size, layout.global_batch_size, one.case.job.seq_len
                 found.setdefault(work, []).append(one)
-    made = [Ranking(model, gpus, tuple(_tried(them))) for (model, gpus, *_), them in sorted(found.items())]
+    made = [
+        Ranking(model, gpus, seq_len, tuple(_tried(them))) for (model, gpus, _, seq_len), them in sorted(found.items())
+    ]
     return [one for one in made if sum(layout.measured_s is not None for layout in one.layouts) >= RANKED]
 
 
@@ -102,11 +108,6 @@ def _tried(them: Sequence[Replayed]) -> Iterable[Tried]:
         said, ran = some[0].predicted, [one.measured_step_s for one in some if one.measured_step_s is not None]
         assert said.step_time_s is not None
         yield Tried(layout, said.step_time_s, bool(said.fits), min(ran, default=None), len(some) - len(ran), len(some))
-
-
-def link_curves(rows: Sequence[Asked]) -> tuple[LinkEntry, ...]:
-    """The curves that rows of collectives give."""
-    return link_fits(rows)[0]
 
 
 def page(found: Iterable[Ranking]) -> str:
