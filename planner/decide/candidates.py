@@ -49,9 +49,14 @@ def seconds_per_sequence(
 
     `traffic` is what the layout sends in a step, where that is known already.
     """
-    time = step_time(case_of(question, layout), question.calibration, traffic)
+    return seconds_of_case(question, case_of(question, layout), traffic)
+
+
+def seconds_of_case(question: Question, case: Case, traffic: list[tuple[Traffic, Number]] | None = None) -> Number:
+    """The same of a layout whose case was made already."""
+    time = step_time(case, question.calibration, traffic)
     step_s = time.comm_s if time.step_s is None else time.step_s
-    return step_s / layout.global_batch_size
+    return step_s / case.layout.global_batch_size
 
 
 def floor_seconds(question: Question, layout: Layout) -> float:

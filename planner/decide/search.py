@@ -22,7 +22,7 @@ from planner.decide.candidates import (
     floor_seconds,
     of_same_floor,
     order_of,
-    seconds_per_sequence,
+    seconds_of_case,
 )
 from planner.decide.ties import TIE, Parts, parts_of, simpler
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
@@ -240,12 +240,15 @@ def _legal(
     if more_rules is not None:
         asked += [(f"{REFUSED}: {rule.name}", rule) for rule in more_rules(case.runtime)]
     for name, rule in asked:
-        holds = np.broadcast_to(np.asarray(rule.holds(case), dtype=bool), legal.shape)
-        broken = int((legal & ~holds).sum())
-        if broken:
-            rejected[name] += broken
-            legal = legal & holds
-            if 2 * int(legal.sum()) < block.size:  # most rows are settled: ask no more of them
+        holds = rule.holds(case)
+        if holds is True:
+            continue
+        still = legal & np.asarray(holds, dtype=bool)
+        before, left = np.count_nonzero(legal), np.count_nonzero(still)
+        if left < before:
+            rejected[name] += before - left
+            legal = still
+            if 2 * left < block.size:  # most rows are settled: ask no more of them
                 block = block.only(legal)
                 case, legal = case_of(question, block.columns()), np.ones(block.size, dtype=bool)
     return block if legal.all() else block.only(legal)
@@ -260,13 +263,15 @@ def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: 
         (as_column(start, few.size)[place], as_column(slope, few.size)[place])
         for start, slope in bound_lines(case_of(question, few.columns()))
     ]
-    memory = as_column(memory_bound(case_of(question, block.columns()), lines), block.size)
+    case = case_of(question, block.columns())
+    memory = as_column(memory_bound(case, lines), block.size)
     smallest.offer(block, memory)
     may_fit = memory <= limit_bytes(question)
     rejected[TOO_LARGE] += block.size - int(may_fit.sum())
     if not may_fit.all():
         block, memory = block.only(may_fit), memory[may_fit]
-    if not block.size:
-        return Bounded(block, np.empty(0), memory)
-    seconds = as_column(seconds_per_sequence(question, block.columns()), block.size)
+        if not block.size:
+            return Bounded(block, np.empty(0), memory)
+        case = case_of(question, block.columns())
+    seconds = as_column(seconds_of_case(question, case), block.size)
     return Bounded(block, seconds, memory)
