@@ -20,6 +20,7 @@ from planner.decide.candidates import (
     beats,
     exact_bytes,
     floor_seconds,
+    least_seconds_of_case,
     of_same_floor,
     order_of,
     seconds_of_case,
@@ -111,7 +112,7 @@ def rank(
                 progress.at(considered - waiting)
                 legal = _legal(question, block, rejected, more_rules, own_rules)
                 if legal.size:
-                    bounded.append(_bounds(question, legal, rejected, smallest))
+                    bounded.append(_bounds(question, legal, rejected, smallest, walker.lost_above(tie)))
                     waiting += len(bounded[-1].seconds)
                 considered += block.size
             order = best_first(bounded)
@@ -244,7 +245,7 @@ def _legal(
         if holds is True:
             continue
         still = legal & np.asarray(holds, dtype=bool)
-        before, left = np.count_nonzero(legal), np.count_nonzero(still)
+        before, left = int(np.count_nonzero(legal)), int(np.count_nonzero(still))
         if left < before:
             rejected[name] += before - left
             legal = still
@@ -254,8 +255,11 @@ def _legal(
     return block if legal.all() else block.only(legal)
 
 
-def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: Smallest) -> Bounded:
-    """Bounds of the rows whose bound on memory is within the limit."""
+def _bounds(
+    question: Question, block: Block, rejected: Counter[str], smallest: Smallest, lost_s: float = float("inf")
+) -> Bounded:
+    """Bounds of the rows whose bound on memory is within the limit; those that surely take more than `lost_s` a
+    sequence have a lower bound on time than others, above it."""
     import numpy as np  # large spaces only
 
     few, place = block.splits()
@@ -273,5 +277,11 @@ def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: 
         if not block.size:
             return Bounded(block, np.empty(0), memory)
         case = case_of(question, block.columns())
-    seconds = as_column(seconds_of_case(question, case), block.size)
+    if lost_s == float("inf"):
+        return Bounded(block, as_column(seconds_of_case(question, case), block.size), memory)
+    seconds = as_column(least_seconds_of_case(question, case), block.size).copy()
+    (open_rows,) = np.nonzero(seconds <= lost_s)
+    if len(open_rows):
+        left = block.only(open_rows)
+        seconds[open_rows] = as_column(seconds_of_case(question, case_of(question, left.columns())), left.size)
     return Bounded(block, seconds, memory)

@@ -93,9 +93,7 @@ def tensor_rules(*, replicates_kv_heads: bool = False, pads_vocabulary: bool = F
             Rule(
                 name="tp does not divide the vocabulary",
                 field="tp",
-                holds=lambda case: (
-                    not splits_vocabulary(case.runtime.parts) or remainder(case.model.vocab, case.layout.tp) == 0
-                ),
+                holds=lambda case: not splits_vocabulary(case.runtime.parts) or case.model.vocab % case.layout.tp == 0,
                 sentence=lambda case: f"it does not divide the {case.model.vocab} tokens of {case.model.name}",
                 fix=lambda case: (
                     f"Use tp={nearest(int(case.layout.tp), divisors(gcd(case.model.vocab, case.model.heads)))}"
