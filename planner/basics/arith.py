@@ -70,6 +70,22 @@ def ceil_div(numerator: Number, denominator: Number) -> Number:
     return -(-numerator // denominator)
 
 
+def floor_div(numerator: Number, denominator: Number) -> Number:
+    """Division of whole numbers rounded down, exact while the numerator is below 2^52."""
+    if is_column(numerator, denominator):
+        import numpy as np  # columns only; floor division there costs ten times as much
+
+        return np.floor(numerator / denominator)
+    return numerator // denominator
+
+
+def remainder(numerator: Number, denominator: Number) -> Number:
+    """What is left of a division of whole numbers, exact while the numerator is below 2^52."""
+    if is_column(numerator, denominator):
+        return numerator - floor_div(numerator, denominator) * denominator
+    return numerator % denominator
+
+
 def by_value(function: Callable[[float], float], value: Number) -> Number:
     """`function` of a number, or of every distinct number of a column (for figures that need a walk each)."""
     if isinstance(value, (int, float)):

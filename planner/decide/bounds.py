@@ -34,11 +34,12 @@ def bound_lines(case: Case) -> list[tuple[Number, Number]]:
 
     What is kept beside layers, and everything else that comes and goes, is left out.
     """
-    lines = [_stage_line(case.at(next(case.stages())))]
+    kept = (0.0, 0.0, 0.0) if case.layout.offload_activations else _per_token(case)
+    lines = [_stage_line(case.at(next(case.stages())), kept)]
     if case.pipelined:
         for stage in _heavier_stages(case):
             there = (stage.place > 0) & (stage.place < case.layout.pp)
-            start, slope = _stage_line(case.at(stage))
+            start, slope = _stage_line(case.at(stage), kept)
             lines.append((where(there, start, 0.0), where(there, slope, 0.0)))
     return lines
 
@@ -60,7 +61,7 @@ def _heavier_stages(case: Case) -> list[StageClass]:
     return stages
 
 
-def _stage_line(case: Case) -> tuple[Number, Number]:
+def _stage_line(case: Case, per_token: tuple[Number, Number, Number]) -> tuple[Number, Number]:
     layout, here = case.layout, case.here
     engine = engine_of(layout.engine)
     resident = sum(held_when_filled(engine, case).values())
@@ -71,7 +72,7 @@ def _stage_line(case: Case) -> tuple[Number, Number]:
         flying = flying - where((flying >= layout.grad_accum) & (layout.grad_accum > 1), 1, 0)
     kept: Number = 0.0
     if not layout.offload_activations:
-        dense, layer, tail = _per_token(case)
+        dense, layer, tail = per_token
         kept = flying * (here.layers[0] * dense + here.layers[1] * layer)
         if here.last and not (here.first and case.pipelined):
             kept = kept + tail

@@ -14,7 +14,7 @@ from planner.basics.arith import Number
 from planner.engines import engine_of
 from planner.figures.comm import Traffic
 from planner.figures.memory import device_bytes, peak_bytes
-from planner.figures.steptime import step_time, whole_pass_seconds
+from planner.figures.steptime import least_step_seconds, step_time, whole_pass_seconds
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
@@ -49,9 +49,24 @@ def seconds_per_sequence(
 
     `traffic` is what the layout sends in a step, where that is known already.
     """
-    time = step_time(case_of(question, layout), question.calibration, traffic)
+    return seconds_of_case(question, case_of(question, layout), traffic)
+
+
+def seconds_of_case(question: Question, case: Case, traffic: list[tuple[Traffic, Number]] | None = None) -> Number:
+    """The same of a layout whose case was made already."""
+    time = step_time(case, question.calibration, traffic)
     step_s = time.comm_s if time.step_s is None else time.step_s
-    return step_s / layout.global_batch_size
+    return step_s / case.layout.global_batch_size
+
+
+def least_seconds_of_case(question: Question, case: Case) -> Number:
+    """A cheaper bound below `seconds_of_case`, a rounding's width lower; 0 where the device's rates are unknown."""
+    step_s = least_step_seconds(case, question.calibration)
+    return 0.0 if step_s is None else step_s * (1 - ROUNDING) / case.layout.global_batch_size
+
+
+ROUNDING = 1e-9
+"""Share by which sums of the same parts in another order may differ, and more."""
 
 
 def floor_seconds(question: Question, layout: Layout) -> float:

@@ -20,9 +20,10 @@ from planner.decide.candidates import (
     beats,
     exact_bytes,
     floor_seconds,
+    least_seconds_of_case,
     of_same_floor,
     order_of,
-    seconds_per_sequence,
+    seconds_of_case,
 )
 from planner.decide.ties import TIE, Parts, parts_of, simpler
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
@@ -111,7 +112,7 @@ def rank(
                 progress.at(considered - waiting)
                 legal = _legal(question, block, rejected, more_rules, own_rules)
                 if legal.size:
-                    bounded.append(_bounds(question, legal, rejected, smallest))
+                    bounded.append(_bounds(question, legal, rejected, smallest, walker.lost_above(tie)))
                     waiting += len(bounded[-1].seconds)
                 considered += block.size
             order = best_first(bounded)
@@ -240,19 +241,25 @@ def _legal(
     if more_rules is not None:
         asked += [(f"{REFUSED}: {rule.name}", rule) for rule in more_rules(case.runtime)]
     for name, rule in asked:
-        holds = np.broadcast_to(np.asarray(rule.holds(case), dtype=bool), legal.shape)
-        broken = int((legal & ~holds).sum())
-        if broken:
-            rejected[name] += broken
-            legal = legal & holds
-            if 2 * int(legal.sum()) < block.size:  # most rows are settled: ask no more of them
+        holds = rule.holds(case)
+        if holds is True:
+            continue
+        still = legal & np.asarray(holds, dtype=bool)
+        before, left = int(np.count_nonzero(legal)), int(np.count_nonzero(still))
+        if left < before:
+            rejected[name] += before - left
+            legal = still
+            if 2 * left < block.size:  # most rows are settled: ask no more of them
                 block = block.only(legal)
                 case, legal = case_of(question, block.columns()), np.ones(block.size, dtype=bool)
     return block if legal.all() else block.only(legal)
 
 
-def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: Smallest) -> Bounded:
-    """Bounds of the rows whose bound on memory is within the limit."""
+def _bounds(
+    question: Question, block: Block, rejected: Counter[str], smallest: Smallest, lost_s: float = float("inf")
+) -> Bounded:
+    """Bounds of the rows whose bound on memory is within the limit; those that surely take more than `lost_s` a
+    sequence have a lower bound on time than others, above it."""
     import numpy as np  # large spaces only
 
     few, place = block.splits()
@@ -260,13 +267,21 @@ def _bounds(question: Question, block: Block, rejected: Counter[str], smallest: 
         (as_column(start, few.size)[place], as_column(slope, few.size)[place])
         for start, slope in bound_lines(case_of(question, few.columns()))
     ]
-    memory = as_column(memory_bound(case_of(question, block.columns()), lines), block.size)
+    case = case_of(question, block.columns())
+    memory = as_column(memory_bound(case, lines), block.size)
     smallest.offer(block, memory)
     may_fit = memory <= limit_bytes(question)
     rejected[TOO_LARGE] += block.size - int(may_fit.sum())
     if not may_fit.all():
         block, memory = block.only(may_fit), memory[may_fit]
-    if not block.size:
-        return Bounded(block, np.empty(0), memory)
-    seconds = as_column(seconds_per_sequence(question, block.columns()), block.size)
+        if not block.size:
+            return Bounded(block, np.empty(0), memory)
+        case = case_of(question, block.columns())
+    if lost_s == float("inf"):
+        return Bounded(block, as_column(seconds_of_case(question, case), block.size), memory)
+    seconds = as_column(least_seconds_of_case(question, case), block.size).copy()
+    (open_rows,) = np.nonzero(seconds <= lost_s)
+    if len(open_rows):
+        left = block.only(open_rows)
+        seconds[open_rows] = as_column(seconds_of_case(question, case_of(question, left.columns())), left.size)
     return Bounded(block, seconds, memory)

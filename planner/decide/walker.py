@@ -158,6 +158,13 @@ class Walker:
             return True
         return self._front_open_to(bound)
 
+    def lost_above(self, tie: float) -> float:
+        """Seconds a sequence above which no layout is walked, ties or is counted as too slow: infinite while any may
+        be."""
+        if len(self.best) < self._k or self._points or self._slowest is not None:
+            return float("inf")
+        return max(self.best[-1].seconds_per_sequence, self.best[0].seconds_per_sequence * (1 + tie))
+
     def _front_open_to(self, bound: float) -> bool:
         points, front = self._points, self.front
         if not points or (front and bound > FRONT_SPAN * front[0].seconds_per_sequence):

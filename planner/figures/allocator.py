@@ -41,13 +41,13 @@ def parts_beside(case: Case, allocated: Number) -> dict[str, Number]:
         "blocks": block_bytes(case, allocated),
         "context": known.context_bytes,
         "communicators": known.communicator_bytes * more_communicators(case.layout),
-        "pending": _of_known_stages(case, pending_bytes(case)),
+        "pending": pending_bytes(case) if _knows_stages(case) else 0.0,
     }
 
 
-def _of_known_stages(case: Case, found: Number) -> Number:
-    """A size of a stage; none where pipelines are columns, whose stages are taken as equal: a bound from below."""
-    return where(case.layout.pp == 1, found, 0.0) if is_column(case.layout.pp) else found
+def _knows_stages(case: Case) -> bool:
+    """Whether stages are known one by one; where pipelines are columns they are taken as equal: a bound from below."""
+    return not (case.pipelined and is_column(case.layout.pp))
 
 
 def reserved_bytes(case: Case, allocated: Number) -> Number:
@@ -111,7 +111,7 @@ def block_bytes(case: Case, allocated: Number) -> Number:
     Where the fullest moment is the one that has these blocks, only what a forward surely holds is known of others: a
     bound. Of pipelines in columns they are none.
     """
-    if case.runtime.expandable_segments:
+    if case.runtime.expandable_segments or not _knows_stages(case):
         return 0.0
     engine = engine_of(case.layout.engine)
     lives: list[Number] = [0.0]
@@ -128,7 +128,7 @@ def block_bytes(case: Case, allocated: Number) -> Number:
         kept.append(made)
         beyond.append(sum(held_when_filled(engine, here).values()) + made - blocks.live)
     found = where(allocated > maximum(*lives), maximum(*kept), maximum(*beyond))
-    return _of_known_stages(case, where(allocated > maximum(*loads), found, 0.0))
+    return where(allocated > maximum(*loads), found, 0.0)
 
 
 WIDE_LOGITS = ("eager-fp32", "shifted-fp32", "megatron", "nanotron")

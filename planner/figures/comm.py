@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum, remainder, where
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
@@ -54,7 +54,7 @@ class CommVolume(msgspec.Struct, frozen=True):
 def crosses(ranks: Number, stride: Number, domain: int) -> Any:
     """Whether any group leaves its domain of `domain` ranks (a part of the cluster): in closed form, groups stay inside
     only when whole blocks of them fill each domain."""
-    return (ranks > 1) & (domain % (stride * ranks) != 0)
+    return (ranks > 1) & (remainder(domain, stride * ranks) != 0)
 
 
 @formula(unit="ranks", source="ranks fill one domain after the other (groups.py)")

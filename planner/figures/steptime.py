@@ -264,6 +264,20 @@ def waits_of(
     return Waits(phases, moved, moved_s)
 
 
+def least_step_seconds(case: Case, calibration: Calibration) -> Number | None:
+    """A bound below a step's seconds: the pipeline's passes, of the parts that `step_parts` adds up. None where the
+    device's rates are unknown."""
+    known, work = coefficients(case, calibration), unit_work(case)
+    device = device_of(case, work, known)
+    if device is None:
+        return None
+    both = {
+        unit: passes_of(loads_of(work[unit], device), device, waiting)
+        for unit, waiting in waited_of(case, known, device).items()
+    }
+    return pipeline_seconds(case, both, known, hostcosts.NONE)[0]
+
+
 def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
     """A bound below the compute of one sequence's forward and backward through the whole model on devices that share
     it: work that larger micro-batches or other splits spare is left out. 0 where the device's rates are unknown."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, maximum, minimum, where
+from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
 from planner.inventory.units import repeats
@@ -106,15 +106,22 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         if not self.pipelined:
             yield self.whole
         elif is_column(self.layout.pp) and self.layout.stage_layers is None:
-            folded = self.layout.pp_schedule == "zb-v"  # the first rank has the model's last part too
-            yield StageClass(True, folded, 0, self.rank_layers(0))
-            yield StageClass(False, not folded, self.layout.pp - 1, self.rank_layers(self.layout.pp - 1))
+            yield from self._both_ends
         else:
             seen = set()
             for stage in self._all_stages():
                 if (kind := (stage.first, stage.last, stage.layers, self.chunks_of(int(stage.place)))) not in seen:
                     seen.add(kind)
                     yield stage
+
+    @cached_property
+    def _both_ends(self) -> tuple[StageClass, StageClass]:
+        folded = self.layout.pp_schedule == "zb-v"  # the first rank has the model's last part too
+        last = self.layout.pp - 1
+        return (
+            StageClass(True, folded, 0, self.rank_layers(0)),
+            StageClass(False, not folded, last, self.rank_layers(last)),
+        )
 
     def every_stage(self) -> list[StageClass]:
         """All stages, first to last, also those that hold the same (numbers, not columns)."""
@@ -162,8 +169,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             chunks = self.layout.pp * self.layout.virtual_stages
             embedding, head = self.layout.slots_beside
             slots = self.model.layers + embedding + head
-            begin = place * (slots // chunks) + minimum(place, slots % chunks) - where(place > 0, embedding, 0)
-            count = slots // chunks + where(place < slots % chunks, 1, 0)
+            each = floor_div(slots, chunks)
+            rest = slots - each * chunks
+            begin = place * each + minimum(place, rest) - where(place > 0, embedding, 0)
+            count = each + where(place < rest, 1, 0)
             count = count - where(place == 0, embedding, 0) - where(place == chunks - 1, head, 0)
         return count, minimum(maximum(self.model.dense_layers - begin, 0), count)
 
@@ -245,9 +254,15 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def shards(self, weight: Weight) -> Number:
         """Ranks over which a weight's states are sharded."""
+        return self._expert_shards if self.shard_axis(weight) == "edp" else self._state_shards
+
+    @cached_property
+    def _state_shards(self) -> Number:
+        return self.layout.state_shards
+
+    @cached_property
+    def _expert_shards(self) -> Number:
         layout = self.layout
-        if self.shard_axis(weight) != "edp":
-            return layout.state_shards
         return where(layout.ep > 1, layout.dp_shard * layout.cp * layout.tp / layout.ep, layout.state_shards)
 
     def repeats(self, unit: str) -> Number:

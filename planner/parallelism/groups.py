@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
+from typing import Any
 
-from planner.basics.arith import Number, is_column, where
+from planner.basics.arith import Number, floor_div, is_column, where
 from planner.spec import Layout
 
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -27,7 +28,7 @@ def mesh_sizes(layout: Layout) -> dict[str, int]:
 
 def expert_mesh_sizes(layout: Layout) -> dict[str, int]:
     """Size of each axis of the expert mesh, outermost first. `ep` must divide dp_shard x cp x tp (a rule)."""
-    edp = layout.dp_shard * layout.cp * layout.tp // layout.ep
+    edp: Any = floor_div(layout.dp_shard * layout.cp * layout.tp, layout.ep)
     return {"pp": layout.pp, "dp_replicate": layout.dp_replicate, "edp": edp, "ep": layout.ep}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.basics.arith import Number, maximum, where
+from planner.basics.arith import Number, floor_div, maximum, remainder, where
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.parallelism.schedules import micro_batches_per_round
@@ -66,7 +66,7 @@ def ends_divide(slots: Number, stages: Number, virtual_stages: Number) -> Any:
 
     Megatron-LM, core/transformer/transformer_block.py, get_num_layers_to_build (commit d98e8a64).
     """
-    return slots % (stages * virtual_stages) == 0
+    return remainder(slots, stages * virtual_stages) == 0
 
 
 def virtual_stages_match(schedule: str, virtual_stages: Number) -> Any:
@@ -86,7 +86,7 @@ def virtual_stages_match(schedule: str, virtual_stages: Number) -> Any:
 def micro_batches_match_megatron(schedule: str, stages: Number, micro_batches: Number) -> Any:
     """Whether Megatron-LM runs m micro-batches: interleaved, m must be a multiple of p. Other schedules take any m."""
     if schedule == "interleaved":
-        return micro_batches % stages == 0
+        return remainder(micro_batches, stages) == 0
     return micro_batches >= 1
 
 
@@ -98,7 +98,7 @@ def micro_batches_match_torch(schedule: str, stages: Number, micro_batches: Numb
     if schedule == "1f1b":
         return micro_batches >= stages
     if schedule in ("interleaved", "zb-h1"):
-        rounds = maximum(1, micro_batches // stages)
+        rounds = maximum(1, floor_div(micro_batches, stages))
         return micro_batches_per_round(stages, micro_batches) * rounds == micro_batches
     return micro_batches >= 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from planner.basics.arith import Number, maximum, minimum
+from planner.basics.arith import Number, floor_div, maximum, minimum, remainder
 from planner.basics.formula import formula
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
@@ -48,7 +48,7 @@ def rank_of(schedule: str, stages: int, stage: int) -> int:
 def micro_batches_per_round(stages: Number, micro_batches: Number) -> Number:
     """Micro-batches a rank takes through one chunk before it turns to the next: p, or as torch stretches it when
     p does not divide m (m = 10 on 4 stages: two rounds of 5)."""
-    return micro_batches // maximum(1, micro_batches // stages)
+    return floor_div(micro_batches, maximum(1, floor_div(micro_batches, stages)))
 
 
 def warmup(schedule: str, stages: Number, rank: Number, micro_batches: Number, virtual_stages: Number) -> Number:
@@ -162,7 +162,7 @@ def filled_by_chunk(stages: Number, rank: Number, micro_batches: Number, virtual
     ahead = warmup("interleaved", stages, rank, micro_batches, virtual_stages) + 1
     ahead = minimum(micro_batches * virtual_stages, ahead)
     turn = micro_batches_per_round(stages, micro_batches)
-    rounds, rest = ahead // (turn * virtual_stages), ahead % (turn * virtual_stages)
+    rounds, rest = floor_div(ahead, turn * virtual_stages), remainder(ahead, turn * virtual_stages)
     return [rounds * turn + minimum(maximum(rest - chunk * turn, 0), turn) for chunk in range(virtual_stages)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any
 
-from planner.basics.arith import Number, where
+from planner.basics.arith import Number, remainder, where
 from planner.basics.errors import PlannerError
 from planner.parallelism import pipeline
 from planner.parallelism.case import Case
@@ -23,7 +23,7 @@ def _divides(name: str, what: str, total: Callable[[Case], int]) -> Rule:
     return Rule(
         name=name,
         field="tp",
-        holds=lambda case: total(case) % case.layout.tp == 0,
+        holds=lambda case: remainder(total(case), case.layout.tp) == 0,
         sentence=lambda case: f"it does not divide the {total(case)} {what} of {case.model.name}",
         fix=lambda case: f"Use tp={nearest(int(case.layout.tp), divisors(total(case)))}",
     )
@@ -47,8 +47,8 @@ def tensor_rules(*, replicates_kv_heads: bool = False, pads_vocabulary: bool = F
 
     def kv_hold(case: Case) -> Any:
         heads, tp = _kv_heads(case), case.layout.tp
-        even = heads % tp == 0
-        return even | (tp % heads == 0) if replicates_kv_heads else even
+        even = remainder(heads, tp) == 0
+        return even | (remainder(tp, heads) == 0) if replicates_kv_heads else even
 
     def kv_fix(case: Case) -> str:
         heads = _kv_heads(case)
@@ -74,14 +74,14 @@ def tensor_rules(*, replicates_kv_heads: bool = False, pads_vocabulary: bool = F
             name="tp does not divide the experts' ffn",
             field="tp",
             # With expert parallelism experts are held whole.
-            holds=lambda case: (case.layout.ep > 1) | (_expert_ffn(case) % case.layout.tp == 0),
+            holds=lambda case: (case.layout.ep > 1) | (remainder(_expert_ffn(case), case.layout.tp) == 0),
             sentence=lambda case: f"it does not divide the {_expert_ffn(case)} rows of an expert of {case.model.name}",
             fix=lambda case: f"Use tp={nearest(int(case.layout.tp), divisors(_expert_ffn(case)))}, or ep=2 or more",
         ),
         Rule(
             name="sequence does not divide by tp",
             field="tp",
-            holds=lambda case: not case.layout.sequence_parallel or case.rank_seq_len % case.layout.tp == 0,
+            holds=lambda case: not case.layout.sequence_parallel or remainder(case.rank_seq_len, case.layout.tp) == 0,
             sentence=lambda case: (
                 f"with sequence parallelism it does not divide the {int(case.rank_seq_len)} tokens of a sequence"
             ),
@@ -119,7 +119,7 @@ CONTEXT: tuple[Rule, ...] = (
     Rule(
         name="cp does not divide the sequence",
         field="cp",
-        holds=lambda case: (case.layout.cp == 1) | (case.job.seq_len % _sequence_parts(case) == 0),
+        holds=lambda case: (case.layout.cp == 1) | (remainder(case.job.seq_len, _sequence_parts(case)) == 0),
         sentence=lambda case: (
             f"a sequence of {case.job.seq_len} tokens does not divide into {_sequence_parts(case)} equal parts"
             + ("" if case.layout.cp_method == "ulysses" else ", two a rank so that causal attention is balanced")
@@ -179,14 +179,14 @@ EXPERT: tuple[Rule, ...] = (
     Rule(
         name="ep does not divide the experts",
         field="ep",
-        holds=lambda case: _experts(case) % case.layout.ep == 0,
+        holds=lambda case: remainder(_experts(case), case.layout.ep) == 0,
         sentence=lambda case: f"it does not divide the {_experts(case)} experts of {case.model.name}",
         fix=lambda case: f"Use ep={nearest(int(case.layout.ep), divisors(_experts(case)))}",
     ),
     Rule(
         name="ep does not divide its mesh",
         field="ep",
-        holds=lambda case: _expert_mesh(case) % case.layout.ep == 0,
+        holds=lambda case: remainder(_expert_mesh(case), case.layout.ep) == 0,
         sentence=lambda case: f"it does not divide dp_shard x cp x tp = {_expert_mesh(case)}, the ranks it spans",
         fix=lambda case: _expert_mesh_fix(case),
     ),
@@ -391,7 +391,7 @@ def any_micro_batches(schedule: str, stages: Number, micro_batches: Number) -> A
 STRAY = Rule(
     name="tensor parallel groups leave the node",
     field="tp",
-    holds=lambda case: (case.layout.tp == 1) | (case.cluster.fast_domain.gpus % case.layout.tp == 0),
+    holds=lambda case: (case.layout.tp == 1) | (remainder(case.cluster.fast_domain.gpus, case.layout.tp) == 0),
     sentence=lambda case: f"its groups leave the {case.cluster.fast_domain.name}",
     fix=lambda case: f"Use tp={gcd(int(case.layout.tp), case.cluster.fast_domain.gpus)}",
 )

@@ -16,7 +16,7 @@ from planner.basics.progress import Progress
 from planner.decide import search, walker
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
-from planner.decide.candidates import Candidate, seconds_per_sequence
+from planner.decide.candidates import Candidate, least_seconds_of_case, seconds_per_sequence
 from planner.decide.search import rank
 from planner.decide.space import proposed
 from planner.decide.strategies import best_of
@@ -250,7 +250,9 @@ def test_no_layout_goes_below_its_bounds(engine: str, data: st.DataObject):
     columns = block.columns()
     memory = as_column(memory_bound(case_of(question, columns)), block.size)
     seconds = as_column(seconds_per_sequence(question, columns), block.size)
+    least = as_column(least_seconds_of_case(question, case_of(question, columns)), block.size)
 
+    assert (least <= seconds).all()
     for row in rows:
         layout: Layout = block.layout(row)
         exact = memory_breakdown(case_of(question, layout)).device_bytes

@@ -156,27 +156,32 @@ def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device
     if found is None:
         if len(device.known_columns) > MOST_COLUMNS:
             device.known_columns.clear()
-        found = device.known_columns[key] = np.array(_each_once(type(bare), few, times, device, len(rows.first)))
+        found = device.known_columns[key] = np.array(_each_once(type(bare), few, times, device))
     seconds: Number = found[rows.place]
     return seconds
 
 
 def _each_once(
-    made: Callable[..., Asked], sizes: list[Any], times: Callable[[Any, Device], Number], device: Device, count: int
+    made: Callable[..., Asked], sizes: list[Any], times: Callable[[Any, Device], Number], device: Device
 ) -> list[float]:
-    """Seconds of kernels of so many sizes, those that were not asked for before together."""
+    """Seconds of kernels of columns of sizes, those that were not asked for before together."""
     import numpy as np  # columns only
 
     known = device.known
-    columns = [size.tolist() if is_column(size) else [size] * count for size in sizes]
-    keys = list(zip(*columns, strict=True))  # equal to the named tuples of sizes alone
-    if missing := [key for key in dict.fromkeys(keys) if key not in known]:
+    columns = [size.tolist() for size in sizes if is_column(size)]
+    rows = list(zip(*columns, strict=True))
+    few = list(dict.fromkeys(rows))
+    turned = iter(zip(*few, strict=True))
+    spread = [next(turned) if is_column(size) else (size,) * len(few) for size in sizes]
+    keys = dict(zip(few, zip(*spread, strict=True), strict=True))  # to tuples equal to the named ones of sizes alone
+    if missing := [key for key in keys.values() if key not in known]:
         together = [
             np.array([key[place] for key in missing]) if is_column(size) else size for place, size in enumerate(sizes)
         ]
         seconds = np.broadcast_to(times(made(*together), device), len(missing))
         known.update(zip(missing, seconds.tolist(), strict=True))
-    return [known[key] for key in keys]
+    seconds_of = {row: known[key] for row, key in keys.items()}
+    return [seconds_of[row] for row in rows]
 
 
 MOST_KNOWN, MOST_COLUMNS = 200_000, 20_000
