@@ -220,7 +220,7 @@ def test_blocks_of_columns_are_those_of_their_layouts_and_none_where_pipelines_a
 
     assert list(block_bytes(column, 1e12)) == pytest.approx(each)  # type: ignore[arg-type]
     pipelines = deepspeed_columns(engine="deepspeed-pipeline", pp=ranks, dp_shard=2, zero_stage=1)
-    assert list(block_bytes(pipelines, 1e12)) == [0] * 3  # type: ignore[arg-type]
+    assert block_bytes(pipelines, 1e12) == 0
 
 
 def deepspeed_columns(**layout: Any) -> Case:
@@ -241,7 +241,7 @@ def test_a_device_shows_what_is_pending_while_its_host_is_ahead_but_in_pipelines
 
     shown = device_bytes(alone, 40e9) - reserved_bytes(alone, 40e9) - 1e9  # and no second communicator
     assert shown == pytest.approx(pending_bytes(alone))
-    assert list(parts_beside(column, 40e9)["pending"]) == pytest.approx([shown, 0])  # type: ignore[arg-type]
+    assert parts_beside(column, 40e9)["pending"] == 0
 
 
 def test_a_rank_lays_its_part_end_to_end_however_its_peers_share_the_work() -> None:

@@ -129,7 +129,8 @@ def test_too_few_steps_are_searched_by_nothing_and_memory_alone_is_no_step() -> 
 def test_the_grid_of_speeds_is_shares_up_to_the_whole_and_costs_from_none() -> None:
     shares = GRID["matmul_share"]
     assert (shares[0], shares[1], shares[-1], len(shares)) == (0.1, 0.125, 1.0, 37)
-    assert [values[0] for name, values in GRID.items() if name not in ("matmul_share", "pace")] == [0.0, 0.0]
+    assert (GRID["pace"][0], GRID["attention_pace"][0]) == (0.95, 1.0)
+    assert [GRID[name][0] for name in GRID if name.startswith(("hidden", "operation"))] == [0.0, 0.0]
     assert GRID["hidden_share"][-1] == 1.0 and all(list(values) == sorted(set(values)) for values in GRID.values())
 
 

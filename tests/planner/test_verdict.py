@@ -23,7 +23,7 @@ from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
 BANDS = Bands(memory_low=0.9, memory_middle=1.0, memory_high=1.4, time_low=0.8, time_high=1.5)
-FOUR = {"model": "8b", "gpus": "4"}
+SIX = {"model": "8b", "gpus": "6"}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_band_without_width_is_certain_on_both_sides():
 
 
 def test_hosts_without_room_leave_no_probability_and_an_unknown_card_none():
-    asked = question(FOUR | {"offload_optimizer": "true", "zero_stage": "3", "host_memory": "1GiB"})
+    asked = question(SIX | {"offload_optimizer": "true", "zero_stage": "3", "host_memory": "1GiB"})
     found = answer(asked).estimates
     assert {one.memory.host_fits for one in found} == {True, False}
     assert all((one.fits_probability == 0) == (not one.memory.host_fits) for one in found)
@@ -90,7 +90,7 @@ def test_a_card_of_unknown_memory_gets_no_word():
 
 def test_every_estimate_of_an_answer_has_the_word_of_its_own_band():
     """8b on 4 GPUs printed "yes" for 66.54 GiB of 79.11 whose band ends at 93."""
-    found = answer(question(FOUR))
+    found = answer(question(SIX))
     words = {one.strategy: one.verdict for one in found.estimates}
 
     assert {"likely", "no"} <= set(words.values())
@@ -105,7 +105,7 @@ def test_every_estimate_of_an_answer_has_the_word_of_its_own_band():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["estimate", "recommend", "fit"])
 def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.CaptureFixture[str]):
-    options = [word for pair in FOUR.items() for word in (f"--{pair[0]}", pair[1])]
+    options = [word for pair in SIX.items() for word in (f"--{pair[0]}", pair[1])]
     options += ["--what", "gpus"] if name == "fit" else []
     assert command.exit_code(planner, [name, *options, "--json"], name="planner") == 0
     found = json.loads(capsys.readouterr().out)
@@ -125,7 +125,7 @@ def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_the_explorer_says_the_same_words():
-    found, planned = answer(question(FOUR)), state.plan(state.ask(inputs.typed({"model": "8b", "gpus": "4"})))
+    found, planned = answer(question(SIX)), state.plan(state.ask(inputs.typed(SIX)))
 
     assert [one.verdict for one in planned.shown.strategies] == [one.verdict for one in found.estimates]
     likely = next(one for one in planned.shown.strategies if one.verdict == "likely")
