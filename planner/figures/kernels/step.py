@@ -167,13 +167,15 @@ def _each_once(
     """Seconds of kernels of columns of sizes, those that were not asked for before together."""
     import numpy as np  # columns only
 
-    known = device.known
+    known = device.known_rows
+    if len(known) > MOST_KNOWN:
+        known.clear()
     columns = [size.tolist() for size in sizes if is_column(size)]
     rows = list(zip(*columns, strict=True))
     few = list(dict.fromkeys(rows))
     turned = iter(zip(*few, strict=True))
     spread = [next(turned) if is_column(size) else (size,) * len(few) for size in sizes]
-    keys = dict(zip(few, zip(*spread, strict=True), strict=True))  # to tuples equal to the named ones of sizes alone
+    keys = dict(zip(few, zip(*spread, strict=True), strict=True))
     if missing := [key for key in keys.values() if key not in known]:
         together = [
             np.array([key[place] for key in missing]) if is_column(size) else size for place, size in enumerate(sizes)
