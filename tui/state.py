@@ -84,8 +84,8 @@ class Shown(msgspec.Struct, frozen=True):
 
 class Screenful(msgspec.Struct, frozen=True):
     """All that one question put on the screen. `trouble`: why nothing is recommended, or not without offload, and the
-    ways out. `tie`: that the recommended layout is not the fastest, but ties with it. `unseen`:
-    layouts that were not looked at, since the search was ended."""
+    ways out. `tie`: that the recommended layout is not the fastest, but ties with it. `unseen`: layouts that were not
+    looked at, since the search was ended."""
 
     headline: str
     capacity_bytes: float | None

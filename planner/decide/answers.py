@@ -6,6 +6,7 @@ Not here: how they are found (estimation.py, recommendation.py), or what is said
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -14,6 +15,7 @@ from planner.figures.comm import CommVolume
 from planner.figures.memory import MemoryBreakdown
 from planner.figures.steptime import StepTime, Throughput
 from planner.parallelism.case import Case
+from planner.spec.job import Method
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -59,6 +61,11 @@ def seconds_of(one: Estimate) -> float:
     return math.inf if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
 
 
+def able(shown: Iterable[Estimate], method: Method) -> list[Estimate]:
+    """Those of a method that fit and launch."""
+    return [one for one in shown if one.fits and one.launchable and one.case.job.method == method]
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Estimates in the order of the strategies; `recommended` is the index of the simplest that ties with the
     fastest that fits and launches.
@@ -85,8 +92,5 @@ class Answer(msgspec.Struct, frozen=True):
         best = self.best
         if best is None:
             return None
-        able = [
-            one for one in self.estimates if one.fits and one.launchable and one.case.job.method == best.case.job.method
-        ]
-        fastest = min(able, key=seconds_of)
+        fastest = min(able(self.estimates, best.case.job.method), key=seconds_of)
         return fastest if seconds_of(fastest) < seconds_of(best) else None

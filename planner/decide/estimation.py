@@ -30,11 +30,11 @@ from planner.basics.progress import Cancelled
 from planner.basics.units import format_bytes
 from planner.decide.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.decide.answers import Estimate as Estimate
-from planner.decide.answers import seconds_of
+from planner.decide.answers import able, seconds_of
 from planner.decide.nearest import changes_text, nearest_launchable
 from planner.decide.planning import probed_here
 from planner.decide.strategies import LORA_SHARDINGS, best_of, groups_of
-from planner.decide.ties import TIE, parts_of
+from planner.decide.ties import simplest
 from planner.engines import engine_of
 from planner.figures.comm import comm_volume
 from planner.figures.memory import MemoryBreakdown, device_bytes, memory_breakdown
@@ -52,6 +52,8 @@ from planner.spec.options import OF_AXIS
 
 ADAPTED: tuple[Method, ...] = ("lora", "qlora")
 """Methods shown beside full training when none was chosen."""
+METHODS: tuple[Method, ...] = ("full", *ADAPTED)
+"""In the order of preference."""
 
 
 def answer(question: Question) -> Answer:
@@ -176,14 +178,10 @@ def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, 
 def _recommended(shown: list[Estimate]) -> int | None:
     """Full training before LoRA before QLoRA, which are different results and not ways to the same one; of those that
     tie with the fastest, the simplest."""
-    for wanted in ("full", *ADAPTED):
-        able = [
-            place for place, one in enumerate(shown) if one.fits and one.launchable and one.case.job.method == wanted
-        ]
-        if able:
-            limit_s = min(seconds_of(shown[place]) for place in able) * (1 + TIE)
-            tied = [place for place in able if seconds_of(shown[place]) <= limit_s]
-            return min(tied, key=lambda place: parts_of(shown[place].case.layout, shown[place].case.job.seq_len))
+    for method in METHODS:
+        if found := able(shown, method):
+            chosen = simplest(found, seconds_of, lambda one: one.case.layout, found[0].case.job.seq_len)
+            return next(place for place, one in enumerate(shown) if one is chosen)
     return None
 
 

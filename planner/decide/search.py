@@ -26,6 +26,7 @@ from planner.decide.candidates import (
     seconds_of_case,
 )
 from planner.decide.ties import TIE, Parts, parts_of, simpler
+from planner.decide.ties import simplest as simplest_of
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
 from planner.engines import engine_of
 from planner.parallelism.rules import Rule
@@ -201,9 +202,8 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
     for found in sorted((found for one in rankings for found in one.front), key=order_of):
         if not any(beats(other, found) for other in front):
             front.append(found)
-    limit_s = best[0].seconds_per_sequence * (1 + tie) if best else 0.0
-    tied = [one for ranking in rankings for one in (*ranking.best, ranking.simplest) if one is not None]
-    tied = [one for one in tied if one.seconds_per_sequence <= limit_s]
+    every = (one for ranking in rankings for one in (*ranking.best, ranking.simplest) if one is not None)
+    tying = sorted(every, key=order_of)
     smallest = None
     if not best:
         layouts = [one.smallest for one in rankings if one.smallest is not None]
@@ -218,7 +218,9 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
         dict(rejected),
         sum(one.unseen for one in rankings),
         any(one.interrupted for one in rankings),
-        simplest=min(tied, key=lambda one: (parts_of(one.layout, question.job.seq_len), order_of(one)), default=None),
+        simplest=simplest_of(
+            tying, lambda one: one.seconds_per_sequence, lambda one: one.layout, question.job.seq_len, tie
+        ),
     )
 
 

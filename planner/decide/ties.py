@@ -5,7 +5,8 @@ Not here: the search for it (search.py, strategies.py), or what is said of it (v
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from planner.basics.arith import Number, where
 from planner.spec import Layout
@@ -20,6 +21,7 @@ USUAL_TOKENS = 2**24
 (The Llama 3 Herd of Models, arXiv 2407.21783, section 3.4.1)."""
 _ENGINES = tuple(ENGINES)
 
+T = TypeVar("T")
 Parts = tuple[Number, ...]
 """What makes a layout complex, most important first; less is simpler. Numbers, or columns of them."""
 
@@ -54,6 +56,23 @@ def parts_of(layout: Layout, seq_len: int) -> Parts:
         batch,
         layout.grad_accum,
     )
+
+
+def simplest(
+    found: Iterable[T],
+    seconds: Callable[[T], float],
+    layout: Callable[[T], Layout],
+    seq_len: int,
+    tie: float = TIE,
+) -> T | None:
+    """The simplest of those that take at most the share `tie` longer than the fastest, of equally simple ones the
+    fastest; None of none."""
+    fastest_first = sorted(found, key=seconds)
+    if not fastest_first:
+        return None
+    limit_s = seconds(fastest_first[0]) * (1 + tie)
+    tied = [one for one in fastest_first if seconds(one) <= limit_s]
+    return min(tied, key=lambda one: parts_of(layout(one), seq_len))
 
 
 def simpler(one: Parts, other: Parts) -> Any:

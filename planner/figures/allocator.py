@@ -157,8 +157,7 @@ def pending_bytes(case: Case, forwards: Number | None = None) -> Number:
     first stage while the host is `forwards` forward passes ahead of the device (None: as many as it can launch).
 
     PyTorch's collectives record their tensors on NCCL's stream, and the allocator polls it when the next block is asked
-    for (docs.pytorch.org, Tensor.record_stream). Where it is short itself it
-    waits for that stream instead.
+    for (docs.pytorch.org, Tensor.record_stream). Where it is short itself it waits for that stream instead.
     """
     if case.cluster.gpu.kind == "cpu":
         return 0.0

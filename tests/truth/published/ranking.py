@@ -18,7 +18,7 @@ from planner.calibrate.fit import Fits
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.samples import distinct, of_rows
 from planner.calibrate.score import RANKED
-from planner.decide.ties import TIE, parts_of
+from planner.decide.ties import simplest
 from planner.spec import Layout
 from planner.spec.calibration import UNCALIBRATED, Calibration, LinkEntry, calibration
 
@@ -52,8 +52,7 @@ class Ranking(msgspec.Struct, frozen=True):
     def order(self) -> list[Tried]:
         """Layouts that fit as the planner proposes them: the simplest that ties with the fastest, then the fastest."""
         found = sorted((one for one in self.layouts if one.fits), key=lambda one: one.predicted_s)
-        tied = [one for one in found if one.predicted_s <= found[0].predicted_s * (1 + TIE)]
-        first = min(tied, key=lambda one: parts_of(one.layout, self.seq_len), default=None)
+        first = simplest(found, lambda one: one.predicted_s, lambda one: one.layout, self.seq_len)
         return [] if first is None else [first, *(one for one in found if one is not first)]
 
     @property
