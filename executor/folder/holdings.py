@@ -59,6 +59,17 @@ def whole(holdings: Holdings) -> dict[int, Complete]:
     return {found.step: found for found in _listed(holdings) if not _missing(found, holdings)}
 
 
+def retired(holdings: Holdings, keep_last: int, keep_every: int | None = None) -> list[int]:
+    """The steps whose checkpoints are deleted in all folders: the whole ones that retention does not keep, and the
+    parts of older ones whose other files no folder has, such as a host keeps that was killed before it deleted its own.
+    Damaged checkpoints do not count and stay."""
+    found = whole(holdings)
+    last = sorted(found)[-max(keep_last, 1) :]
+    parts = [one for parts in holdings.values() for one in parts]
+    older = {one.step for one in parts if last and one.step < last[0]} - {one.step for one in parts if one.wrong}
+    return checkpoints.retention(found.keys() | older, keep_last, keep_every)
+
+
 def newest(holdings: Holdings, silent: Collection[str] = ()) -> tuple[Complete | None, list[tuple[str, str]]]:
     """(the checkpoint of the highest step that is whole, or None; name and reason of each newer one that is not).
     `silent` are hosts that did not answer."""

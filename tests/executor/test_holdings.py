@@ -136,7 +136,26 @@ def test_what_goes_is_decided_by_what_is_whole_everywhere(runs: dict[str, Path])
     for step in (20, 30):
         written(runs, step)
     written(runs, 40, commits=("red",))
-    assert checkpoints.retention(holdings.whole(held(runs)), keep_last=1) == [20]
+    assert holdings.retired(held(runs), keep_last=1) == [20]
+
+
+def test_the_part_of_a_host_that_was_killed_before_it_deleted_its_own_goes_with_the_next(runs: dict[str, Path]) -> None:
+    for step in (10, 20, 30):
+        written(runs, step)
+    checkpoints.delete(checkpoints.steps_of(runs["red"])[10])
+    assert holdings.retired(held(runs), keep_last=2) == [10]
+    assert holdings.retired(held(runs), keep_last=2, keep_every=10) == []
+    assert holdings.retired(held(runs), keep_last=3) == []  # two are whole, and none of them goes for what is older
+    assert holdings.retired({}, keep_last=2) == []
+
+
+def test_what_is_damaged_stays_for_whoever_looks_for_the_reason(runs: dict[str, Path]) -> None:
+    for step in (10, 20, 30):
+        written(runs, step)
+    (checkpoints.steps_of(runs["blue"])[10] / NAMES[1]).write_bytes(b"short")
+    assert holdings.retired(held(runs), keep_last=2) == []
+    checkpoints.delete(checkpoints.steps_of(runs["red"])[10])
+    assert holdings.retired(held(runs), keep_last=2) == []
 
 
 def test_one_host_s_part_by_itself_is_passed_over_with_the_host_that_has_the_rest(runs: dict[str, Path]) -> None:

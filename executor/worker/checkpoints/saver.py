@@ -213,7 +213,7 @@ class Saver:
         keep_last, keep_every = self._policy.keep_last, self._policy.keep_every
         if not self._folders.apart:
             return checkpoints.thin(self._run, keep_last, keep_every)
-        gone = checkpoints.retention(holdings.whole(held), keep_last, keep_every)
+        gone = holdings.retired(held, keep_last, keep_every)
         self._folders.say(step, Over(gone=tuple(gone)))
         self._deleted(gone)
         return [checkpoints.STEP.format(one) for one in gone]
