@@ -27,7 +27,7 @@ from planner.spec.preset_files import Folders
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
 
-OF_LORA = ("lora_rank", "lora_alpha", "lora_targets", "modules_to_save", "dora")
+OF_LORA = ("lora_rank", "lora_alpha", "lora_targets", "modules_to_save", "lora_dropout", "dora")
 """Options that other adapters do not have."""
 
 Given = Mapping[str, Any]

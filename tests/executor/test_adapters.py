@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from executor.worker.model.adapters import is_adapter, merged, ordinary_name, save_adapters, saved_name
 from executor.worker.model.model import transformers_config
 from executor.worker.model.quantized import scales, unpacked
+from executor.worker.model.recompute import enable
 from planner.engines.common import stored_weight_bytes
 from planner.parallelism.case import Case
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Quantization, Recipe, Runtime, TrainingJob
@@ -184,3 +185,23 @@ def test_4_bit_weights_are_not_the_weights_they_were_made_of() -> None:
     before, after = plain.state_dict()[name], dict(unpacked(packed, packed.state_dict().items()))[name]
 
     assert 0.01 < float((after - before).norm() / before.norm()) < 0.2
+
+
+@pytest.mark.parametrize("how", ["full", "attention", "sac:matmul"])
+def test_recomputation_zeroes_the_same_inputs_of_adapters(how: str) -> None:
+    def gradients(recompute: str, dropout: float) -> dict[str, torch.Tensor]:
+        asked = plan(LLAMA, "lora")
+        lora = replace(asked.job.lora, dropout=dropout)
+        asked = replace(asked, job=replace(asked.job, lora=lora), layout=replace(asked.layout, recompute=recompute))
+        model = trained(asked).train()
+        enable(model, asked)
+        torch.manual_seed(5)
+        ids = torch.arange(16)[None]
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+    plain, again, without = gradients("none", 0.5), gradients(how, 0.5), gradients("none", 0.0)
+    assert plain.keys() == again.keys() == without.keys()
+    for name, grad in plain.items():
+        assert torch.allclose(again[name], grad, rtol=1e-5, atol=1e-7), name
+    assert any(not torch.allclose(without[name], grad, rtol=1e-2) for name, grad in plain.items())

@@ -226,7 +226,11 @@ def test_what_is_typed_wins_and_is_said_to():
         ("accelerate-fsdp2.yaml", {"gpus": "32"}, {"gpus", "nodes"}),
         ("accelerate-fsdp1.yaml", {"dp_shard": "4"}, {"strategy"}),
         ("deepspeed/zero2.json", {"grad_accum": "8"}, {"grad_accum", "global_batch_size"}),
-        ("axolotl-lora.yaml", {"method": "full"}, {"method", "lora_rank", "lora_alpha", "lora_targets"}),
+        (
+            "axolotl-lora.yaml",
+            {"method": "full"},
+            {"method", "lora_rank", "lora_alpha", "lora_targets", "lora_dropout"},
+        ),
         ("axolotl-lora.yaml", {"method": "lora"}, {"method"}),
         ("axolotl-lora.yaml", {"model": "7b"}, {"model"}),
     ],

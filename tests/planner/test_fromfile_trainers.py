@@ -62,6 +62,30 @@ def test_axolotl_s_methods(keys: dict[str, Any], method: str, rank: int | None, 
 
 
 @pytest.mark.parametrize(
+    ("keys", "dropout", "dora"),
+    [
+        ({}, None, None), ({"adapter": "lora"}, None, None),
+        ({"adapter": "lora", "lora_dropout": 0, "peft_use_dora": False}, None, None),
+        ({"adapter": "lora", "lora_dropout": 0.05, "peft_use_dora": True}, 0.05, True),
+        ({"adapter": "lora", "peft_use_dora": True, "fsdp": ["full_shard"]}, None, None),
+        ({"adapter": "qlora", "load_in_4bit": True, "peft_use_dora": True, "lora_dropout": 0.1}, 0.1, None),
+        ({"lora_dropout": 0.1, "peft_use_dora": True}, None, None),
+    ],
+)  # fmt: skip
+def test_dropout_and_magnitudes_of_adapters(keys: dict[str, Any], dropout: float | None, dora: bool | None) -> None:
+    found = axolotl(**keys)
+    assert (found.get("lora_dropout"), found.get("dora")) == (dropout, dora)
+    own = {
+        "finetuning_type": keys.get("adapter", "full").removeprefix("q"),
+        "quantization_bit": 4 if keys.get("load_in_4bit") else None,
+        "use_dora": keys.get("peft_use_dora"),
+        **{key: keys[key] for key in ("lora_dropout", "fsdp") if key in keys},
+    }
+    found = factory(**own)
+    assert (found.get("lora_dropout"), found.get("dora")) == (dropout, dora)
+
+
+@pytest.mark.parametrize(
     ("keys", "cp", "method"),
     [
         ({}, None, None), ({"context_parallel_size": 1}, None, None), ({"context_parallel_size": 2}, 2, "ring"),

@@ -49,10 +49,8 @@ NOT_MODELLED = {
     **trainer.NOT_MODELLED,
     **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
     "load_in_8bit": "8-bit base weights; 16-bit ones are estimated",
-    "lora_dropout": "dropout keeps a mask and a copy of each adapted module's input",
     "lora_target_parameters": "adapters on parameters that are no linear module",
     "lora_*_kernel": "fused adapters keep less",
-    "peft_use_dora": "DoRA's magnitudes and its extra products",
     "peft_layers_to_transform": "adapters on some layers alone",
     "peft_layers_pattern": "adapters on some layers alone",
     "peft_layer_replication": "layers used twice",
@@ -113,6 +111,7 @@ def read(sheet: Sheet) -> None:
     _precision(sheet)
     if sheet.says("recompute") is None:
         _recompute(sheet)
+    trainer.magnitudes(sheet, "peft_use_dora")
 
 
 def _refuse_contradictions(sheet: Sheet) -> None:
@@ -150,6 +149,7 @@ def _method(sheet: Sheet) -> None:
         trainer.targets(sheet, "lora_target_modules", absent_all=False)
         sheet.ignore("lora_target_linear", "off")
     trainer.saved_modules(sheet, "lora_modules_to_save")
+    trainer.dropout(sheet)
     if sheet.flag("peft_autocast_adapter_dtype") is False:
         sheet.means("lora_upcast", False, "peft_autocast_adapter_dtype")
     sheet.ignore("peft_autocast_adapter_dtype", "on, as is estimated")

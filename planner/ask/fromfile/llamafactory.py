@@ -42,8 +42,6 @@ NOT_MODELLED = {
     **trainer.NOT_MODELLED,
     **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
     "fsdp_config": "a file of FSDP's switches is not read",
-    "lora_dropout": "dropout keeps a mask and a copy of each adapted module's input",
-    "use_dora": "DoRA's magnitudes and its extra products",
     "pissa_init": "another start of the adapters",
     "use_galore": "GaLore's projected gradients",
     "galore_*": "GaLore's projected gradients",
@@ -98,6 +96,7 @@ def read(sheet: Sheet) -> None:
     _unsloth(sheet)
     _precision(sheet)
     _attention(sheet)
+    trainer.magnitudes(sheet, "use_dora")
 
 
 def _stage(sheet: Sheet) -> None:
@@ -134,6 +133,7 @@ def _method(sheet: Sheet) -> None:
     sheet.plain({"lora_rank": Means("lora_rank", "whole", 8), "lora_alpha": Means("lora_alpha", "whole")})
     trainer.targets(sheet, "lora_target", absent_all=True)
     trainer.saved_modules(sheet, "additional_target")
+    trainer.dropout(sheet)
 
 
 def _recompute(sheet: Sheet) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from planner.ask.fromfile import deepspeed, files, fsdp
-from planner.ask.fromfile.sheet import Sheet
+from planner.ask.fromfile.sheet import OFF, Sheet
 from planner.inventory.lora import TARGETS
+from planner.spec.engines import ENGINES
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
@@ -97,6 +98,24 @@ def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
         sheet.means("lora_targets", names, key)
     elif absent_all:
         sheet.means("lora_targets", ",".join(TARGETS), note=f"{sheet.name}'s default for {key}: all linear")
+
+
+def dropout(sheet: Sheet) -> None:
+    """The share of adapters' inputs that is zeroed."""
+    if sheet.real("lora_dropout"):
+        sheet.means("lora_dropout", sheet.real("lora_dropout"), "lora_dropout")
+    sheet.ignore("lora_dropout", OFF)
+
+
+def magnitudes(sheet: Sheet, key: str) -> None:
+    """peft's use_dora, where the engine that the file asks for has it; last, when method and engine are known."""
+    engines = sheet.says("engine") or ()
+    if not sheet.flag(key):
+        sheet.ignore(key, OFF)
+    elif sheet.says("method") == "lora" and any(ENGINES[name].dora for name in engines):
+        sheet.means("dora", True, key)
+    else:
+        sheet.unmodelled(key, "magnitudes are modelled of whole copies and 16-bit weights; plain adapters are estimated")
 
 
 def saved_modules(sheet: Sheet, key: str) -> None:
