@@ -115,7 +115,7 @@ def magnitudes(sheet: Sheet, key: str) -> None:
     elif sheet.says("method") == "lora" and any(ENGINES[name].dora for name in engines):
         sheet.means("dora", True, key)
     else:
-        sheet.unmodelled(key, "magnitudes are modelled of whole copies and 16-bit weights; plain adapters are estimated")
+        sheet.unmodelled(key, "magnitudes are modelled of whole copies in 16 bits; plain adapters are estimated")
 
 
 def saved_modules(sheet: Sheet, key: str) -> None:
