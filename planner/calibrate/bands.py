@@ -21,9 +21,6 @@ TAIL = 0.025
 """Share of the residuals at hand beyond each end of a band. The next model, or software, is not one of those measured:
 with a twentieth beyond each end 80 to 88 % of the measurements lay inside whose model or source was left out, with this
 about nine in ten (docs/accuracy/fitted.md)."""
-OTHERS_TAIL = {"memory": TAIL, "time": 0.04}
-"""The same of software that was not measured; of time one run condition of one source, which took up to forty times as
-long as predicted, would be the whole end."""
 NARROWEST_MEMORY, NARROWEST_TIME = 0.02, 0.08
 """No band is narrower: live bytes are counted to 2 %, and equal machines differ by 5 to 10 % in step time (truth rows'
 README, noise floor)."""
@@ -48,7 +45,7 @@ def bands(by_model: Sequence[Residual], by_source: Sequence[Residual]) -> list[B
     numbers: dict[str, float] = {}
     for what, error in ERRORS.items():
         if len({one.sample.runtime for one in outside if getattr(one, error) is not None}) >= SEVERAL:
-            numbers |= _numbers(what, _others(outside, error), OTHERS_TAIL[what])
+            numbers |= _numbers(what, _others(outside, error))
     if not numbers:
         return found
     source = "nine in ten of measured/predicted where the source was left out, each runtime counting once"
@@ -70,7 +67,7 @@ def _own(residuals: Sequence[Residual], outside: Sequence[Residual]) -> BandEntr
             continue
         models = len({one.sample.model for one in mine})
         others = _others([one for one in outside if one.sample.runtime != runtime], error)
-        numbers |= _numbers(what, _weighted(mine, error, models) + others, TAIL)
+        numbers |= _numbers(what, _weighted(mine, error, models) + others)
         counts.append(len(mine))
     if not numbers:
         return None
@@ -94,15 +91,15 @@ def _weighted(residuals: Sequence[Residual], error: str, weight: float) -> Weigh
     return [(1 / (1 + getattr(one, error)), weight / len(residuals)) for one in residuals]
 
 
-def _numbers(what: str, ratios: Weighted, tail: float) -> dict[str, float]:
-    low, high = ends(ratios, NARROWEST[what], tail)
+def _numbers(what: str, ratios: Weighted) -> dict[str, float]:
+    low, high = ends(ratios, NARROWEST[what])
     found = {f"{what}_low": low, f"{what}_high": high}
     return found | {"memory_middle": float(f"{quantile(ratios, 0.5):.3g}")} if what == "memory" else found
 
 
-def ends(ratios: Weighted, narrowest: float, tail: float = TAIL) -> tuple[float, float]:
-    """(low, high) factors of a prediction from what was measured over it, a share `tail` beyond each."""
-    low, high = quantile(ratios, tail), quantile(ratios, 1 - tail)
+def ends(ratios: Weighted, narrowest: float) -> tuple[float, float]:
+    """(low, high) factors of a prediction from what was measured over it, a share TAIL beyond each."""
+    low, high = quantile(ratios, TAIL), quantile(ratios, 1 - TAIL)
     return float(f"{min(low, 1 - narrowest):.3g}"), float(f"{max(high, 1 + narrowest):.3g}")
 
 

@@ -7,6 +7,7 @@ the table (scripts/pages/fitted.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean as mean
 
 import msgspec
 
@@ -19,7 +20,8 @@ SPLITS, FINE_TUNES, SHARDS = "tensors or layers are split", "fine-tuning", "stat
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one kind (`what` memory or time) of one kind of software: the share that lies in a band made
-    without the measurement's model (`left_model`), or without its source (`left_source`)."""
+    without the measurement's model (`left_model`), or without its source (`left_source`), and of the latter the mean
+    over runtimes (`each_runtime`), of which one has most of the measurements."""
 
     what: str
     software: str
@@ -27,6 +29,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     runtimes: int
     left_model: float
     left_source: float
+    each_runtime: float
 
 
 def coverage(
@@ -51,14 +54,18 @@ def coverage(
         for kind in (*sorted(set(kinds.values())), "all"):
             ids = [one for one in in_model if kind in ("all", kinds[runtimes[one]])]
             if ids:
+                of_runtimes: dict[str, list[bool]] = {}
+                for one in ids:
+                    of_runtimes.setdefault(runtimes[one], []).append(in_source[one])
                 found.append(
                     Coverage(
                         what=what,
                         software=kind,
                         n=len(ids),
-                        runtimes=len({runtimes[one] for one in ids}),
-                        left_model=sum(in_model[one] for one in ids) / len(ids),
-                        left_source=sum(in_source[one] for one in ids) / len(ids),
+                        runtimes=len(of_runtimes),
+                        left_model=mean(in_model[one] for one in ids),
+                        left_source=mean(in_source[one] for one in ids),
+                        each_runtime=mean(mean(held) for held in of_runtimes.values()),
                     )
                 )
     return tuple(found)

@@ -174,6 +174,7 @@ def test_a_band_made_without_a_model_or_a_source_is_what_judges_it() -> None:
     # The base's band, 0.95 to 1.05, has no room for half of a; nor has one that never saw the model that is off.
     assert by_kind["tensors or layers are split"].left_source == 0.5
     assert by_kind["tensors or layers are split"].left_model <= 0.5
+    assert (by_kind["all"].left_source, by_kind["all"].each_runtime) == (0.75, pytest.approx(2.5 / 3))
 
 
 def test_a_device_is_as_fast_as_its_timed_runs_say_in_whatever_format() -> None:
