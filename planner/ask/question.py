@@ -6,7 +6,7 @@ Not here: parsing a command line (cli/) or any answer (estimation.py, search.py)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -26,8 +26,9 @@ from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
 from planner.spec.preset_files import Folders
 
-DEFAULT_HEADROOM = 0.1
-"""Share of the device's memory kept free: predictions are good to 5 %, fragmentation varies from run to run."""
+FITS_FROM = 0.8
+"""Probability of the device holding all that the allocator would take, from which on a layout is said to fit: of five
+tenths the one that makes fewest errors on measured runs of other software (docs/decisions/0052)."""
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tried when no global batch size asks for others."""
@@ -90,7 +91,8 @@ class Pins(msgspec.Struct, frozen=True):
 
 class Question(msgspec.Struct, frozen=True):
     """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
-    `notes` is what to tell of how it was read."""
+    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `notes` is what
+    to tell of how it was read."""
 
     model: ModelSpec
     cluster: Cluster
@@ -99,7 +101,7 @@ class Question(msgspec.Struct, frozen=True):
     pins: Pins = Pins()
     both_methods: bool = True
     strategy: str | None = None
-    headroom: float = DEFAULT_HEADROOM
+    headroom: float | None = None
     folders: Folders = ()
     notes: tuple[str, ...] = ()
 
@@ -154,14 +156,39 @@ def with_adapters(model: ModelSpec, job: TrainingJob, method: Method) -> Trainin
     return msgspec.structs.replace(job, method=method, lora=lora, quantization=quantization)
 
 
-def limit_bytes(question: Question) -> float:
-    """Device memory that may be used; unknown memory holds everything (and the answer says so)."""
-    return usable_bytes(question.cluster.gpu.memory_bytes, question.headroom)
+def headroom_of(question: Question, cases: Sequence[Case]) -> float | None:
+    """Share of a device's memory that a prediction has to leave free: the one asked for, else that of the first case;
+    None without any."""
+    if question.headroom is not None or not cases:
+        return question.headroom
+    return kept_free(_bands(question, cases[0]))
 
 
-def usable_bytes(capacity: float | None, headroom: float = DEFAULT_HEADROOM) -> float:
-    """What a device of this capacity has when `headroom`, a share of it, is kept free; infinite where it is unknown."""
-    return float("inf") if capacity is None else capacity * (1 - headroom)
+def limit_bytes(question: Question, case: Case) -> float:
+    """Device memory that a layout of the case's runtime may be predicted to show; unknown memory holds everything (and
+    the answer says so)."""
+    return usable_bytes(case.cluster.gpu.memory_bytes, _bands(question, case), question.headroom)
+
+
+def _bands(question: Question, case: Case) -> Bands:
+    gpu = case.cluster.gpu
+    return question.calibration.of(case.runtime.name, gpu.name, gpu.kind).bands
+
+
+def usable_bytes(capacity: float | None, bands: Bands, headroom: float | None = None) -> float:
+    """Bytes that a prediction may say for a device of this capacity to hold it: all but `headroom`, a share of it, or,
+    without any, those that it holds with a probability of FITS_FROM. Infinite where it is unknown."""
+    return float("inf") if capacity is None else capacity * (1 - kept_free(bands, headroom))
+
+
+def kept_free(bands: Bands, headroom: float | None = None) -> float:
+    """Share of a device's memory that a prediction has to leave free to be called fitting; 0 where measurements are
+    below predictions."""
+    if headroom is not None:
+        return headroom
+    middle = _middle(bands)
+    width = math.log(bands.memory_high / middle) / BAND_END_SIGMAS
+    return max(0.0, 1 - 1 / (middle * math.exp(FITS_FROM_SIGMAS * width)))
 
 
 def single_device(question: Question) -> bool:
@@ -209,41 +236,47 @@ Verdict = Literal["yes", "likely", "close", "no"]
 
 
 def verdict(
-    shown_bytes: float, needed_bytes: float, bands: Bands, capacity: float | None, headroom: float
+    shown_bytes: float, needed_bytes: float, bands: Bands, capacity: float | None, headroom: float | None = None
 ) -> Verdict | None:
     """Whether a device holds a layout, as far as is known; None where its memory is unknown.
 
-    Where what it would show leaves the headroom free, the word is `yes` if even the upper end of the memory band is on
-    the device, else `likely`. Where it does not, the word is `close` if the band's lower end of what the layout needs
-    is on the device, else `no`. Nine measurements of ten lie in the band.
+    Where what it would show is held with a probability of FITS_FROM, or leaves the headroom free that was asked for,
+    the word is `yes` if even the upper end of the memory band is on the device, else `likely`. Where it does not, the
+    word is `close` if the band's lower end of what the layout needs is on the device, else `no`. Nine measurements of
+    ten lie in the band.
     """
     if capacity is None:
         return None
-    if shown_bytes <= usable_bytes(capacity, headroom):
+    if shown_bytes <= usable_bytes(capacity, bands, headroom):
         return "yes" if shown_bytes * bands.memory_high <= capacity else "likely"
     return "close" if needed_bytes * bands.memory_low <= capacity else "no"
 
 
 BAND_END_SIGMAS = 1.6448536269514722
 """Standard deviations from the middle of a normal distribution to the end of a band with nine parts of ten."""
+FITS_FROM_SIGMAS = 0.8416212335729143
+"""The same to where a share FITS_FROM lies below."""
 
 
-def fit_probability(needed_bytes: float, bands: Bands, capacity: float | None) -> float | None:
-    """Probability that a device of `capacity` bytes holds what is predicted to need `needed_bytes`; None where its
-    memory is unknown.
+def fit_probability(predicted_bytes: float, bands: Bands, capacity: float | None) -> float | None:
+    """Probability that a device of `capacity` bytes holds so many predicted ones; None where its memory is unknown.
 
     Measured over predicted memory is log-normal about the band's middle, with a width to each side that puts a
     twentieth of the measurements beyond that end.
     """
     if capacity is None:
         return None
-    middle = min(max(bands.memory_middle, bands.memory_low), bands.memory_high)
-    away = math.log(capacity / needed_bytes / middle)
+    middle = _middle(bands)
+    away = math.log(capacity / predicted_bytes / middle)
     end = bands.memory_low if away < 0 else bands.memory_high
     width = abs(math.log(end / middle)) / BAND_END_SIGMAS
     if not width:
         return float(away >= 0)
     return math.erfc(-away / width / math.sqrt(2)) / 2
+
+
+def _middle(bands: Bands) -> float:
+    return min(max(bands.memory_middle, bands.memory_low), bands.memory_high)
 
 
 def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:

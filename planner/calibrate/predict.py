@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from planner.ask.question import DEFAULT_HEADROOM, Verdict, fit_probability, usable_bytes, verdict
+from planner.ask.question import Verdict, fit_probability, usable_bytes, verdict
 from planner.basics.errors import one_line
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, CannotPredict
@@ -31,8 +31,9 @@ from planner.spec.plan import PhaseMemory
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
     measured (`memory_kind`, `memory_stage`), `logged_gib` the live bytes there, the other kinds are of the fullest
-    stage. `fits`, `verdict` and `fits_probability` are what `planner estimate` would say, with its usual headroom, and
-    None where the card's memory is unknown. The largest that fits, of those that were measured, use all of it."""
+    stage. `fits`, `verdict` and both probabilities are what `planner estimate` would say where no headroom is asked
+    for, and None where the card's memory is unknown. The largest that fits, of those that were measured, use all of it.
+    """
 
     allocated_gib: float | None = None
     logged_gib: float | None = None
@@ -45,6 +46,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool | None = None
     verdict: Verdict | None = None
     fits_probability: float | None = None
+    room_probability: float | None = None
     busbw_gbps: float | None = None
     largest_micro_batch: float | None = None
     largest_seq_len: float | None = None
@@ -152,9 +154,10 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
         memory_kind=kind,
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
-        fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes),
-        verdict=verdict(device, needed, bands, gpu.memory_bytes, DEFAULT_HEADROOM),
+        fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes, bands),
+        verdict=verdict(device, needed, bands, gpu.memory_bytes),
         fits_probability=fit_probability(needed, bands, gpu.memory_bytes),
+        room_probability=fit_probability(device, bands, gpu.memory_bytes),
         largest_micro_batch=None if measured.largest_micro_batch is None else largest_micro_batch(case, edges),
         largest_seq_len=None if measured.largest_seq_len is None else largest_seq_len(case, edges),
     )

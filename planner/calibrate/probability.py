@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from planner.ask.question import FITS_FROM
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Unread
@@ -41,9 +42,23 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     not_fitted_called: float | None
 
 
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with a known end: the probability of the device holding what is needed when memory is short (`needed`), and
+    all that the allocator would take (`room`), whether the run was called fitting, whether it fitted, and the source or
+    model that its prediction never saw (`left`)."""
+
+    needed: float
+    room: float
+    fits: bool
+    fitted: bool
+    left: str | None = None
+
+
 class Probabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs with a known end: `brier` is the mean square of probability - end (1 or 0), `constant` that of the best
-    answer that is the same for all of them. `headroom` are the two errors of the rule that keeps a share free."""
+    """All runs with a known end: `brier` is the mean square of their probability (of what is needed) - end (1 or 0),
+    `constant` that of the best answer that is the same for all of them. `thresholds` are those of this probability,
+    `rooms` those of the other one, `fits` the two errors of what is called fitting, and `chosen` those of the threshold
+    on `room` that the other sources, or models, choose each time (`lowest_safe`)."""
 
     n: int
     fitted: int
@@ -51,18 +66,9 @@ class Probabilities(msgspec.Struct, frozen=True, kw_only=True):
     constant: float
     deciles: tuple[Decile, ...]
     thresholds: tuple[Threshold, ...]
-    headroom: Threshold
-
-
-def ends(replayed: Iterable[Replayed]) -> list[tuple[float, bool, bool]]:
-    """(probability, whether the headroom rule called it fitting, whether it fitted) of every run with a known end."""
-    found = []
-    for one in replayed:
-        end = FITTED.get(outcome_of(one) or "")
-        probability, fits = one.predicted.fits_probability, one.predicted.fits
-        if one.skipped is None and end is not None and probability is not None and fits is not None:
-            found.append((probability, fits, end))
-    return found
+    rooms: tuple[Threshold, ...]
+    fits: Threshold
+    chosen: Threshold
 
 
 def source_of(one: Asked) -> str:
@@ -73,6 +79,26 @@ def source_of(one: Asked) -> str:
 def model_of(one: Asked) -> str | None:
     """The model of a row with a question."""
     return None if one.case is None else one.case.model.name
+
+
+def ends(replayed: Iterable[Replayed], of: Callable[[Asked], str | None] = source_of) -> list[End]:
+    """Every run with a known end; `of` says what was left out of its prediction."""
+    found = []
+    for one in replayed:
+        end, said = FITTED.get(outcome_of(one) or ""), one.predicted
+        known = said.fits_probability is not None and said.room_probability is not None and said.fits is not None
+        if one.skipped is None and end is not None and known:
+            probabilities = {"needed": said.fits_probability, "room": said.room_probability}
+            found.append(
+                msgspec.convert(probabilities | {"fits": said.fits, "fitted": end, "left": of(one.asked)}, End)
+            )
+    return found
+
+
+def lowest_safe(found: Sequence[End]) -> float:
+    """The lowest threshold on `room` from which on no run that did not fit is called fitting, else the highest."""
+    worst = max((one.room for one in found if not one.fitted), default=0.0)
+    return next((at for at in THRESHOLDS if at > worst), THRESHOLDS[-1])
 
 
 def left_out(
@@ -92,13 +118,14 @@ def left_out(
     return found
 
 
-def scored(found: Sequence[tuple[float, bool, bool]]) -> Probabilities:
+def scored(found: Sequence[End]) -> Probabilities:
     """Every score of at least one run."""
-    fitted = sum(end for *_, end in found)
+    fitted = sum(one.fitted for one in found)
     share = fitted / len(found)
     tenths: dict[int, list[tuple[float, bool]]] = {}
-    for probability, _, end in found:
-        tenths.setdefault(min(int(probability * DECILES), DECILES - 1), []).append((probability, end))
+    for one in found:
+        tenths.setdefault(min(int(one.needed * DECILES), DECILES - 1), []).append((one.needed, one.fitted))
+    safe = {left: lowest_safe([one for one in found if one.left != left]) for left in {one.left for one in found}}
     deciles = [
         Decile(
             low=tenth / DECILES,
@@ -111,11 +138,13 @@ def scored(found: Sequence[tuple[float, bool, bool]]) -> Probabilities:
     return Probabilities(
         n=len(found),
         fitted=fitted,
-        brier=sum((probability - end) ** 2 for probability, _, end in found) / len(found),
+        brier=sum((one.needed - one.fitted) ** 2 for one in found) / len(found),
         constant=share * (1 - share),
         deciles=tuple(deciles),
-        thresholds=tuple(_errors(at, [(p >= at, end) for p, _, end in found]) for at in THRESHOLDS),
-        headroom=_errors(0.0, [(fits, end) for _, fits, end in found]),
+        thresholds=tuple(_errors(at, [(one.needed >= at, one.fitted) for one in found]) for at in THRESHOLDS),
+        rooms=tuple(_errors(at, [(one.room >= at, one.fitted) for one in found]) for at in THRESHOLDS),
+        fits=_errors(FITS_FROM, [(one.fits, one.fitted) for one in found]),
+        chosen=_errors(max(safe.values()), [(one.room >= safe[one.left], one.fitted) for one in found]),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.question import warnings
+from planner.ask.question import headroom_of, warnings
 from planner.decide.answers import Answer, Estimate
 from planner.decide.reasons import reasons_of
 from planner.figures.passes import coefficients
@@ -36,7 +36,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "job": question.job,
         "runtime": {one.case.runtime.name: one.case.runtime for one in found.estimates},
         "calibration": as_used(coefficients(one.case, question.calibration) for one in found.estimates),
-        "headroom": question.headroom,
+        "headroom": headroom_of(question, [one.case for one in found.estimates]),
         "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
         "recommended": found.recommended,
         "offload_tried": found.offload_tried,
@@ -68,6 +68,7 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
         "fits": one.fits,
         "verdict": one.verdict,
         "fits_probability": one.fits_probability,
+        "room_probability": one.room_probability,
         "reasons": list(one.reasons),
         "launchable": one.launchable,
         "backend": one.backend,

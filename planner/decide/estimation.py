@@ -13,6 +13,7 @@ import msgspec
 from planner.ask.launchable import launch_refusal
 from planner.ask.offloading import ways_out
 from planner.ask.question import (
+    FITS_FROM,
     Question,
     Verdict,
     case_of,
@@ -249,13 +250,14 @@ def estimate(
     refusal = launch_refusal(case)
     if refusal is not None and (other := nearest_launchable(case)) is not None:
         refusal += f"; nearest that runs: {changes_text(case, other)}"
-    fits, reasons = _fit(question, memory)
+    bands = coefficients(case, question.calibration).bands
+    room = fit_probability(memory.device_bytes, bands, case.cluster.gpu.memory_bytes)
+    fits, reasons = _fit(question, case, memory, room)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
         if peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
-    bands = coefficients(case, question.calibration).bands
     return Estimate(
         strategy=strategy,
         sharding=sharding,
@@ -274,6 +276,7 @@ def estimate(
         considered=considered,
         probed=probed_here(case, question.calibration),
         fits_probability=_probability(question, memory, bands),
+        room_probability=room,
     )
 
 
@@ -313,7 +316,7 @@ def _probability(question: Question, memory: MemoryBreakdown, bands: Bands) -> f
     return fit_probability(memory.needed_bytes, bands, question.cluster.gpu.memory_bytes)
 
 
-def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, ...]]:
+def _fit(question: Question, case: Case, memory: MemoryBreakdown, room: float | None) -> tuple[bool, tuple[str, ...]]:
     capacity, needed = question.cluster.gpu.memory_bytes, memory.device_bytes
     if memory.host_fits is False:
         there = f"{format_bytes(memory.host_node_bytes)} of host memory needed on each node"
@@ -321,12 +324,15 @@ def _fit(question: Question, memory: MemoryBreakdown) -> tuple[bool, tuple[str, 
     unknown = () if memory.host_fits else ("the hosts' memory is unknown: what is offloaded may not fit there",)
     if capacity is None:
         return True, ("the device's memory is unknown", *unknown)
-    if needed <= limit_bytes(question):
+    if needed <= limit_bytes(question, case):
         return True, unknown
     largest = max(memory.peak.terms.items(), key=lambda pair: pair[1])
     there = f"{format_bytes(needed)} needed of {format_bytes(capacity)}"
     if needed <= capacity:
-        return False, (
-            f"{there}: less than {question.headroom:.0%} headroom, largest is {largest[0]} in {memory.peak.phase}",
+        short = (
+            f"less than {question.headroom:.0%} headroom"
+            if question.headroom is not None
+            else f"held with a probability of {room:.0%}, less than {FITS_FROM:.0%}"
         )
+        return False, (f"{there}: {short}, largest is {largest[0]} in {memory.peak.phase}",)
     return False, (f"{there}, largest is {largest[0]} {format_bytes(largest[1])} in {memory.peak.phase}",)

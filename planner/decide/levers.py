@@ -73,7 +73,7 @@ def levers(question: Question, case: Case, phase: str) -> Iterator[Lever]:
             saved_bytes=before - after,
             phase_bytes=after,
             device_bytes=then.memory.device_bytes,
-            fits=then.memory.device_bytes <= limit_bytes(question) and then.memory.host_fits is not False,
+            fits=then.memory.device_bytes <= limit_bytes(question, other) and then.memory.host_fits is not False,
             speed_ratio=speed_ratio(then.throughput, now.throughput),
             same_training=job == case.job and layout.global_batch_size == case.layout.global_batch_size,
             launchable=launches(other),

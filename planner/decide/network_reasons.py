@@ -65,7 +65,7 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
         return None  # the states alone are too large: no walk is needed to know it
     while True:
         alone = what_if(seen, cluster, micro_batch_size=micro, grad_accum=accum, **sizes)
-        if alone is None or fits(seen, alone.memory):
+        if alone is None or fits(seen, alone):
             return alone
         if micro % 2 or alone.memory.host_fits is False:
             return None
@@ -90,7 +90,7 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
         return slow
     sizes: dict[str, object] = {"dp_shard": shard, "dp_replicate": layout.data_parallel // shard}
     inside = what_if(seen, **sizes) or what_if(seen, engine="fsdp2", **sizes)
-    if inside is not None and fits(seen, inside.memory):
+    if inside is not None and fits(seen, inside):
         if float(inside.time.step_s or 0) >= float(one.time.step_s):
             return None
         return (

@@ -216,7 +216,7 @@ def recompute_costs(seen: Seen) -> str | None:
         )
     saved = kept.memory.device_bytes - one.memory.device_bytes
     saves = f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory"
-    return f"Recomputing {what} {adds} and {saves}: without it {needed(seen, kept.memory)}."
+    return f"Recomputing {what} {adds} and {saves}: without it {needed(seen, kept)}."
 
 
 def experts_padded_to_the_shards(seen: Seen) -> str | None:
@@ -234,7 +234,7 @@ def experts_padded_to_the_shards(seen: Seen) -> str | None:
     return (
         f"More shards do not save memory here: the weights of {moe.experts} experts are padded to "
         f"{layout.dp_shard * layout.cp} shards. With dp_shard={best.case.layout.dp_shard} "
-        f"{needed(seen, best.memory)}, instead of {format_bytes(one.memory.device_bytes)}."
+        f"{needed(seen, best)}, instead of {format_bytes(one.memory.device_bytes)}."
     )
 
 
@@ -299,7 +299,7 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
         time = f", for a step of {seconds(together.time.step_s)} instead of {seconds(one.time.step_s)}"
     return (
         f"Accumulation saves memory{cost}: with all {whole} sequences of a rank at once instead of "
-        f"{layout.grad_accum} x {layout.micro_batch_size}, {needed(seen, together.memory)}{time}."
+        f"{layout.grad_accum} x {layout.micro_batch_size}, {needed(seen, together)}{time}."
     )
 
 

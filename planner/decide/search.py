@@ -272,7 +272,7 @@ def _bounds(
     case = case_of(question, block.columns())
     memory = as_column(memory_bound(case, lines), block.size)
     smallest.offer(block, memory)
-    may_fit = memory <= limit_bytes(question)
+    may_fit = memory <= limit_bytes(question, case)
     rejected[TOO_LARGE] += block.size - int(may_fit.sum())
     if not may_fit.all():
         block, memory = block.only(may_fit), memory[may_fit]

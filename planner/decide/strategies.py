@@ -93,7 +93,7 @@ def _loses(question: Question, group: Group, best: Candidate, seen: Seen) -> boo
     """Whether the largest micro-batch that may fit is slower than the best so far: told without walking the model."""
     first = case_of(question, group[0])
     lines = [(float(start), float(slope)) for start, slope in bound_lines(first)]
-    limit = limit_bytes(question)
+    limit = limit_bytes(question, first)
     able = [one for one in group if device_bytes(first, peak_at(lines, one.micro_batch_size)) <= limit]
     return not able or _seconds(question, able[-1], seen) > best.seconds_per_sequence
 
@@ -109,7 +109,7 @@ def _seconds(question: Question, layout: Layout, seen: Seen) -> float:
 def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate | None:
     """The largest micro-batch that fits, which is the fastest."""
     first = case_of(question, group[0])
-    limit = limit_bytes(question)
+    limit = limit_bytes(question, first)
     if broken(first, engine_of(first.layout.engine).rules) or device_bytes(first, floor_bytes(first)) > limit:
         return None
     lines = memory_lines(first)

@@ -122,7 +122,6 @@ class Walker:
     ) -> None:
         self._smallest, self._progress = smallest, progress
         self._question, self._k, self._slowest, self._points = question, k, slowest, front
-        self._limit = limit_bytes(question)
         self._known: dict[Layout, Candidate | None] = {}
         self._lines: dict[Layout, list[tuple[float, float]]] = {}
         self.rejected: Counter[str] = Counter()
@@ -210,7 +209,13 @@ class Walker:
         """The candidate of known seconds; None when it does not fit, which is counted once."""
         case = case_of(self._question, layout)
         size = float(device_bytes(case, peak_at(self._lines_of(layout), layout.micro_batch_size)))
-        reason = TOO_LARGE if size > self._limit else TOO_LARGE_FOR_HOSTS if hosts_hold(case) is False else None
+        reason = (
+            TOO_LARGE
+            if size > limit_bytes(self._question, case)
+            else TOO_LARGE_FOR_HOSTS
+            if hosts_hold(case) is False
+            else None
+        )
         if reason is None:
             return Candidate(layout, seconds, size)
         if layout not in self._known:

@@ -36,8 +36,8 @@ class Seen(msgspec.Struct, frozen=True):
 
     @property
     def usable_bytes(self) -> float:
-        """Device memory without the headroom; infinite where unknown."""
-        return limit_bytes(self.question)
+        """Device memory that its prediction may be for it to fit; infinite where unknown."""
+        return limit_bytes(self.question, self.one.case)
 
 
 class WhatIf(msgspec.Struct, frozen=True):
@@ -75,19 +75,21 @@ def of_memory(one: Estimate) -> str:
     return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
 
 
-def fits(seen: Seen, memory: MemoryBreakdown) -> bool:
-    """On the devices with the headroom left free, and on the hosts as far as is known."""
-    return memory.device_bytes <= seen.usable_bytes and memory.host_fits is not False
+def fits(seen: Seen, other: WhatIf) -> bool:
+    """On the devices, as is said of the answers, and on the hosts as far as is known."""
+    usable = limit_bytes(seen.question, other.case)
+    return other.memory.device_bytes <= usable and other.memory.host_fits is not False
 
 
-def needed(seen: Seen, memory: MemoryBreakdown) -> str:
+def needed(seen: Seen, other: WhatIf) -> str:
     """What a layout would need, and whether it is there."""
-    usable, told = seen.usable_bytes, f"{format_bytes(memory.device_bytes)} would be needed"
+    memory, usable = other.memory, limit_bytes(seen.question, other.case)
+    told = f"{format_bytes(memory.device_bytes)} would be needed"
     if math.isinf(usable):
         return told
     if memory.device_bytes > usable:
         return f"{told}, more than the {format_bytes(usable)} that may be used"
-    return f"{told}, which fits" if fits(seen, memory) else f"{told}, and more host memory than there is"
+    return f"{told}, which fits" if fits(seen, other) else f"{told}, and more host memory than there is"
 
 
 def batch_apart(layout: Layout, other: Layout) -> str:

@@ -185,7 +185,8 @@ TABLE = (
     Option("strategy", "choice", "This strategy alone.", "question", trust=1,
            choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),
     # The answer.
-    Option("headroom", "share", "Share of device memory to keep free, such as 5%.", "question", 0, 0.9, default="10%"),
+    Option("headroom", "share", "Share of device memory to keep free, such as 5%.", "question", 0, 0.9,
+           default="what holds the rest with a probability of 80%"),
     Option("calibration", "name", "Calibration preset, or its file.", presets=("calibrations",)),
     Option("presets", "folders", "Folder of your own presets. Repeatable."),
     # The run.

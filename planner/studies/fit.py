@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from planner.ask.offloading import ways_out
-from planner.ask.question import Question, warnings
+from planner.ask.question import Question, headroom_of, warnings
 from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
@@ -319,7 +319,7 @@ def as_json(found: Fits) -> bytes:
             "cluster": question.cluster,
             "job": question.job,
             "warnings": warnings(question),
-            "headroom": question.headroom,
+            "headroom": headroom_of(question, [one.best.case for one in found.found if one.best is not None]),
             "answers": answers,
             "interrupted": found.interrupted,
             "fixed": found.fixed,

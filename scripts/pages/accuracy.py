@@ -48,8 +48,8 @@ ABOUT = {
         "(above 1: predicted too slow; of bandwidth, too fast)."
     ),
     "What fits": (
-        "How runs ended, against what planner estimate says of them, with its usual headroom: yes and likely are "
-        "within the card less the headroom, close and no are not; the memory's band tells the words apart. "
+        "How runs ended, against what planner estimate says of them: yes and likely are held with a probability of "
+        "at least 80 %, close and no are not; the memory's band tells the words apart. "
         "Refused: a rule of the engine forbids the layout."
     ),
     "The largest that fits": (

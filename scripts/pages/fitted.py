@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planner.calibrate.coverage import Coverage
-from planner.calibrate.probability import Probabilities
+from planner.calibrate.probability import Probabilities, Threshold
 from planner.calibrate.report import Calibrated
 from planner.views.calibrate import HEAD, entry_count, row_text
 
@@ -41,12 +41,20 @@ Of {n:,} runs {fitted:,} fitted. Brier score {brier:.4f}; the best answer that i
 |---|---:|---:|---:|
 {deciles}
 
-What is wrong when a layout is called fitting from a probability on, and when 10 % of the device are kept free:
+What is wrong (fitted, called not to / did not fit, called to) when a layout is called fitting from a probability on:
+that of the device holding what is needed when memory is short, and that of its holding all that the allocator would
+take.
 
-| fits from | fitted, called not to | did not fit, called to |
+| from | what is needed | all of it |
 |---|---:|---:|
 {thresholds}
+
+{rule}
 """
+
+
+RULE = """`fits` calls what the device holds all of with at least {at:.0%}: {fits}.
+The lowest threshold by which the other runs' failures are all called so, chosen without what was left out: {chosen}."""
 
 
 HELD = """## What the bands hold
@@ -82,10 +90,17 @@ def _judged(left: str, found: Probabilities) -> str:
         f"| {one.low:.0%} to {one.low + 0.1:.0%} | {one.n:,} | {one.predicted:.1%} | {one.fitted:.1%} |"
         for one in found.deciles
     ]
-    errors = [(f"{one.probability:.0%}", one) for one in found.thresholds] + [("10 % headroom", found.headroom)]
-    rows = [f"| {name} | {_share(one.fitted_called_not)} | {_share(one.not_fitted_called)} |" for name, one in errors]
+    rows = [
+        f"| {needed.probability:.0%} | {_both(needed)} | {_both(room)} |"
+        for needed, room in zip(found.thresholds, found.rooms, strict=True)
+    ]
+    rule = RULE.format(at=found.fits.probability, fits=_both(found.fits), chosen=_both(found.chosen))
     numbers = {"n": found.n, "fitted": found.fitted, "brier": found.brier, "constant": found.constant}
-    return JUDGED.format(left=left, **numbers, deciles="\n".join(tenths), thresholds="\n".join(rows))
+    return JUDGED.format(left=left, **numbers, deciles="\n".join(tenths), thresholds="\n".join(rows), rule=rule)
+
+
+def _both(found: Threshold) -> str:
+    return f"{_share(found.fitted_called_not)} / {_share(found.not_fitted_called)}"
 
 
 def _share(value: float | None) -> str:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from planner.ask.options import question
-from planner.ask.question import GROUP_AXES
+from planner.ask.question import GROUP_AXES, kept_free
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.decide.answers import Answer, Estimate
@@ -54,13 +54,14 @@ class Again:
         """The layout that the reasons are about."""
         return self.ask()
 
-    @property
-    def headroom(self) -> float:
-        return self.found.question.headroom
+    def headroom_of(self, one: Estimate) -> float:
+        """Share of the device that has to stay free."""
+        asked = self.found.question.headroom
+        return kept_free(self.found.question.coefficients(one.case.runtime).bands, asked)
 
     @property
     def usable(self) -> str:
-        return format_bytes(self.one.case.cluster.gpu.memory_bytes * (1 - self.headroom))
+        return format_bytes(self.one.case.cluster.gpu.memory_bytes * (1 - self.headroom_of(self.one)))
 
     @property
     def capacity(self) -> str:
@@ -160,8 +161,9 @@ def of_memory(a: Again, one: Estimate) -> dict[str, str]:
 def needed(a: Again, one: Estimate) -> dict[str, str]:
     """What would be needed, and whether it is there: on the device, then on the hosts."""
     verdict = "which fits"
-    if one.memory.device_bytes > one.case.cluster.gpu.memory_bytes * (1 - a.headroom):
-        verdict = f"more than the {a.usable} that may be used"
+    usable = one.case.cluster.gpu.memory_bytes * (1 - a.headroom_of(one))
+    if one.memory.device_bytes > usable:
+        verdict = f"more than the {format_bytes(usable)} that may be used"
     elif not one.fits:
         verdict = "and more host memory than there is"
     return {"need": format_bytes(one.memory.device_bytes), "verdict": verdict}

@@ -91,7 +91,7 @@ def test_an_offloaded_answer_is_what_brute_force_over_both_ways_finds():
         for way in (asked, *ways_out(asked))
         for layout in layouts_of(way)
         if launches(case := case_of(asked, layout))
-        and device_bytes(case, peak_bytes(case)) <= limit_bytes(asked)
+        and device_bytes(case, peak_bytes(case)) <= limit_bytes(asked, case)
         and hosts_hold(case) is not False
     ]
 

@@ -7,20 +7,24 @@ import pytest
 
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Figures, Replayed
-from planner.calibrate.probability import ends, left_out, model_of, scored
+from planner.calibrate.probability import End, ends, left_out, lowest_safe, model_of, scored
 from planner.calibrate.rows import Measured, Row, Source
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 from scripts.pages.fitted import fits_section
 
-RUNS = [(0.95, True, True), (0.95, False, True), (0.45, False, True), (0.15, True, False)]
-"""(probability, what the headroom rule says, end)."""
+RUNS = [
+    End(needed=0.95, room=0.9, fits=True, fitted=True, left="a"),
+    End(needed=0.95, room=0.3, fits=False, fitted=True, left="b"),
+    End(needed=0.45, room=0.2, fits=False, fitted=True, left="b"),
+    End(needed=0.15, room=0.85, fits=True, fitted=False, left="b"),
+]
 
 
 def replayed(probability: float | None, *, fits: bool = True, oom: bool = False) -> Replayed:
     row = Row(id="a", source=Source(repo_or_paper="b"), measured=Measured(oom=oom), file="c")
-    return Replayed(Asked(row=row), Figures(fits_probability=probability, fits=fits))
+    return Replayed(Asked(row=row), Figures(fits_probability=probability, room_probability=0.7, fits=fits))
 
 
 def test_the_score_of_four_runs() -> None:
@@ -33,28 +37,38 @@ def test_the_score_of_four_runs() -> None:
     assert found.deciles[2].predicted == pytest.approx(0.95)
 
 
-def test_both_errors_of_a_threshold_and_of_the_headroom_rule() -> None:
+def test_both_errors_of_a_threshold_and_of_what_is_called_fitting() -> None:
     found = scored(RUNS)
     at = {one.probability: (one.fitted_called_not, one.not_fitted_called) for one in found.thresholds}
 
     assert at[0.1] == (0, 1)  # all are called fitting
     assert at[0.2] == (0, 0)
     assert at[0.5] == (pytest.approx(1 / 3), 0)
-    assert (found.headroom.fitted_called_not, found.headroom.not_fitted_called) == (pytest.approx(2 / 3), 1)
+    assert (found.fits.fitted_called_not, found.fits.not_fitted_called) == (pytest.approx(2 / 3), 1)
+    at = {one.probability: (one.fitted_called_not, one.not_fitted_called) for one in found.rooms}
+    assert (at[0.2], at[0.8], at[0.9]) == ((0, 1), (pytest.approx(2 / 3), 1), (pytest.approx(2 / 3), 0))
+
+
+def test_a_threshold_that_others_chose_is_the_lowest_by_which_none_of_their_failures_fits() -> None:
+    assert lowest_safe(RUNS) == 0.9  # above 0.85
+    assert lowest_safe(RUNS[:1]) == 0.05  # no failure was seen
+    assert lowest_safe([End(needed=1, room=1, fits=True, fitted=False)]) == 0.95  # none is safe
+    found = scored(RUNS)  # b's runs are judged from 0.05 on, which all of a's leave free, a's from 0.9 on
+    assert (found.chosen.fitted_called_not, found.chosen.not_fitted_called) == (0, 1)
 
 
 def test_a_threshold_is_met_by_what_is_as_probable_and_a_certain_run_is_in_the_last_tenth() -> None:
-    found = scored([(0.5, True, True), (1.0, True, True)])
+    found = scored([End(needed=one, room=one, fits=True, fitted=True) for one in (0.5, 1.0)])
     assert next(one for one in found.thresholds if one.probability == 0.5).fitted_called_not == 0
     assert found.deciles[-1].low == 0.9
-    assert found.headroom.not_fitted_called is None
+    assert found.fits.not_fitted_called is None
     assert "n/a" in fits_section({"Source": found})
 
 
 def test_only_runs_with_a_known_end_and_a_prediction_count() -> None:
     assert ends([replayed(0.9), replayed(0.8, fits=False, oom=True), replayed(None)]) == [
-        (0.9, True, True),
-        (0.8, False, False),
+        End(needed=0.9, room=0.7, fits=True, fitted=True, left="b"),
+        End(needed=0.8, room=0.7, fits=False, fitted=False, left="b"),
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from planner.ask.options import question
-from planner.ask.question import Question
+from planner.ask.question import Question, limit_bytes
 from planner.basics import command
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.cli import planner
@@ -99,8 +99,10 @@ def test_the_next_micro_batch_that_does_not_fit_is_told_with_its_largest_term():
     one = best()
     memory = memory_breakdown(changed(one, micro_batch_size=2 * one.case.layout.micro_batch_size))
     text = told()["memory_limits_the_micro_batch"]
+    usable = limit_bytes(asked(), one.case)
 
-    assert f"{format_bytes(memory.device_bytes)} of {format_bytes(0.9 * one.case.cluster.gpu.memory_bytes)}" in text
+    assert usable < one.case.cluster.gpu.memory_bytes
+    assert f"{format_bytes(memory.device_bytes)} of {format_bytes(usable)}" in text
     assert f"activations, {format_bytes(memory.peak.terms['activations'])}" in text
 
 

@@ -51,7 +51,7 @@ def brute_force(question: Question, engines: tuple[str, ...]) -> list[tuple[floa
         if not legal(case):
             continue
         size = memory_breakdown(case).device_bytes
-        if size <= limit_bytes(question):
+        if size <= limit_bytes(question, case):
             seconds = step_time(case, question.calibration).step_s / layout.global_batch_size
             found.append((float(seconds), size))
     return sorted(found)
@@ -110,7 +110,8 @@ def test_estimate_shows_each_strategy_as_fast_as_brute_force_finds_it(name: str,
 
     assert found is not None and truth
     assert seconds_per_sequence(question, found[0]) == pytest.approx(truth[0][0], rel=1e-12)
-    assert memory_breakdown(case_of(question, found[0])).device_bytes <= limit_bytes(question)
+    case = case_of(question, found[0])
+    assert memory_breakdown(case).device_bytes <= limit_bytes(question, case)
 
 
 @pytest.mark.slow
@@ -269,8 +270,9 @@ def test_bounds_asked_once_for_all_micro_batches_are_those_of_each_row() -> None
         for row in range(0, block.size, 11):
             asked_of = msgspec.structs.replace(few.layout(int(place[row])), micro_batch_size=1)
             assert asked_of == msgspec.structs.replace(block.layout(row), micro_batch_size=1)
-        bound = as_column(memory_bound(case_of(question, block.columns())), block.size)
-        kept = bound <= limit_bytes(question)
+        case = case_of(question, block.columns())
+        bound = as_column(memory_bound(case), block.size)
+        kept = bound <= limit_bytes(question, case)
         bounded = search._bounds(question, block, search.Counter(), search.Smallest(question, Progress()))
         assert bounded.memory.tolist() == bound[kept].tolist()
     assert shared

@@ -425,7 +425,7 @@ def test_one_node_has_so_many_times_fewer_copies_and_then_shards(
 
     monkeypatch.setattr(network_reasons, "what_if", what_if)
     fitting = [6]
-    monkeypatch.setattr(network_reasons, "fits", lambda seen, memory: memory.micro <= fitting[0])
+    monkeypatch.setattr(network_reasons, "fits", lambda seen, other: other.memory.micro <= fitting[0])
     times = several if batch else 1
     found = network_reasons._on_one_node(seen, several)
     if sizes is None:

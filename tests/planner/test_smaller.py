@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from planner.ask.launchable import launches
 from planner.ask.options import question
-from planner.ask.question import DEFAULT_HEADROOM, case_of, usable_bytes
+from planner.ask.question import case_of, limit_bytes
 from planner.basics.errors import PlannerError
 from planner.decide.planning import make_plan
 from planner.decide.search import rank
@@ -46,11 +46,10 @@ def test_batch_model_and_job_stay_and_the_layout_fits_and_launches(name: str, en
         plan.model,
         replace(plan.job, global_batch_size=None),
     )
-    case = case_of(question(PLACES[name] | {"nodes": str(nodes), "gpus": str(less.cluster.gpus)}), less.layout)
+    asked = question(PLACES[name] | {"nodes": str(nodes), "gpus": str(less.cluster.gpus)})
+    case = case_of(asked, less.layout)
     assert launches(case)
-    assert max(one.total for one in less.prediction.memory) <= usable_bytes(
-        less.cluster.gpu.memory_bytes, DEFAULT_HEADROOM
-    )
+    assert max(one.total for one in less.prediction.memory) <= limit_bytes(asked, case)
     single = less.cluster.gpus == 1
     assert single or less.layout.engine == plan.layout.engine
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from planner.ask.options import question
-from planner.ask.question import fit_probability, verdict
+from planner.ask.question import FITS_FROM, fit_probability, kept_free, usable_bytes, verdict
 from planner.basics import command
 from planner.basics.units import format_byte_range
 from planner.cli import planner
@@ -66,6 +67,20 @@ def test_what_does_not_leave_the_headroom_is_judged_by_what_it_needs_without_hol
     assert verdict(80, 60, BANDS, 100, 0.1) == "likely"  # the words of what fits are about what the device shows
 
 
+@given(low=st.floats(0.3, 1), middle=st.floats(0.5, 2), high=st.floats(1, 30))
+def test_what_fits_is_held_with_four_fifths_of_probability_and_is_no_more_than_the_card(low, middle, high):
+    assume(middle < 0.999 * high)
+    bands = replace(BANDS, memory_low=low, memory_middle=middle, memory_high=high)
+    usable = usable_bytes(100, bands)
+    assert 0 < usable <= 100
+    held = fit_probability(usable, bands, 100)
+    assert held == pytest.approx(FITS_FROM, abs=1e-6) or (usable == 100 and held > FITS_FROM)
+    assert usable == pytest.approx(100 * (1 - kept_free(bands)))
+    assert usable_bytes(100, bands, 0.25) == 75 and usable_bytes(None, bands) == math.inf
+    assert verdict(usable * 1.001, 200, bands, 100) in ("close", "no")
+    assert verdict(usable * 0.999, 200, bands, 100) in ("yes", "likely")
+
+
 def test_a_band_without_width_is_certain_on_both_sides():
     exact = replace(BANDS, memory_low=1.0, memory_high=1.0)
     assert [fit_probability(size, exact, 100) for size in (99, 100, 101)] == [1.0, 1.0, 0.0]
@@ -99,7 +114,8 @@ def test_every_estimate_of_an_answer_has_the_word_of_its_own_band():
         assert one.low_bytes == one.memory.device_bytes * bands.memory_low
         assert one.high_bytes == one.memory.device_bytes * bands.memory_high
         shown, needed = one.memory.device_bytes, one.memory.needed_bytes
-        assert one.verdict == verdict(shown, needed, bands, one.case.cluster.gpu.memory_bytes, 0.1)
+        assert one.verdict == verdict(shown, needed, bands, one.case.cluster.gpu.memory_bytes)
+        assert one.fits == (one.room_probability >= FITS_FROM)
 
 
 @pytest.mark.slow

@@ -45,11 +45,11 @@ def calibrate(rows: tuple[str, ...], output: str, force: bool) -> int:
     found = report.calibrate(rows, calibration(UNCALIBRATED), Path(output).stem, each)
     write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
     asked = list(each(rows))
-    left_out = {
-        "Source": probability.left_out(asked, found.without),
-        "Model": probability.left_out(asked, found.without_model, probability.model_of),
+    ways = {"Source": (found.without, probability.source_of), "Model": (found.without_model, probability.model_of)}
+    judged = {
+        left: probability.scored(probability.ends(probability.left_out(asked, without, of), of))
+        for left, (without, of) in ways.items()
     }
-    judged = {left: probability.scored(probability.ends(them)) for left, them in left_out.items()}
     click.echo(fitted.page(found, judged, "make calibration"), nl=False)
     return 0
 
