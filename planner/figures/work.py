@@ -16,6 +16,7 @@ from planner.basics.units import BYTES
 from planner.engines.common import packed
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import Asked
+from planner.figures.routing import routed_bytes
 from planner.figures.unitkernels import (
     SCORES_BACKWARD,
     SCORES_FORWARD,
@@ -261,12 +262,15 @@ def _layer_work(case: Case, unit: str) -> Work:
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
     attends, returns, score_bytes = attention_kernels(case, split)
+    mixture = any(weight.expert for weight in case.units()[unit]) and model.moe is not None
+    routed, returned = routed_bytes(case, model.moe, element_bytes_of(case)) if mixture else (0.0, 0.0)
+    elementwise = _elementwise_bytes(case, unit, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
         attention_flops=attention,
         masked_flops=square - attention,
-        moved_bytes=_elementwise_bytes(case, unit, split),
+        moved_bytes=elementwise + routed,
         fixed_bytes=unpacked,
         operations=found.modules + _layer_operations(case),
         kernels=found.kernels + attends,
@@ -277,7 +281,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         backward,
         attention_flops=2 * attention,
         masked_flops=2 * forward.masked_flops,
-        moved_bytes=2 * forward.moved_bytes,
+        moved_bytes=2 * elementwise + returned,
         kernels=found.gradients + returns,
         score_bytes=SCORES_BACKWARD / SCORES_FORWARD * score_bytes,
     )

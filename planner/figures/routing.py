@@ -1,0 +1,52 @@
+"""Memory traffic of tokens that are sent to experts: sorted, put back, and what biases of experts and clamped gates move.
+
+Works on one layout and on columns. Not here: the experts' products (kernels/), or bytes between ranks (comm.py).
+"""
+
+from __future__ import annotations
+
+from planner.basics.arith import Number, where
+from planner.basics.formula import formula
+from planner.parallelism.case import Case
+from planner.spec import Moe
+
+BIAS_BYTES = (28, 40)
+"""Bytes a row's element that Megatron-Core moves for the bias of experts' second product, forward and backward.
+
+It multiplies the bias by the probability and adds it in fp32, expert by expert, joins the parts and casts them back
+(core/transformer/moe/experts.py, _apply_bias): 4 + 10 + 8 + 6; backward casts (6), joins the parts (4), casts to 16
+bits (6), and makes and adds up the gradients of the bias and of the probability in fp32 (12 each)."""
+CLAMP_BYTES = (16, 20)
+"""Bytes for each element that the gate makes, of clamping both halves of its input before the fused kernel: two copies
+and one that joins them; backward a masked copy and one that joins them (core/fusions/fused_bias_geglu.py)."""
+
+
+@formula(unit="rows", source="definition: a token goes to so many experts; sequence parallelism splits tokens first")
+def routed_rows(tokens: Number, top_k: Number, split: Number) -> Number:
+    """Rows that a rank's experts work on, with a balanced router."""
+    return tokens * top_k / split
+
+
+@formula(
+    unit="bytes",
+    source="Megatron-Core's token dispatcher with fused permutation (core/transformer/moe/token_dispatcher.py): sorted "
+    "by expert, sorted again by the rank's experts after the exchange, and both undone",
+)
+def sorted_bytes(rows: Number, tokens: Number, row_bytes: Number, sorts: Number) -> Number:
+    """Memory traffic of one pass: each sort reads and writes all rows; the first reads, the last writes tokens."""
+    return (2 * sorts * rows - 2 * (rows - tokens)) * row_bytes
+
+
+def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Number]:
+    """Of one layer's forward and backward beside products and gates."""
+    layout, hidden = case.layout, case.model.hidden
+    split = where(layout.ep > 1, layout.tp, 1) if layout.sequence_parallel else 1
+    rows = routed_rows(case.tokens, moe.top_k, split)
+    sorts = where((layout.ep > 1) & (layout.ep < moe.experts), 4, 2)
+    moved = sorted_bytes(rows, case.tokens / split, hidden * element_bytes, sorts)
+    if not (moe.bias and layout.facts.starts_each_expert):
+        return moved, moved
+    forward, backward = (
+        rows * (hidden * bias + moe.expert_ffn * clamp) for bias, clamp in zip(BIAS_BYTES, CLAMP_BYTES, strict=True)
+    )
+    return moved + forward, moved + backward
