@@ -50,3 +50,10 @@ def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Nu
         rows * (hidden * bias + moe.expert_ffn * clamp) for bias, clamp in zip(BIAS_BYTES, CLAMP_BYTES, strict=True)
     )
     return moved + forward, moved + backward
+
+
+def bias_operations(case: Case, moe: Moe) -> Number:
+    """Operations that a forward starts to add the bias of the rank's experts' second product, of each one apart."""
+    if not (moe.bias and case.layout.facts.starts_each_expert):
+        return 0
+    return 2 * moe.experts / case.layout.ep

@@ -19,7 +19,7 @@ from planner.engines.common import implementation, updated
 from planner.figures import hostcosts
 from planner.figures.comm import Traffic, traffic
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
-from planner.figures.hostcosts import HostCosts, bucket_seconds
+from planner.figures.hostcosts import HostCosts, bucket_seconds, slowed
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     WITHIN,
@@ -192,7 +192,7 @@ def step_parts(
     costs: HostCosts = hostcosts.NONE,
 ) -> tuple[StepTime, StepParts | None]:
     """`step_time` with what it adds up, which is None where seconds are."""
-    known, layout = coefficients(case, calibration), case.layout
+    known, layout = slowed(coefficients(case, calibration), costs), case.layout
     accum = layout.grad_accum
     work = unit_work(case)
     first = case.at(next(case.stages()))

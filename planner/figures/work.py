@@ -16,7 +16,7 @@ from planner.basics.units import BYTES
 from planner.engines.common import packed
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import Asked
-from planner.figures.routing import routed_bytes
+from planner.figures.routing import bias_operations, routed_bytes
 from planner.figures.unitkernels import (
     SCORES_BACKWARD,
     SCORES_FORWARD,
@@ -173,7 +173,8 @@ def product_operands(rows: Number, features: Number, weight_elements: Number) ->
 
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
-    if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
+    dimensions = 3 if weight.expert else 2
+    if len(weight.shape) < dimensions or weight.replaced or weight.name == names_of(case.model.family).positions:
         return 0  # norms and biases; originals of trained copies; a table of positions is looked up
     if not weight.expert or case.model.moe is None:
         return weight.elements
@@ -262,8 +263,8 @@ def _layer_work(case: Case, unit: str) -> Work:
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
     attends, returns, score_bytes = attention_kernels(case, split)
-    mixture = any(weight.expert for weight in case.units()[unit]) and model.moe is not None
-    routed, returned = routed_bytes(case, model.moe, element_bytes_of(case)) if mixture else (0.0, 0.0)
+    moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
+    routed, returned = routed_bytes(case, moe, element_bytes_of(case)) if moe else (0.0, 0.0)
     elementwise = _elementwise_bytes(case, unit, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
@@ -272,7 +273,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         masked_flops=square - attention,
         moved_bytes=elementwise + routed,
         fixed_bytes=unpacked,
-        operations=found.modules + _layer_operations(case),
+        operations=found.modules + _layer_operations(case) + (bias_operations(case, moe) if moe else 0),
         kernels=found.kernels + attends,
         score_bytes=score_bytes,
     )
