@@ -1,5 +1,5 @@
-"""What the hosts of published runs took beside their devices' work: conditions of one source's runs, read off their
-times, which an answer to a user never assumes.
+"""What published runs took beside what the planner counts, or spared: conditions of one source's runs, which an answer
+to a user never assumes.
 
 Works on one layout and on columns. Not here: which runs had them (tests/truth/published), or what a host takes to start
 operations, which every run has (passes.py).
@@ -21,8 +21,11 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     Each collective inside a pass takes the host `call_s` for each rank of its group, `crossing` times that where the
     group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
-    `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done. The source's products
-    take `product_times` as long as the kernels that were measured elsewhere.
+    `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
+
+    Products took `product_times` as long as the kernels that were measured elsewhere. `exchanges_beside`: experts'
+    exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
+    overlap_moe_expert_parallel_comm).
     """
 
     call_s: float = 0.0
@@ -32,6 +35,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     forward_polls: int = 0
     backward_polls: int = 0
     product_times: float = 1.0
+    exchanges_beside: bool = False
 
 
 NONE = HostCosts()
