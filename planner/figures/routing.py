@@ -1,4 +1,4 @@
-"""Memory traffic of tokens that are sent to experts: sorted, put back, and what biases of experts and clamped gates move.
+"""Memory traffic of tokens that are sent to experts: sorted, put back; and of biases of experts and clamped gates.
 
 Works on one layout and on columns. Not here: the experts' products (kernels/), or bytes between ranks (comm.py).
 """

@@ -190,7 +190,8 @@ BESIDE_IN_BRIDGE = (
     r"26\.02(\.01)? NeMo.* qwen3-235b-a22b B300-|26\.04(\.01)? NeMo.* gpt-oss-120b GB200-"
 )
 """Rows whose recipes set moe_a2a_overlap (v0.1.0rc4: scripts/performance/run_script.py; later: workload_base_configs.py
-of the tags above). The B300 recipe of qwen3-235b-a22b has it in v0.3.0, with the virtual stages that both rows state."""
+of the tags above). That of qwen3-235b-a22b on B300 has it in v0.3.0, with the
+virtual stages that both rows state."""
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
