@@ -37,6 +37,12 @@ def sorted_bytes(rows: Number, tokens: Number, row_bytes: Number, sorts: Number)
     return (2 * sorts * rows - 2 * (rows - tokens)) * row_bytes
 
 
+@formula(unit="bytes", source="Megatron-Core's operations on gpt-oss's experts, one by one (BIAS_BYTES, CLAMP_BYTES)")
+def biased_bytes(rows: Number, hidden: Number, ffn: Number, bias_bytes: Number, clamp_bytes: Number) -> Number:
+    """Memory traffic of one pass for the bias of experts' second product and for clamping their gates' input."""
+    return rows * (hidden * bias_bytes + ffn * clamp_bytes)
+
+
 def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Number]:
     """Of one layer's forward and backward beside products and gates."""
     layout, hidden = case.layout, case.model.hidden
@@ -46,10 +52,12 @@ def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Nu
     moved = sorted_bytes(rows, case.tokens / split, hidden * element_bytes, sorts)
     if not (moe.bias and layout.facts.starts_each_expert):
         return moved, moved
-    forward, backward = (
-        rows * (hidden * bias + moe.expert_ffn * clamp) for bias, clamp in zip(BIAS_BYTES, CLAMP_BYTES, strict=True)
+    beside = (
+        biased_bytes(rows, hidden, moe.expert_ffn, bias, clamp)
+        for bias, clamp in zip(BIAS_BYTES, CLAMP_BYTES, strict=True)
     )
-    return moved + forward, moved + backward
+    forward, backward = (moved + one for one in beside)
+    return forward, backward
 
 
 def bias_operations(case: Case, moe: Moe) -> Number:
