@@ -46,7 +46,7 @@ def biased_bytes(rows: Number, hidden: Number, ffn: Number, bias_bytes: Number, 
 def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Number]:
     """Of one layer's forward and backward beside products and gates."""
     layout, hidden = case.layout, case.model.hidden
-    split = where(layout.ep > 1, layout.tp, 1) if layout.sequence_parallel else 1
+    split = _split(case)
     rows = routed_rows(case.tokens, moe.top_k, split)
     sorts = where((layout.ep > 1) & (layout.ep < moe.experts), 4, 2)
     moved = sorted_bytes(rows, case.tokens / split, hidden * element_bytes, sorts)
@@ -58,6 +58,19 @@ def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Nu
     )
     forward, backward = (moved + one for one in beside)
     return forward, backward
+
+
+def gated_bytes(case: Case, moe: Moe, element_bytes: float) -> Number:
+    """Of one pass through the gates of the experts' rows alone: `element_bytes` for each element that they make, and
+    what clamping moves forward."""
+    rows = routed_rows(case.tokens, moe.top_k, _split(case))
+    clamp = CLAMP_BYTES[0] if moe.bias and case.layout.facts.starts_each_expert else 0
+    return biased_bytes(rows, case.model.hidden, moe.expert_ffn, 0, element_bytes + clamp)
+
+
+def _split(case: Case) -> Number:
+    """Ranks of a tensor group that each send a part of the tokens."""
+    return where(case.layout.ep > 1, case.layout.tp, 1) if case.layout.sequence_parallel else 1
 
 
 def bias_operations(case: Case, moe: Moe) -> Number:

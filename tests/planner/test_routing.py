@@ -163,3 +163,14 @@ def test_a_layer_of_experts_takes_its_bytes_longer_at_the_memorys_rate() -> None
 
     moved_s = memory_seconds(routed_of(case)[0], device.bytes_per_s, known.compute.memory_share)
     assert float(both[0] - both[1]) == pytest.approx(float(moved_s))
+
+
+@pytest.mark.parametrize(("model", "each"), [("qwen3-235b-a22b", 3 * BYTES), ("gpt-oss-120b", 3 * BYTES + 16)])
+def test_gates_alone_run_again_where_a_recipe_recomputes_them(model: str, each: int) -> None:
+    """A gate reads two halves and writes one; gpt-oss clamps both halves first."""
+    case = case_of(model, recompute_modules=("moe_act",))
+    moe = case.model.moe
+    assert moe is not None
+
+    assert unit_work(case)["layer"].again.moved_bytes == SEQ * moe.top_k * moe.expert_ffn * each
+    assert unit_work(case_of(model))["layer"].again.moved_bytes == 0
