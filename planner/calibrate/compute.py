@@ -55,6 +55,9 @@ GRID: dict[str, tuple[float, ...]] = {
     "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
 }
 """In the order they are searched."""
+MEASURED, OLDER = "te", ("attention_pace",)
+"""The kernels preset whose attention is the one that was measured (Transformer Engine's, also of a step:
+presets/kernel_times), so that what older software has beside it is not searched."""
 BY_SHARES, BY_KERNELS = ("matmul_share", "attention_share"), ("pace", "attention_pace")
 """Coefficients of products and attention, of which a device's calibration has the ones or the others."""
 
@@ -123,9 +126,10 @@ def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
     counted = _counted(timed)
     best = speeds_of(timer.base, counted[0])
     least = _badness(counted, timer, best)
+    measured = counted[0].case.runtime.kernels == MEASURED
     for _ in range(ROUNDS):
         before = best
-        unused = BY_SHARES if best.pace else BY_KERNELS
+        unused = (*(BY_SHARES if best.pace else BY_KERNELS), *(OLDER if measured else ()))
         for name, values in GRID.items():
             if name in unused:
                 continue

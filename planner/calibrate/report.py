@@ -204,6 +204,8 @@ def _unproven(
             found[group] = f"{_named(group)}: {few}, keeps its default"
         elif worse := _worse(group[0], members, before, by_model):
             found[group] = f"{_named(group)}: {worse} where its model was left out, keeps its default"
+        elif group[0] == "speed" and (worse := _harmed(members, before, by_source)):
+            found[group] = f"{_named(group)}: {worse} where its source was left out, keeps its default"
     return found
 
 
@@ -244,6 +246,18 @@ def _worse(what: str, members: Sequence[Sample], before: Sequence[Residual], lef
     if after_it.p90 > before_it.p90 * LONGER_TAIL:
         return f"a tenth is {after_it.p90:.0%} off or more against {before_it.p90:.0%} before"
     return None
+
+
+def _harmed(members: Sequence[Sample], before: Sequence[Residual], left: Sequence[Residual]) -> str | None:
+    """Both errors in words, where several sources measured a speed and those left out are predicted worse with what the
+    others told than with the guesses."""
+    if len({one.source for one in members}) == 1:
+        return None
+    ids = {one.id for one in members}
+    old, new = (_found(residuals, ids, "time_error") for residuals in (before, left))
+    if not old or badness(new) <= badness(old):
+        return None
+    return f"{errors_of(new).median:.1%} off in the median against {errors_of(old).median:.1%} before"
 
 
 def _found(residuals: Sequence[Residual], ids: set[str], what: str) -> list[float]:

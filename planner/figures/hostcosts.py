@@ -1,5 +1,5 @@
-"""What the hosts of published runs took beside their devices' work: conditions of one source's runs, read off their
-times, which an answer to a user never assumes.
+"""What published runs took beside what the planner counts, or spared: conditions of one source's runs, which an answer
+to a user never assumes.
 
 Works on one layout and on columns. Not here: which runs had them (tests/truth/published), or what a host takes to start
 operations, which every run has (passes.py).
@@ -8,10 +8,12 @@ operations, which every run has (passes.py).
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from planner.basics.arith import Number, where
 from planner.basics.formula import formula
 from planner.figures.comm import Traffic
+from planner.spec.calibration import Coefficients
 
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +22,10 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     Each collective inside a pass takes the host `call_s` for each rank of its group, `crossing` times that where the
     group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
     `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
+
+    Products took `product_times` as long as the kernels that were measured elsewhere. `exchanges_beside`: experts'
+    exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
+    overlap_moe_expert_parallel_comm).
     """
 
     call_s: float = 0.0
@@ -28,6 +34,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float = 0.0
     forward_polls: int = 0
     backward_polls: int = 0
+    product_times: float = 1.0
+    exchanges_beside: bool = False
 
 
 NONE = HostCosts()
@@ -51,6 +59,15 @@ def polling_seconds(neighbours: Number, polls: Number, poll_s: Number) -> Number
 def call_seconds(call: Traffic, costs: HostCosts) -> Number:
     """Seconds that the host takes for all calls of one kind inside passes."""
     return calling_seconds(call.count, call.ranks, costs.call_s * where(call.inter_bytes > 0, costs.crossing, 1.0))
+
+
+def slowed(known: Coefficients, costs: HostCosts) -> Coefficients:
+    """Coefficients with products that take `product_times` as long, attention as long as before."""
+    if costs.product_times == 1.0:
+        return known
+    compute, times = known.compute, costs.product_times
+    paced = replace(compute, pace=compute.pace * times, attention_pace=compute.attention_pace / times)
+    return replace(known, compute=paced)
 
 
 def bucket_seconds(call: Traffic, costs: HostCosts) -> Number:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, maximum
+from planner.basics.arith import Number, maximum, minimum
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
@@ -232,6 +232,21 @@ def waited_of(case: Case, known: Coefficients, device: Device) -> dict[str, Pass
     for unit, beside in hidden.items():
         waiting[unit] = Passes(*(all_s - beside_s for all_s, beside_s in zip(waiting[unit], beside, strict=True)))
     return waiting
+
+
+def exchanges_beside(
+    case: Case, known: Coefficients, waiting: dict[str, Passes], busy: dict[str, Passes]
+) -> dict[str, Passes]:
+    """Seconds of waiting where experts' exchanges of one pass run beside what the device works on in the other."""
+    sent = [(call, seconds) for call, seconds in _seconds_within(case, known) if call.axis == "ep"]
+    exchanged = _by_unit(case, sent)
+    return {
+        unit: Passes(
+            all_s.forward_s - minimum(exchanged[unit].forward_s, busy[unit].backward_s),
+            all_s.backward_s - minimum(exchanged[unit].backward_s, busy[unit].forward_s),
+        )
+        for unit, all_s in waiting.items()
+    }
 
 
 def calling_of(case: Case, costs: HostCosts) -> dict[str, Passes] | None:

@@ -19,7 +19,7 @@ from planner.engines.common import implementation, updated
 from planner.figures import hostcosts
 from planner.figures.comm import Traffic, traffic
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
-from planner.figures.hostcosts import HostCosts, bucket_seconds
+from planner.figures.hostcosts import HostCosts, bucket_seconds, slowed
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     WITHIN,
@@ -28,6 +28,7 @@ from planner.figures.passes import (
     calling_of,
     coefficients,
     device_of,
+    exchanges_beside,
     least_working_seconds,
     loads_of,
     matmul_seconds,
@@ -192,7 +193,7 @@ def step_parts(
     costs: HostCosts = hostcosts.NONE,
 ) -> tuple[StepTime, StepParts | None]:
     """`step_time` with what it adds up, which is None where seconds are."""
-    known, layout = coefficients(case, calibration), case.layout
+    known, layout = slowed(coefficients(case, calibration), costs), case.layout
     accum = layout.grad_accum
     work = unit_work(case)
     first = case.at(next(case.stages()))
@@ -206,10 +207,14 @@ def step_parts(
         return unknown, None
     compute, both = {}, {}
     calling = calling_of(case, costs)
-    for unit, waiting in waited_of(case, known, device).items():
-        loads = loads_of(work[unit], device)
-        compute[unit] = passes_of(loads, device)
-        both[unit] = passes_of(loads, device, waiting, None if calling is None else calling[unit])
+    loads = {unit: loads_of(one, device) for unit, one in work.items()}
+    waiting = waited_of(case, known, device)
+    if costs.exchanges_beside:
+        busy = {unit: Passes(*(load.busy_s for load in one)) for unit, one in loads.items()}
+        waiting = exchanges_beside(case, known, waiting, busy)
+    for unit, one in loads.items():
+        compute[unit] = passes_of(one, device)
+        both[unit] = passes_of(one, device, waiting[unit], None if calling is None else calling[unit])
     own = on_stage(first, both)
     beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)

@@ -34,11 +34,10 @@ def product_kernels(weight: Weight, rows: Number, number_format: str) -> tuple[l
 
 
 def products_started(case: Case, weight: Weight) -> Number:
-    """Operations that a forward starts for one weight: a product; where an engine starts each expert's alone, so many,
-    and in 8 or 4 bits a conversion of each expert's rows."""
-    if not weight.expert or not case.layout.facts.starts_each_expert:
-        return 1
-    return weight.shape[0] * (2 if case.job.narrows else 1)
+    """Operations that a forward starts for one weight: a product, and in 8 or 4 bits the conversion of its rows; where
+    an engine starts each expert's alone, so many of both."""
+    each = 2 if case.job.narrows else 1
+    return weight.shape[0] * each if weight.expert and case.layout.facts.starts_each_expert else each
 
 
 def attention_kernels(case: Case, split: Number) -> tuple[tuple[Asked, ...], tuple[Asked, ...], Number]:

@@ -16,6 +16,7 @@ from planner.basics.units import BYTES
 from planner.engines.common import packed
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import Asked
+from planner.figures.routing import bias_operations, gated_bytes, routed_bytes
 from planner.figures.unitkernels import (
     SCORES_BACKWARD,
     SCORES_FORWARD,
@@ -29,7 +30,7 @@ from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share, runs_again
-from planner.spec import Kernels
+from planner.spec import Kernels, Moe
 
 PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
 NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
@@ -172,7 +173,8 @@ def product_operands(rows: Number, features: Number, weight_elements: Number) ->
 
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
-    if len(weight.shape) < 2 or weight.replaced or weight.name == names_of(case.model.family).positions:
+    dimensions = 3 if weight.expert else 2
+    if len(weight.shape) < dimensions or weight.replaced or weight.name == names_of(case.model.family).positions:
         return 0  # norms and biases; originals of trained copies; a table of positions is looked up
     if not weight.expert or case.model.moe is None:
         return weight.elements
@@ -261,14 +263,17 @@ def _layer_work(case: Case, unit: str) -> Work:
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
     unpacked = _unpacked_bytes(case, unit)
     attends, returns, score_bytes = attention_kernels(case, split)
+    moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
+    routed, returned = routed_bytes(case, moe, element_bytes_of(case)) if moe else (0.0, 0.0)
+    elementwise = _elementwise_bytes(case, unit, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
         attention_flops=attention,
         masked_flops=square - attention,
-        moved_bytes=_elementwise_bytes(case, unit, split),
+        moved_bytes=elementwise + routed,
         fixed_bytes=unpacked,
-        operations=found.modules + _layer_operations(case),
+        operations=found.modules + _layer_operations(case) + (bias_operations(case, moe) if moe else 0),
         kernels=found.kernels + attends,
         score_bytes=score_bytes,
     )
@@ -277,7 +282,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         backward,
         attention_flops=2 * attention,
         masked_flops=2 * forward.masked_flops,
-        moved_bytes=2 * forward.moved_bytes,
+        moved_bytes=2 * elementwise + returned,
         kernels=found.gradients + returns,
         score_bytes=SCORES_BACKWARD / SCORES_FORWARD * score_bytes,
     )
@@ -287,7 +292,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         operands=again_products * forward.operands,
         attention_flops=again_attention * attention,
         masked_flops=again_attention * forward.masked_flops,
-        moved_bytes=again_elementwise * forward.moved_bytes,
+        moved_bytes=again_elementwise * forward.moved_bytes + (_gated_again_bytes(case, moe) if moe else 0.0),
         fixed_bytes=again_products * unpacked,
         operations=max(again_products, again_elementwise) * forward.operations,
         kernels=again_kernels(found.kernels, again_products, 0.0)
@@ -312,6 +317,14 @@ def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, floa
         )
     )
     return again / (found.trained + found.frozen), float("core_attn" in modules), 0.0
+
+
+def _gated_again_bytes(case: Case, moe: Moe) -> Number:
+    """Memory traffic of a mixture's gates where they alone run again."""
+    if "moe_act" not in case.layout.recompute_modules:
+        return 0.0
+    accesses = GATE_ACCESSES.get(case.parts.mlp, 3)
+    return gated_bytes(case, moe, accesses * element_bytes_of(case))
 
 
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:

@@ -118,6 +118,26 @@ def test_a_pace_comes_back_from_the_steps_it_makes():
     assert found.spread < 0.05
 
 
+@pytest.mark.parametrize(("kernels", "searched"), [("te", False), ("hf", True)])
+def test_a_pace_of_attention_is_searched_where_software_has_another_than_the_measured_one(kernels: str, searched: bool):
+    """An attention twice as slow: Transformer Engine's was measured, so that it is not the cause."""
+    seen: set[float] = set()
+
+    class Told(Timer):
+        def seconds(self, sample: Sample, speeds: Speeds) -> float | None:
+            seen.add(speeds.attention_pace)
+            return super().seconds(sample, speeds)
+
+    slow = PACED._replace(attention_pace=2.0)
+    samples = []
+    for one in timed("gpt2", slow):
+        runtime = msgspec.structs.replace(one.case.runtime, kernels=kernels)
+        samples.append(msgspec.structs.replace(one, case=msgspec.structs.replace(one.case, runtime=runtime)))
+    assert fit_compute(samples, Told(BASE)).speeds is not None
+
+    assert (len(seen) > 1) == searched
+
+
 @pytest.mark.slow
 def test_speeds_come_back_from_the_steps_they_make():
     found = fit_compute([*timed("gpt2"), *timed("gpt2-xl")], Timer(BY_SHARES))

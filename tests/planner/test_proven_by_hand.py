@@ -102,6 +102,19 @@ def test_what_runtimes_share_is_judged_first_and_by_source(monkeypatch: pytest.M
     assert report._named(("speed", "ddp", "h100")) == "speed of ddp on h100"
 
 
+def test_a_speed_of_several_sources_is_kept_only_where_a_left_out_one_is_predicted_no_worse() -> None:
+    some = members(9)
+    for place, one in enumerate(some):
+        one.source = f"source {place % 2}"
+    small, large = (residuals(*[error] * 9, what="time_error") for error in (0.1, 0.2))
+
+    assert report._harmed(some, small, large) == "20.0% off in the median against 10.0% before"
+    assert report._harmed(some, small, small) is None and report._harmed(some, large, small) is None
+    for one in some:
+        one.source = "the only source"
+    assert report._harmed(some, small, large) is None
+
+
 def test_a_folder_is_a_run_json_a_probe_and_jsonl_are_rows(tmp_path: Path) -> None:
     paths = [tmp_path, tmp_path / "a.json", tmp_path / "b.jsonl", tmp_path / "c.jsonl"]
     assert report.sorted_out(paths) == ([tmp_path / "b.jsonl", tmp_path / "c.jsonl"], [tmp_path], [tmp_path / "a.json"])

@@ -20,6 +20,7 @@ from planner.basics.units import GIB
 from planner.calibrate.asked import CannotPredict, each
 from planner.calibrate.predict import replay
 from planner.calibrate.rows import Collective, Measured, Source, each_row
+from planner.figures.hostcosts import NONE
 from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
 from tests.truth.published import reader, sources
@@ -229,6 +230,28 @@ def test_bridge_s_recipes_overlap_tensor_collectives_of_llamas_but_in_nvfp4_and_
     assert 20 < len(on) < len(split) - 20
 
 
+def test_conditions_are_those_of_simumax_b200_and_of_recipes_that_exchange_beside_the_other_pass():
+    found = {one.row.id: one for one in reader.each([TRUTH / "megatron_bridge.jsonl", TRUTH / "simumax_b200.jsonl"])}
+    words = {row.id: row for row in published_rows()}
+    beside = {name for name, one in found.items() if one.costs.exchanges_beside}
+    slower = {name for name, one in found.items() if one.costs.product_times != 1.0}
+
+    assert slower == {name for name, one in found.items() if name.startswith("simumax") and one.case is not None}
+    said = {(words[name].hardware.gpu[:4], str(words[name].model.name)) for name in beside}
+    assert said == {
+        ("H100", "DeepSeekV3 (dropless)"),
+        ("H100", "qwen3-235b-a22b"),
+        ("H100", "qwen3-30b-a3b"),
+        ("B200", "qwen3-235b-a22b"),
+        ("B300", "qwen3-235b-a22b"),
+        ("GB20", "gpt-oss-120b"),
+    }
+    # the recipes of 26.02.01 and later run Qwen3 30B on H100 without
+    titles = {words[name].source.path_or_table for name in beside if words[name].model.name == "qwen3-30b-a3b"}
+    assert len(titles) == 2 and all("25.11" in one or "26.02 " in one for one in titles)
+    assert all(found[name].case.model.moe for name in beside)
+
+
 def test_galvatrons_rows_are_of_4096_tokens_and_of_the_stage_whose_rank_is_named():
     rows = {row.id: row for row in published_rows() if row.id.startswith("galvatron")}
     first, last = (rows[f"galvatron_profile-{place}"] for place in ("033", "034"))
@@ -294,7 +317,8 @@ def test_shared_walks_give_what_a_walk_of_its_own_gives():
 
 def test_a_published_row_with_its_plan_by_value_is_predicted_alike_by_the_planner_alone(tmp_path):
     for name in ("simumax_b200", "qwen_finetune_profile", "torchtitan", "nccl_bandwidth"):
-        published = list(reader.each([TRUTH / f"{name}.jsonl"]))
+        # A row of one's own has no conditions of a source's runs.
+        published = [msgspec.structs.replace(one, costs=NONE) for one in reader.each([TRUTH / f"{name}.jsonl"])]
         path = tmp_path / f"{name}.jsonl"
         assert command.exit_code(commands, ["plans", str(TRUTH / path.name), "-o", str(path)]) == 0
 

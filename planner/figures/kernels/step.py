@@ -16,7 +16,7 @@ from planner.basics.formula import formula, watched
 from planner.figures.kernels import experts
 from planner.figures.kernels.attention import BACKWARD_FLOPS, attention_kernel_seconds, causal_flops, head_share
 from planner.figures.kernels.device import Device
-from planner.figures.kernels.products import Product, product_seconds
+from planner.figures.kernels.products import Product, cast_seconds, product_seconds
 from planner.figures.kernels.waves import held_back_seconds
 from planner.spec.kernel_times import ExpertTimes, ProductTimes
 
@@ -196,7 +196,11 @@ def _product(asked: Product, device: Device) -> Number:
 
 
 def _grouped(asked: Grouped, device: Device) -> Number:
-    return grouped_kernel_seconds(asked.rows, asked.experts, asked.n, asked.k, device, asked.format)
+    took_s = grouped_kernel_seconds(asked.rows, asked.experts, asked.n, asked.k, device, asked.format)
+    own = _product_times(device, asked.format)
+    if own is None or own.cast_share is None:
+        return took_s
+    return took_s + cast_seconds(asked.rows * asked.experts, asked.k, device.bytes_per_s, own.cast_share)
 
 
 def _attention(asked: Attention, device: Device) -> Number:

@@ -6,6 +6,8 @@ Not here: how many a host that never waits has launched (planner/engines/nanotro
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from planner.engines import nanotron
@@ -13,7 +15,7 @@ from planner.figures import hostcosts
 from planner.figures.hostcosts import HostCosts, calling_seconds
 from planner.parallelism import tensor
 from planner.parallelism.case import Case
-from tests.truth.published.sources import Host
+from tests.truth.published.sources import Host, Quirk
 
 PEAK_SHARE = 0.5
 """Of the dense peak, in a layer's products: a guess, good enough to tell which of two times is the longer."""
@@ -49,9 +51,13 @@ def host_s(host: Host, case: Case) -> float:
     return float(calling_seconds(2 * tensor.PAIRS, case.layout.tp, each_s))
 
 
-def costs_of(host: Host | None, case: Case) -> HostCosts:
-    """What the hosts of a source's run took beside its devices' work; none where it has no pipeline over nodes."""
-    layout = case.layout
+def costs_of(quirk: Quirk, said: str, case: Case) -> HostCosts:
+    """What a source's run took beside what the planner counts, by the words that its row says; of the costs of hosts,
+    none where it has no pipeline over nodes."""
+    layout, host = case.layout, quirk.host
+    known = [costs for pattern, costs in quirk.costs if re.search(pattern, said)]
+    if known:
+        return known[-1]
     if host is None or not case.pipelined or layout.world_size <= host.from_gpus:
         return hostcosts.NONE
     waited = layout.world_size == host.waiting_gpus

@@ -16,7 +16,7 @@ from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
 from tests.truth.published.ahead import costs_of, forwards_ahead
 from tests.truth.published.cases import largest, memory_kind, memory_stage, row_case, step_seconds
-from tests.truth.published.jobs import quirk_of
+from tests.truth.published.jobs import quirk_of, said_of
 from tests.truth.published.machines import known_cluster
 from tests.truth.published.rows import WordRow, word_row
 
@@ -38,13 +38,12 @@ def question(row: Row) -> Asked:
         known = row_case(row)
     except CannotPredict as error:
         return msgspec.structs.replace(found, refusal=str(error))
-    host = quirk_of(row).host
-    ahead = forwards_ahead(host, known.case)
+    quirk = quirk_of(row)
+    ahead = forwards_ahead(quirk.host, known.case)
     timed = msgspec.structs.replace(row.measured, step_time_s=step_seconds(row, known.case), forwards_ahead=ahead)
     row = msgspec.structs.replace(row, measured=msgspec.structs.replace(timed, **largest(row, known.case)))
-    return msgspec.structs.replace(
-        found, row=row, case=known.case, assumptions=known.assumptions, costs=costs_of(host, known.case)
-    )
+    costs = costs_of(quirk, said_of(row), known.case)
+    return msgspec.structs.replace(found, row=row, case=known.case, assumptions=known.assumptions, costs=costs)
 
 
 def label(row: WordRow) -> str:

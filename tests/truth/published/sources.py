@@ -138,7 +138,8 @@ class Quirk(msgspec.Struct, frozen=True):
     stage, `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
     pattern, in that order; a `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose
     sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
-    out of memory, by pattern. `host` is known where memory was read while the host was ahead.
+    out of memory, by pattern. `host` is known where memory was read while the host was ahead,
+    `costs` are those of rows that have the pattern.
     """
 
     runtime: RowRuntime | None = None
@@ -155,6 +156,7 @@ class Quirk(msgspec.Struct, frozen=True):
     largest: tuple[tuple[str, str], ...] = ()
     optimizer: tuple[tuple[str, dict[str, Any]], ...] = ()
     host: Host | None = None
+    costs: tuple[tuple[str, HostCosts], ...] = ()
 
 
 FUSED_STEP = r"\+optimizer in backward|\+activation offload|\+8-bit AdamW"
@@ -181,6 +183,15 @@ in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). tp_comm_overlap
 qwen, and scripts/performance/configs/llama*/llama3*_llm_pretrain.py (off in NVFP4) and qwen*/qwen3_llm_pretrain.py (off
 on H100 since 25.11; elsewhere tp is 1). docs/performance-summary.md of 25.09: the first figure
 is of scales by tensor, as its note on those in brackets implies."""
+
+BESIDE_IN_BRIDGE = (
+    r"25\.09 NeMo.* DeepSeekV3 .*H100-|(25\.11|26\.\S+) NeMo.* qwen3-235b-a22b H100-|"
+    r"(25\.11|26\.02) NeMo.* qwen3-30b-a3b H100-|25\.11 NeMo.* qwen3-235b-a22b B200-|"
+    r"26\.02(\.01)? NeMo.* qwen3-235b-a22b B300-|26\.04(\.01)? NeMo.* gpt-oss-120b GB200-"
+)
+"""Rows whose recipes set moe_a2a_overlap (v0.1.0rc4: scripts/performance/run_script.py; later: workload_base_configs.py
+of the tags above). That of qwen3-235b-a22b on B300 has it in v0.3.0, with the
+virtual stages that both rows state."""
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
@@ -282,6 +293,9 @@ QUIRKS: dict[str, Quirk] = {
     ),
     "MooreThreads/SimuMax": Quirk(
         note="communication was not overlapped and cross-entropy was fused: predicted with overlap and Megatron's",
+        # Its own operators on its B200 (tests/truth/kernels/training_ops.csv, products in bf16) take 1.35 times as long
+        # in the median as those of the kernel tables, in each of three layouts.
+        costs=(("B200-", HostCosts(product_times=1.35)),),
     ),
     "bigscience-workshop/bigscience": Quirk(
         # train/tr11-176B-ml/chronicles-prequel.md, "Rebalancing layers": from there on a BF16 optimizer just written,
@@ -315,6 +329,7 @@ QUIRKS: dict[str, Quirk] = {
             *SET_BY_BRIDGE,
         ),
         parts=(("", {"loss": "in-place"}),),
+        costs=((BESIDE_IN_BRIDGE, HostCosts(exchanges_beside=True)),),
         note="layers by chunk, recomputation and formats as in the recipes of the container's time",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),

@@ -1,0 +1,80 @@
+"""Memory traffic of tokens that are sent to experts: sorted, put back; and of biases of experts and clamped gates.
+
+Works on one layout and on columns. Not here: the experts' products (kernels/), or bytes between ranks (comm.py).
+"""
+
+from __future__ import annotations
+
+from planner.basics.arith import Number, where
+from planner.basics.formula import formula
+from planner.parallelism.case import Case
+from planner.spec import Moe
+
+BIAS_BYTES = (28, 40)
+"""Bytes a row's element that Megatron-Core moves for the bias of experts' second product, forward and backward.
+
+It multiplies the bias by the probability and adds it in fp32, expert by expert, joins the parts and casts them back
+(core/transformer/moe/experts.py, _apply_bias): 4 + 10 + 8 + 6; backward casts (6), joins the parts (4), casts to 16
+bits (6), and makes and adds up the gradients of the bias and of the probability in fp32 (12 each)."""
+CLAMP_BYTES = (16, 20)
+"""Bytes for each element that the gate makes, of clamping both halves of its input before the fused kernel: two copies
+and one that joins them; backward a masked copy and one that joins them (core/fusions/fused_bias_geglu.py)."""
+
+
+@formula(unit="rows", source="definition: a token goes to so many experts; sequence parallelism splits tokens first")
+def routed_rows(tokens: Number, top_k: Number, split: Number) -> Number:
+    """Rows that a rank's experts work on, with a balanced router."""
+    return tokens * top_k / split
+
+
+@formula(
+    unit="bytes",
+    source="Megatron-Core's token dispatcher with fused permutation (core/transformer/moe/token_dispatcher.py): sorted "
+    "by expert, sorted again by the rank's experts after the exchange, and both undone",
+)
+def sorted_bytes(rows: Number, tokens: Number, row_bytes: Number, sorts: Number) -> Number:
+    """Memory traffic of one pass: each sort reads and writes all rows; the first reads, the last writes tokens."""
+    return (2 * sorts * rows - 2 * (rows - tokens)) * row_bytes
+
+
+@formula(unit="bytes", source="Megatron-Core's operations on gpt-oss's experts, one by one (BIAS_BYTES, CLAMP_BYTES)")
+def biased_bytes(rows: Number, hidden: Number, ffn: Number, bias_bytes: Number, clamp_bytes: Number) -> Number:
+    """Memory traffic of one pass for the bias of experts' second product and for clamping their gates' input."""
+    return rows * (hidden * bias_bytes + ffn * clamp_bytes)
+
+
+def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Number]:
+    """Of one layer's forward and backward beside products and gates."""
+    layout, hidden = case.layout, case.model.hidden
+    split = _split(case)
+    rows = routed_rows(case.tokens, moe.top_k, split)
+    sorts = where((layout.ep > 1) & (layout.ep < moe.experts), 4, 2)
+    moved = sorted_bytes(rows, case.tokens / split, hidden * element_bytes, sorts)
+    if not (moe.bias and layout.facts.starts_each_expert):
+        return moved, moved
+    beside = (
+        biased_bytes(rows, hidden, moe.expert_ffn, bias, clamp)
+        for bias, clamp in zip(BIAS_BYTES, CLAMP_BYTES, strict=True)
+    )
+    forward, backward = (moved + one for one in beside)
+    return forward, backward
+
+
+def gated_bytes(case: Case, moe: Moe, element_bytes: float) -> Number:
+    """Of one pass through the gates of the experts' rows alone: `element_bytes` for each element that they make, and
+    what clamping moves forward."""
+    rows = routed_rows(case.tokens, moe.top_k, _split(case))
+    clamp = CLAMP_BYTES[0] if moe.bias and case.layout.facts.starts_each_expert else 0
+    return biased_bytes(rows, case.model.hidden, moe.expert_ffn, 0, element_bytes + clamp)
+
+
+def _split(case: Case) -> Number:
+    """Ranks of a tensor group that each send a part of the tokens."""
+    return where(case.layout.ep > 1, case.layout.tp, 1) if case.layout.sequence_parallel else 1
+
+
+def bias_operations(case: Case, moe: Moe) -> Number:
+    """Operations that a forward starts to add the bias of the rank's experts' second product, of each one apart."""
+    if not (moe.bias and case.layout.facts.starts_each_expert):
+        return 0
+    return 2 * moe.experts / case.layout.ep
