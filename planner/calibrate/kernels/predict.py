@@ -142,7 +142,8 @@ def _seconds_of(group: Group, device: Device, one: Times) -> Number:
     if isinstance(one, AttentionTimes):
         sizes = at["batch"], at["seq"], at["heads"], at["kv_heads"], at["head_dim"]
         backward = group.variant == "backward"
-        return attention_kernel_seconds(*sizes, device, one, at["value_dim"], backward, sustained=False)
+        cached = group.kind == "attention"
+        return attention_kernel_seconds(*sizes, device, one, at["value_dim"], backward, sustained=False, cached=cached)
     if isinstance(one, ExpertTimes) and group.kind == "experts":
         inter = at["inter_size"] / at["moe_tp_size"]
         around = at["num_tokens"], at["hidden_size"], inter, at["gates"], at["num_experts"]
