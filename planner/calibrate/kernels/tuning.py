@@ -53,8 +53,8 @@ COLUMNS = {"bfloat16": 16, "fp8": 32, "fp8_block": 128, "w4a16_mxfp4": 64}
 SEED = 42
 PARTS = 2
 """Machines that measured a part of the plan each, one after the other in its order, with files of their own. Not said
-by the source, and chosen by H100's rows: with two parts 53 of the 56 whose file others share took as long as the plan
-has it, with another number up to 32 at most 43. On H200 57 of 66 did."""
+by the source: with two parts 53 of H100's 56 rows whose file others share are slow or not as the plan has it, and 57 of
+H200's 66; with another number up to 32 at most 43 and 49 (docs/decisions/0051-untuned-kernels.md)."""
 
 
 class Case(NamedTuple):
