@@ -85,11 +85,13 @@ class ExpertTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Tiles of 2,048 outputs reach `share_2k`. Tokens are sorted and added up at `routing_share` of the memory's rate, and
     each of the layer's experts costs `expert_s`.
+    The first kernel of the library's list (`first_tile` of the chip), where it runs untuned, reaches `share_first`.
     """
 
     share_2k: Share
     routing_share: Share
     expert_s: NotNegative
+    share_first: Share | None = None
 
 
 class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,12 +139,14 @@ class CollectiveTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=T
 class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of presets/kernel_times: a chip's facts, what was fitted on it, and the nearest GPUs for the rest.
 
-    `others` are those GPUs' files.
+    `first_tile` is the first of the library's grouped kernels for the chip, by rows and columns of a tile, which runs
+    where nobody tuned. `others` are those GPUs' files.
     """
 
     gpu: str
     multiprocessors: Annotated[int, msgspec.Meta(gt=0)]
     l2_bytes: Positive
+    first_tile: tuple[int, int] | None = None
     nearest: tuple[str, ...] = ()
     products: tuple[ProductTimes, ...] = ()
     experts: tuple[ExpertTimes, ...] = ()

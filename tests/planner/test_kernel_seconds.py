@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.basics.formula import trace
-from planner.figures.kernels.attention import attention_kernel_seconds, causal_flops
+from planner.figures.kernels.attention import attention_bytes, attention_kernel_seconds, causal_flops
 from planner.figures.kernels.collectives import across_seconds, domain_seconds, log2_up, shared_cards_rate
 from planner.figures.kernels.device import Device, device_of, named
 from planner.figures.kernels.experts import expert_rows, experts_seconds, grouped_seconds, routed
@@ -173,7 +173,8 @@ def test_what_nobody_measured_is_the_nearest_gpus_and_says_so():
 @pytest.mark.parametrize("gpu", WITH_NUMBERS)
 def test_every_file_is_of_a_gpu_names_known_ones_and_has_a_product(gpu: str):
     times = kernel_times(gpu)
-    assert set(times.sources) == {"multiprocessors", "l2_bytes", "nearest"}
+    told = {"first_tile"} if times.first_tile else set()
+    assert set(times.sources) == {"multiprocessors", "l2_bytes", "nearest"} | told
     assert len(times.others) == len(times.nearest) > 0
     assert gpu not in times.nearest
     assert times.product("bf16") is not None
@@ -210,6 +211,30 @@ def test_experts_with_uneven_rows_take_longer_and_idle_ones_no_weights():
     assert experts_seconds(odd, *args) > experts_seconds(even, *args)
     idle, alone_ = routed([300.0, *[0.0] * 31]), routed([300.0])
     assert grouped_seconds(idle, 4096, 1536, device, one) == grouped_seconds(alone_, 4096, 1536, device, one)
+
+
+def test_attention_of_inference_writes_keys_and_values_once_more():
+    # 1,000 tokens of 8 + 2 heads of 128 + 128 elements of 2 bytes; keys and values of 2 heads again
+    assert attention_bytes(1, 1000, 8, 2, 128, 128) == 2 * 1000 * 10 * 256
+    assert attention_bytes(1, 1000, 8, 2, 128, 128, cached=True) == 2 * 1000 * 12 * 256
+    device = named("l40s-48gb")
+    sizes = (64, 512, 16, 16, 64, device, device.times.attend())
+    assert attention_kernel_seconds(*sizes, cached=True) > 1.05 * attention_kernel_seconds(*sizes)
+
+
+def test_experts_that_nobody_tuned_run_the_first_kernel_of_the_list():
+    device = named("h200-141gb")
+    one = device.times.expert("bf16")
+    rows = routed([300.0] * 32)
+    args = (1200, 4096, 1536, 2, 128, device, one)
+    tuned_s, untuned_s = experts_seconds(rows, *args), experts_seconds(rows, *args, tuned=0.0)
+    assert untuned_s > 2 * tuned_s
+    both = experts_seconds(rows, *args, tuned=np.array([1.0, 0.0]))
+    assert list(both) == pytest.approx([tuned_s, untuned_s], rel=1e-12)
+    other = named("a100-sxm-80gb")
+    one = other.times.expert("bf16")
+    alike = [experts_seconds(rows, 1200, 4096, 1536, 2, 128, other, one, tuned=tuned) for tuned in (1.0, 0.0)]
+    assert alike[0] == alike[1]  # nobody says how its first kernel does
 
 
 def test_kernels_that_move_bytes():

@@ -17,6 +17,7 @@ from planner.calibrate.kernels.fit import fit
 from planner.calibrate.kernels.predict import Answer, answers, grouped, seconds_of
 from planner.calibrate.kernels.score import summary
 from planner.calibrate.kernels.tables import KernelRow, read
+from planner.calibrate.kernels.tuning import Case, untuned
 from planner.cli import planner
 from planner.figures.kernels.device import named
 from scripts.kernels import gaussian_process, judge
@@ -131,6 +132,28 @@ def test_a_fit_finds_the_times_again_that_numbers_made(rows: dict[str, list[Kern
     device, other = named("h100-sxm-80gb"), named("a100-sxm-80gb").times.product("bf16")
     made = seconds_of(some, device, other)
     assert fit(some, made).spread < 0.01
+
+
+def test_a_plan_says_which_experts_were_tuned():
+    of_512 = [Case("bfloat16", 4096, 1024, 10, 512, 4, 4, exponent) for exponent in (0.0, 1.01, 1.2)]
+    of_256 = [Case("bfloat16", 4096, 2048, 8, 256, 8, 2, exponent) for exponent in (0.0, 1.01, 1.2)]
+    assert {case.file for case in of_512 + of_256} == {"bfloat16_4096_256_128"}
+    assert 0 < len(untuned() & {*of_512, *of_256}) < 6  # whoever comes first is tuned
+    assert not [case for case in untuned() if case.file == "bfloat16_3072_1024_64"]  # which no other shares
+    ones = [case for case in untuned() if case.experts == case.expert_ranks]
+    assert ones  # "..._1" is how "..._16" begins
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-141gb"])
+def test_what_nobody_tuned_took_longer_than_a_tuned_kernel(gpu: str):
+    (one,) = measured("experts", only=(gpu,))
+    untuned_ = one.group.sizes["tuned"] == 0
+    one.group.sizes["tuned"][:] = 1.0
+    device = named(gpu)
+    factor = one.seconds / seconds_of(one.group, device, device.times.expert("bf16"))
+    assert untuned_.sum() > 20
+    assert np.median(factor[untuned_]) > 1.5
+    assert np.quantile(factor[~untuned_], 0.9) < 1.3
 
 
 def test_the_process_predicts_what_is_smooth():

@@ -56,6 +56,7 @@ EXPERTS = TILES | {
     "routing_share": Guess(0.6, 1.0, "share"),
     "expert_s": Guess(0.05e-6, 1.0),
 }
+FIRST = {"share_first": Guess(0.2, 0.7, "share")}
 ATTENTION = RATES | {
     "launch_s": Guess(10e-6, 0.7),
     "tile_s": Guess(1e-6, 1.0),
@@ -92,6 +93,8 @@ def guesses_of(group: Group, device: Device) -> dict[str, Guess]:
     guesses = {"product": PRODUCT, "experts": EXPERTS}.get(group.kind, ATTENTION)
     if number_format == "fp8":
         guesses = guesses | CAST
+    if group.kind == "experts" and device.times.first_tile is not None:
+        guesses = guesses | FIRST
     peak = device.peak("bf16")
     assert peak is not None
     energy = device.power_w / (BUSY * peak) * (EIGHT_BIT_ENERGY if number_format == "fp8" else 1.0)

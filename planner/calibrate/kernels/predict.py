@@ -142,11 +142,12 @@ def _seconds_of(group: Group, device: Device, one: Times) -> Number:
     if isinstance(one, AttentionTimes):
         sizes = at["batch"], at["seq"], at["heads"], at["kv_heads"], at["head_dim"]
         backward = group.variant == "backward"
-        return attention_kernel_seconds(*sizes, device, one, at["value_dim"], backward, sustained=False)
+        cached = group.kind == "attention"
+        return attention_kernel_seconds(*sizes, device, one, at["value_dim"], backward, sustained=False, cached=cached)
     if isinstance(one, ExpertTimes) and group.kind == "experts":
         inter = at["inter_size"] / at["moe_tp_size"]
         around = at["num_tokens"], at["hidden_size"], inter, at["gates"], at["num_experts"]
-        return experts_seconds(_routed_of(at), *around, device, one, again=True, sustained=False)
+        return experts_seconds(_routed_of(at), *around, device, one, again=True, sustained=False, tuned=at["tuned"])
     if isinstance(one, ExpertTimes):
         given = Routed(
             at["ng"] * at["M"], at["ng"], {high: at["ng"] * -(-at["M"] // high) for high, _ in GROUPED_TILES}

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from planner.basics.errors import PlannerError
+from planner.calibrate.kernels.tuning import SOURCES, Case, untuned
 
 MICRO = 1e-6
 KINDS: dict[str, tuple[str, ...]] = {
@@ -132,8 +133,15 @@ def _experts(known: Mapping[str, str]) -> Read:
     if sizes["num_experts"] % sizes["moe_ep_size"]:
         raise ValueError("experts that do not divide among the ranks are not known")
     sizes["exponent"] = float(found[1]) if found else 0.0
+    # Of the chips that this plan was for, Hopper's alone have a first kernel that is told apart (`first_tile`).
+    sizes["tuned"] = float(known.get("kernel_source") not in SOURCES or _case(known, sizes) not in untuned())
     sizes["gates"] = 1.0 if NOT_GATED in known.get("kernel_source", "") else 2.0
     return FORMATS.get(known["moe_dtype"], known["moe_dtype"]), sizes, _measured(known)
+
+
+def _case(known: Mapping[str, str], sizes: Sizes) -> Case:
+    hidden, inter, top_k, experts, tensor, ranks = (int(sizes[name]) for name in KINDS["experts"][3:-1])
+    return Case(known["moe_dtype"], hidden, inter, top_k, experts, tensor, ranks, sizes["exponent"])
 
 
 def _collective(known: Mapping[str, str]) -> Read:

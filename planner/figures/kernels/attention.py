@@ -41,10 +41,16 @@ def causal_flops(batch: Number, seq: Number, heads: Number, head_dim: Number, va
 
 @formula(unit="bytes", source="queries and outputs of all heads, keys and values of theirs, each once")
 def attention_bytes(
-    batch: Number, seq: Number, heads: Number, kv_heads: Number, head_dim: Number, value_dim: Number
+    batch: Number,
+    seq: Number,
+    heads: Number,
+    kv_heads: Number,
+    head_dim: Number,
+    value_dim: Number,
+    cached: bool = False,
 ) -> Number:
-    """What one forward moves."""
-    return ELEMENT_BYTES * batch * seq * (heads + kv_heads) * (head_dim + value_dim)
+    """What one forward moves. `cached`: it also writes keys and values to a cache for later tokens, as inference."""
+    return ELEMENT_BYTES * batch * seq * (heads + (2 if cached else 1) * kv_heads) * (head_dim + value_dim)
 
 
 @formula(
@@ -63,8 +69,9 @@ def attention_kernel_seconds(
     value_dim: Number | None = None,
     backward: bool = False,
     sustained: bool = True,
+    cached: bool = False,
 ) -> Number:
-    """One call for `batch` sequences of `seq` tokens; keys and values of `kv_heads` heads."""
+    """One call for `batch` sequences of `seq` tokens; keys and values of `kv_heads` heads. `cached`: see its bytes."""
     peak = device.peak("bf16")
     assert peak is not None
     values = head_dim if value_dim is None else value_dim
@@ -83,7 +90,7 @@ def attention_kernel_seconds(
             busy_s = waves_of(blocks, device.multiprocessors, one.stepped) * each_s
             fastest = busy_s if fastest is None else minimum(fastest, busy_s)
     assert fastest is not None
-    used = times * attention_bytes(batch, seq, heads, kv_heads, head_dim, values)
+    used = times * attention_bytes(batch, seq, heads, kv_heads, head_dim, values, cached)
     moved = cold_bytes(used, used, device.times.l2_bytes)
     arriving_s = fetching_seconds(used, moved, device.bytes_per_s, one.memory_share, device.multiprocessors)
     alone_s = fastest + arriving_s

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import msgspec
 
-from planner.basics.arith import Number, minimum
+from planner.basics.arith import Number, minimum, where
 from planner.basics.formula import formula, unrecorded
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.products import ELEMENT_BYTES, tile_share
@@ -73,6 +73,12 @@ def expert_rows(tokens: int, top_k: int, experts: int, ranks: int, exponent: flo
     return tuple(float(round(load / DRAWS)) for load in total)
 
 
+def grouped_share(height: int, width: int, one: ExpertTimes) -> float:
+    """The share of the peak that a grouped kernel reaches on its tiles."""
+    area = height * width
+    return tile_share(area, one) if area > SMALLEST else one.share * one.share_2k
+
+
 @formula(unit="s", source="tiles of all experts in one set of waves (CUTLASS grouped kernels); weights of busy experts")
 def grouped_seconds(
     given: Routed,
@@ -82,28 +88,28 @@ def grouped_seconds(
     one: ExpertTimes,
     cold_share: Number = 1.0,
     output_bytes: Number = 2.0,
+    tuned: Number = 1.0,
 ) -> Number:
     """One grouped product of each expert's rows with its k x n weights, before power and without a launch.
 
-    Of its bytes `cold_share` come from memory, the rest from the cache.
+    Of its bytes `cold_share` come from memory, the rest from the cache. `tuned` 0: nobody chose a kernel for these
+    sizes, and the first of the library's list runs.
     """
     peak = device.peak(one.format)
     assert peak is not None, one.format
     used = grouped_bytes(given, n, k, one.format, output_bytes)
     rates = device.bytes_per_s, one.memory_share, device.multiprocessors
     memory_s = fetching_seconds(used, cold_share * used, *rates)
-    fastest: Number | None = None
+
+    def busy_seconds(height: int, width: int, share: float) -> Number:
+        each_s = tile_seconds(2.0 * height * width, k, one.ramp, peak / device.multiprocessors * share, one.tile_s)
+        return waves_of(given.tiles[height] * tiles_of(1, n, 1, width), device.multiprocessors, one.stepped) * each_s
+
     with unrecorded():
-        for height, width in GROUPED_TILES:
-            area = height * width
-            rate = (
-                peak / device.multiprocessors * (tile_share(area, one) if area > SMALLEST else one.share * one.share_2k)
-            )
-            each_s = tile_seconds(2.0 * area, k, one.ramp, rate, one.tile_s)
-            tiles = given.tiles[height] * tiles_of(1, n, 1, width)
-            busy_s = waves_of(tiles, device.multiprocessors, one.stepped) * each_s
-            fastest = busy_s if fastest is None else minimum(fastest, busy_s)
-    assert fastest is not None
+        fastest = reduce(minimum, (busy_seconds(*tile, grouped_share(*tile, one)) for tile in GROUPED_TILES))
+        if device.times.first_tile is not None and one.share_first is not None:
+            first = busy_seconds(*device.times.first_tile, one.share * one.share_first)
+            fastest = where(tuned == 0, first, fastest)
     return bounded_seconds(fastest, memory_s, one.sharpness)
 
 
@@ -132,17 +138,18 @@ def experts_seconds(
     one: ExpertTimes,
     again: bool = False,
     sustained: bool = True,
+    tuned: Number = 1.0,
 ) -> Number:
     """Forward of a rank's experts: `gates` x `inter` columns, then back to `hidden`.
 
     `experts` are all of the layer's, over which tokens are sorted. `again`: the same call came just before, so that the
-    cache holds what fits.
+    cache holds what fits. `tuned` as for a grouped product.
     """
     used = grouped_bytes(given, gates * inter, hidden, one.format, 2.0)
     used = used + grouped_bytes(given, hidden, inter, one.format, 2.0)
     moved = cold_bytes(used, used, device.times.l2_bytes) if again else used
-    up_s = grouped_seconds(given, gates * inter, hidden, device, one, moved / used)
-    down_s = grouped_seconds(given, hidden, inter, device, one, moved / used)
+    up_s = grouped_seconds(given, gates * inter, hidden, device, one, moved / used, tuned=tuned)
+    down_s = grouped_seconds(given, hidden, inter, device, one, moved / used, tuned=tuned)
     energy_j = one.flop_j * 2 * given.rows * hidden * inter * (gates + 1) + one.byte_j * moved
     busy_s = held_back_seconds(up_s + down_s, energy_j, device.power_w, 0.0 if sustained else one.settle_s)
     around_s = routing_bytes(given, tokens, hidden, inter, gates) / (device.bytes_per_s * one.routing_share)
