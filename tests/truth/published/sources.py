@@ -75,10 +75,10 @@ RUNTIMES: dict[str, RowRuntime] = {
         source="foundation-model-stack/fms-fsdp 5a296af, main_training_llama.py: FSDP by block, AdamW in lists",
     ),
     "internevo": RowRuntime(
-        {"*": "megatron-core", "zero3": "accelerate-fsdp2"},
-        parts={"loss": "eager-fp32", "vocab_parallel": True},
-        guess="InternEvo as Megatron-Core with a distributed optimizer (ZeRO-3: as FSDP2)",
-        source="InternLM/InternEvo, doc/en/train_performance.md; its own kernels were not read",
+        {"*": "internevo", "zero3": "accelerate-fsdp2"},
+        kernels="internevo",
+        guess="ZeRO-3 of InternEvo as FSDP2",
+        source="InternLM/InternEvo c628a8c, doc/en/train_performance.md",
     ),
     "litgpt": RowRuntime(
         {"single": "litgpt-single", "ddp": "accelerate-ddp", "zero3": "litgpt-fsdp"},
