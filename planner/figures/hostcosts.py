@@ -1,17 +1,22 @@
-"""What the hosts of published runs took beside their devices' work: conditions of one source's runs, read off their
-times, which an answer to a user never assumes.
+"""What hosts take beside starting the model's operations: an engine's own code, which every run of it has, and
+conditions of one source's runs, read off their times, which an answer to a user never assumes.
 
-Works on one layout and on columns. Not here: which runs had them (tests/truth/published), or what a host takes to start
-operations, which every run has (passes.py).
+Works on one layout and on columns. Not here: which runs had conditions (tests/truth/published), or what a host takes to
+start operations (passes.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
 from planner.basics.arith import Number, where
 from planner.basics.formula import formula
+from planner.engines import engine_of
+from planner.engines.base import HookOperations
 from planner.figures.comm import Traffic
+from planner.parallelism.case import Case
 
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,3 +70,9 @@ def polls_of(costs: HostCosts, stages: int, stage: int) -> tuple[float, float]:
         float(polling_seconds(neighbours, polls, costs.poll_s)) for polls in (costs.forward_polls, costs.backward_polls)
     )
     return forward_s, backward_s
+
+
+def engine_operations(case: Case, unit: str) -> HookOperations:
+    """Operations' worth of the host that an engine's own code takes in one occurrence of a unit; none of most."""
+    own: Callable[[Case, str], HookOperations] | None = getattr(engine_of(case.layout.engine), "hooks", None)
+    return HookOperations() if own is None else own(case, unit)

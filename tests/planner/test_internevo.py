@@ -20,7 +20,8 @@ from planner.spec.calibration import calibration
 LLAMA = presets.model("llama-2-7b")
 ELEMENTS = 6_738_415_616
 TABLE = 32000 * 4096
-WEIGHTS = 32 * 9 + 3
+WEIGHTS = 32 * 7 + 3
+"""Of a layer one matrix for queries, keys and values, one for their result, three of the MLP and two norms."""
 
 
 def case_of(gpus: int, shards: int, **layout: object) -> Case:

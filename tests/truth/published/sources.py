@@ -222,6 +222,7 @@ QUIRKS: dict[str, Quirk] = {
     "QwenLM/Qwen": Quirk(
         runtime=RowRuntime(
             {"single": "accelerate-single", "zero2": "deepspeed-zero", "zero3": "deepspeed-zero"},
+            parts={"norm": "fused", "rotary": "fused", "projections": "joint"},
             own=True,
             upcasts_adapters=True,
             dropout=0.05,
@@ -233,7 +234,8 @@ QUIRKS: dict[str, Quirk] = {
                     "overlap_comm": True,
                 }
             },
-            source="QwenLM/Qwen, finetune.py (LoraArguments), finetune/ds_config_zero2.json and README.md (torch 2.0)",
+            source="QwenLM/Qwen, finetune.py (LoraArguments), finetune/ds_config_zero2.json and README.md (torch 2.0); "
+            "docker/Dockerfile: flash-attn 2.3.3 and its norm; modeling_qwen.py takes both and its rotary, one c_attn",
         ),
         memory="device",
         note="memory kind not stated: as the card shows it",
@@ -242,7 +244,8 @@ QUIRKS: dict[str, Quirk] = {
         fused="zero",
         # finetune/finetune_qlora_single_gpu.sh: fp16 under ds_config_zero2.json on one device too, so that nothing is
         # cast to fp32: DeepSpeed halves the model, and Accelerate converts no outputs of it.
-        layout=(("gptq", {"stage": "zero2"}),),
+        # finetune/finetune_ds.sh, the only script for whole models, has ds_config_zero3.json, on one device too.
+        layout=(("gptq", {"stage": "zero2"}), (" full$", {"stage": "zero3"})),
         parts=(("gptq", {"loss": "native"}),),
     ),
     "PKU-DAIR/Hetu-Galvatron": Quirk(
