@@ -121,12 +121,6 @@ def stored_weight_bytes(case: Case, weight: Weight) -> Number:
     return own(case)
 
 
-def is_joined(case: Case, weight: Weight) -> bool:
-    """Whether the code has a weight as part of another: where projections are joint, keys' and values' and their
-    adapters are part of the queries'."""
-    return case.parts.projections == "joint" and (".k_proj" in weight.name or ".v_proj" in weight.name)
-
-
 def whole_weight_bytes(case: Case) -> Number:
     """Bytes of the weight that takes most as it comes while a model is filled weight by weight: whole, in the format
     the model is built in (executor/worker/model/loading.py)."""

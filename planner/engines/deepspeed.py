@@ -10,11 +10,12 @@ from planner.basics.arith import Number, in_shape_of, maximum, minimum
 from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Blocks, Call, Held, Holder, HookOperations
-from planner.engines.common import implementation, is_joined, parallel_compute, sent_elements
+from planner.engines.common import implementation, parallel_compute, sent_elements
 from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute, optimizers
 from planner.inventory.forms import storage_bytes
+from planner.inventory.joint import is_joined
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -94,7 +95,7 @@ REDUCED_WHOLE = 12
 
 def hooks(case: Case, unit: str) -> HookOperations:
     """What stage 3's hooks around modules, and every stage's for gradients, take of the host."""
-    weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_joined(case, weight)]
+    weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_joined(case.parts, weight)]
     trained = sum(weight.trainable for weight in weights)
     if case.layout.zero_stage < 3:
         return HookOperations(backward=REDUCED_WHOLE * trained)

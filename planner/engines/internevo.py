@@ -17,11 +17,11 @@ from planner.basics.arith import Number, ceil_div, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.engines import model_parallel
 from planner.engines.base import Call, Held, Holder
-from planner.engines.common import is_joined
 from planner.engines.ddp import finished_elements
 from planner.engines.model_parallel import OWN_STEP, STAGES
 from planner.engines.model_parallel import compute as compute
 from planner.inventory import Moment
+from planner.inventory.joint import is_joined
 from planner.parallelism import pipeline, tensor, zero
 from planner.parallelism.case import Case
 from planner.parallelism.recompute import regathers
@@ -137,7 +137,7 @@ def _data(case: Case, axis: str, elements: Number) -> list[Call]:
     buckets = ceil_div(elements, BUCKET_ELEMENTS)
     calls = [Call("all_reduce", "dp", "bucket", "backward", buckets, elements * each.grad, overlappable=True)]
     if layout.zero_stage:
-        weights = sum(times for times, weight in case.counted() if not is_joined(case, weight)) + 0
+        weights = sum(times for times, weight in case.counted() if not is_joined(case.parts, weight)) + 0
         count = owners(layout.dp_shard, weights)
         calls.append(Call("broadcast", axis, "params", "optimizer", count, elements * each.weight))
     return calls

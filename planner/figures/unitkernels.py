@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from planner.basics.arith import Number, ceil_div, is_column
-from planner.engines.common import is_joined
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Asked, Attention, Grouped
 from planner.inventory import Weight
+from planner.inventory.joint import is_joined
 from planner.parallelism.case import Case
 
 SCORES_FORWARD, SCORES_BACKWARD = 9, 11
@@ -37,7 +37,7 @@ def product_kernels(weight: Weight, rows: Number, number_format: str) -> tuple[l
 def products_started(case: Case, weight: Weight) -> Number:
     """Operations that a forward starts for one weight: a product, none of its own where it is part of another's; where
     an engine starts each expert's alone, so many, and in 8 or 4 bits a conversion of each expert's rows."""
-    if is_joined(case, weight):
+    if is_joined(case.parts, weight):
         return 0
     if not weight.expert or not case.layout.facts.starts_each_expert:
         return 1

@@ -235,7 +235,7 @@ QUIRKS: dict[str, Quirk] = {
                 }
             },
             source="QwenLM/Qwen, finetune.py (LoraArguments), finetune/ds_config_zero2.json and README.md (torch 2.0); "
-            "docker/Dockerfile: flash-attn 2.3.3 and its norm; modeling_qwen.py takes both and its rotary, one c_attn",
+            "docker/Dockerfile: flash-attn and its norm; modeling_qwen.py takes both and its rotary, one c_attn",
         ),
         memory="device",
         note="memory kind not stated: as the card shows it",
