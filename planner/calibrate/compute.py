@@ -52,7 +52,7 @@ GRID: dict[str, tuple[float, ...]] = {
     "attention_pace": tuple(round(1 + 0.1 * step, 3) for step in range(16)),
     "matmul_share": tuple(round(0.1 + 0.025 * step, 3) for step in range(37)),
     "hidden_share": (0.0, 0.25, 0.5, 0.75, 0.9, 1.0),
-    "operation_s": (0.0, 2.5e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4),
+    "operation_s": (0.0, 2.5e-6, 5e-6, 7e-6, 1e-5, 1.4e-5, 2e-5, 2.8e-5, 4e-5, 8e-5, 1.6e-4),
 }
 """In the order they are searched."""
 MEASURED, OLDER = "te", ("attention_pace",)

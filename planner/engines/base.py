@@ -43,6 +43,14 @@ class Blocks(msgspec.Struct, frozen=True):
     loaded: Number
 
 
+class HookOperations(msgspec.Struct, frozen=True):
+    """What an engine's own code takes of the host in one occurrence of a unit: as many operations as a host starts
+    meanwhile, of a forward and of a backward without what runs again."""
+
+    forward: Number = 0.0
+    backward: Number = 0.0
+
+
 class Engine(Protocol):
     """One training framework's behaviour."""
 
@@ -72,6 +80,9 @@ class Engine(Protocol):
 
     # beside(case) -> list[Beside], the collectives of split linears that run beside those linears' own products, where
     # it starts them so. Asked through `hidden_of` (figures/tensorhiding.py), columns as `collectives`.
+
+    # hooks(case, unit) -> HookOperations, where an engine's own code runs around every module or for every gradient:
+    # asked through `engine_operations` (figures/hostcosts.py), columns as `collectives`.
 
     # pools(case) -> Pools, where an engine gathers on a stream of its own, whose memory no other tensor is given. Asked
     # through `stream_pools`, columns as `resident`.

@@ -9,12 +9,13 @@ from __future__ import annotations
 from planner.basics.arith import Number, in_shape_of, maximum, minimum
 from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
-from planner.engines.base import Blocks, Call, Held, Holder
+from planner.engines.base import Blocks, Call, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_compute, sent_elements
 from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute, optimizers
 from planner.inventory.forms import storage_bytes
+from planner.inventory.joint import is_joined
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -80,6 +81,25 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use zero_stage 1 or 2, engine fsdp2 or ddp, or optimizer adamw",
     ),
 )
+
+
+FETCH, FETCH_BACK, REDUCED = 20, 7, 33
+"""Operations' worth of the host at stage 3 for each weight: in a forward, and when that runs again, its module's hooks,
+fetch and release; in a backward these, and what joins, reduces and shares out a gradient. `bench/zero_host.py` measures
+them (deepspeed 0.19.8): Python beside a plain model's operations. On cores that others used too, repeats gave 16 to 32
+for the first and 40 to 63 for the others together; values near the lower end are taken, since sharing a core lengthens
+Python more than it does kernels."""
+REDUCED_WHOLE = 12
+"""The same at stages 1 and 2: a gradient's hook, its copy into the bucket and its share."""
+
+
+def hooks(case: Case, unit: str) -> HookOperations:
+    """What stage 3's hooks around modules, and every stage's for gradients, take of the host."""
+    weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_joined(case.parts, weight)]
+    trained = sum(weight.trainable for weight in weights)
+    if case.layout.zero_stage < 3:
+        return HookOperations(backward=REDUCED_WHOLE * trained)
+    return HookOperations(FETCH * len(weights), FETCH_BACK * len(weights) + REDUCED * trained)
 
 
 def compute(case: Case) -> Compute:

@@ -14,6 +14,7 @@ from planner.basics.arith import Number, is_column
 from planner.engines import deepspeed
 from planner.engines.base import Blocks, Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
+from planner.engines.deepspeed import hooks as hooks
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute

@@ -1,18 +1,23 @@
-"""What published runs took beside what the planner counts, or spared: conditions of one source's runs, which an answer
-to a user never assumes.
+"""What hosts take beside starting the model's operations: an engine's own code, which every run of it has; and what
+published runs took or spared, conditions of one source's runs, which an answer to a user never assumes.
 
-Works on one layout and on columns. Not here: which runs had them (tests/truth/published), or what a host takes to start
-operations, which every run has (passes.py).
+Works on one layout and on columns. Not here: which runs had conditions (tests/truth/published), or what a host takes to
+start operations (passes.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
 from planner.basics.arith import Number, where
 from planner.basics.formula import formula
+from planner.engines import engine_of
+from planner.engines.base import HookOperations
 from planner.figures.comm import Traffic
+from planner.parallelism.case import Case
 from planner.spec.calibration import Coefficients
 
 
@@ -82,3 +87,9 @@ def polls_of(costs: HostCosts, stages: int, stage: int) -> tuple[float, float]:
         float(polling_seconds(neighbours, polls, costs.poll_s)) for polls in (costs.forward_polls, costs.backward_polls)
     )
     return forward_s, backward_s
+
+
+def engine_operations(case: Case, unit: str) -> HookOperations:
+    """Operations' worth of the host that an engine's own code takes in one occurrence of a unit; none of most."""
+    own: Callable[[Case, str], HookOperations] | None = getattr(engine_of(case.layout.engine), "hooks", None)
+    return HookOperations() if own is None else own(case, unit)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from planner.basics.arith import Number, maximum, where
 from planner.basics.formula import formula
 from planner.figures.comm import Traffic
-from planner.parallelism.collectives import NEIGHBOURLY
+from planner.parallelism.collectives import CHAINED, NEIGHBOURLY
 from planner.spec import Tier
 from planner.spec.calibration import Coefficients, LinkCurve
 
@@ -45,6 +45,19 @@ def step_seconds(calls: Number, rounds: Number, ranks: Number, latency_s: Number
     return calls * rounds * (ranks - 1) * latency_s
 
 
+@formula(unit="s", source="pipelined chain: the last rank begins when what was sent first has passed all others")
+def chain_seconds(calls: Number, hops: Sequence[Number], latencies_s: Sequence[float]) -> Number:
+    """What a chain's hops take beside the bytes: those of each tier, one after the other, at that tier's latency.
+
+    NCCL broadcasts along the ring and by no other algorithm (src/enqueue.cc, topoGetAlgoInfo); its last rank waits for
+    every hop, where ranks of an all-gather all send in every step.
+    """
+    passed: Number = 0.0
+    for number, latency_s in zip(hops, latencies_s, strict=True):
+        passed = passed + number * latency_s
+    return calls * passed
+
+
 def collective_seconds(one: Traffic, levels: Sequence[Tier], known: Coefficients) -> Number:
     """Seconds for all calls of one kind."""
     return tier_seconds(one, levels, [known.curve(tier.link.name, one.op) for tier in levels])
@@ -59,13 +72,20 @@ def tier_seconds(one: Traffic, levels: Sequence[Tier], curves: Sequence[LinkCurv
     inside, sent = [*one.inside, one.ranks], [one.wire_bytes, *one.leaving]
     latency_s: Number = 0.0
     slowest_s: Number = 0.0
+    hops: list[Number] = []
+    latencies_s: list[float] = []
     for place, (tier, curve) in enumerate(zip(levels, curves, strict=True)):
-        crossed = inside[place] > (inside[place - 1] if place else 1)
+        within = inside[place - 1] if place else 1
+        crossed = inside[place] > within
         rate = link_rate(tier.link.bytes_per_s_per_direction, curve.share)
         here_s = sending_seconds(sent[place], one.count, curve.half_bytes, rate)
         slowest_s = maximum(slowest_s, where(crossed, here_s, 0.0))
         step_s = tier.link.latency_s if curve.latency_s is None else curve.latency_s
         latency_s = where(crossed, step_s, latency_s)
+        hops.append(one.ranks / within - one.ranks / inside[place])
+        latencies_s.append(step_s)
     if one.op in NEIGHBOURLY:
         return slowest_s + one.count * latency_s
+    if one.op in CHAINED:
+        return slowest_s + chain_seconds(one.count, hops, latencies_s)
     return slowest_s + step_seconds(one.count, ROUNDS.get(one.op, 1), one.ranks, latency_s)

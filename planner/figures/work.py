@@ -13,8 +13,9 @@ import msgspec
 from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
-from planner.engines.common import packed
 from planner.figures.accumulation import added_up_bytes
+from planner.figures.beside import adapters_beside, unpacking
+from planner.figures.hostcosts import engine_operations
 from planner.figures.kernels.step import Asked
 from planner.figures.routing import bias_operations, gated_bytes, routed_bytes
 from planner.figures.unitkernels import (
@@ -26,7 +27,6 @@ from planner.figures.unitkernels import (
     products_started,
 )
 from planner.inventory import Weight, fused
-from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share, runs_again
@@ -154,14 +154,6 @@ def loss_bytes(vocab: Number, tokens: Number, element_bytes: Number, other_bytes
     return tokens * vocab * (other_bytes + 2 * element_bytes)
 
 
-@formula(
-    unit="bytes", source="bitsandbytes' MatMul4Bit: codes and scales are read, 16-bit weights written, each product"
-)
-def unpack_bytes(elements: Number, stored_bytes: Number, element_bytes: Number) -> Number:
-    """Memory traffic of one pass over 4-bit weights before they can be multiplied."""
-    return elements * (stored_bytes + element_bytes)
-
-
 @formula(unit="elements", source="the three matrices of a product (m x k) @ (k x n): mk + kn + mn")
 def product_operands(rows: Number, features: Number, weight_elements: Number) -> Number:
     """Elements that products read and write: `rows` of inputs and outputs of `features` together, and the weights.
@@ -195,7 +187,10 @@ def unit_work(case: Case) -> dict[str, Work]:
     splits = layout.tp, layout.ep, layout.cp, layout.micro_batch_size, layout.grad_accum
     if watched() or is_column(*splits):
         return _unit_work(case.unsplit)
-    again, own = (layout.recompute, layout.recompute_modules), (layout.engine, layout.sequence_parallel)
+    again, own = (
+        (layout.recompute, layout.recompute_modules),
+        (layout.engine, layout.zero_stage, layout.sequence_parallel),
+    )
     asked = case.walked_model, case.job, case.parts, case.twice, *own, *again, *splits
     if asked not in _WORKS:
         if len(_WORKS) > 4096:
@@ -261,10 +256,13 @@ def _layer_work(case: Case, unit: str) -> Work:
     attention = attention_flops(tokens, model.attended(case.job.attention_span), width, 1)
     # Kernels under a mask compute the whole square, of which a causal one needs half.
     square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
-    unpacked = _unpacked_bytes(case, unit)
+    element = element_bytes_of(case)
+    unpacked, unpacked_back = unpacking(case, unit, element)
+    adapts, adapts_back = adapters_beside(case, unit, element)
+    hooks = engine_operations(case, unit)
     attends, returns, score_bytes = attention_kernels(case, split)
     moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
-    routed, returned = routed_bytes(case, moe, element_bytes_of(case)) if moe else (0.0, 0.0)
+    routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)
     elementwise = _elementwise_bytes(case, unit, split)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
@@ -272,7 +270,6 @@ def _layer_work(case: Case, unit: str) -> Work:
         attention_flops=attention,
         masked_flops=square - attention,
         moved_bytes=elementwise + routed,
-        fixed_bytes=unpacked,
         operations=found.modules + _layer_operations(case) + (bias_operations(case, moe) if moe else 0),
         kernels=found.kernels + attends,
         score_bytes=score_bytes,
@@ -282,9 +279,17 @@ def _layer_work(case: Case, unit: str) -> Work:
         backward,
         attention_flops=2 * attention,
         masked_flops=2 * forward.masked_flops,
-        moved_bytes=2 * elementwise + returned,
+        moved_bytes=2 * elementwise + returned + adapts_back.moved_bytes,
+        fixed_bytes=backward.fixed_bytes + unpacked_back.moved_bytes,
+        operations=backward.operations + adapts_back.operations + unpacked_back.operations + hooks.backward,
         kernels=found.gradients + returns,
         score_bytes=SCORES_BACKWARD / SCORES_FORWARD * score_bytes,
+    )
+    forward = msgspec.structs.replace(
+        forward,
+        moved_bytes=forward.moved_bytes + adapts.moved_bytes,
+        fixed_bytes=unpacked.moved_bytes,
+        operations=forward.operations + adapts.operations + unpacked.operations + hooks.forward,
     )
     again_products, again_attention, again_elementwise = _again(case, unit, found)
     again = Load(
@@ -293,7 +298,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         attention_flops=again_attention * attention,
         masked_flops=again_attention * forward.masked_flops,
         moved_bytes=again_elementwise * forward.moved_bytes + (_gated_again_bytes(case, moe) if moe else 0.0),
-        fixed_bytes=again_products * unpacked,
+        fixed_bytes=again_products * forward.fixed_bytes,
         operations=max(again_products, again_elementwise) * forward.operations,
         kernels=again_kernels(found.kernels, again_products, 0.0)
         + again_kernels(attends, again_attention, again_attention),
@@ -360,16 +365,6 @@ def _layer_operations(case: Case) -> int:
         + GATE_OPERATIONS.get(parts.mlp, 2)
         + RESIDUAL_OPERATIONS
     )
-
-
-def _unpacked_bytes(case: Case, unit: str) -> Number:
-    """What one pass over a layer's 4-bit weights moves before they are multiplied."""
-    quantization = case.job.base_quantization
-    if quantization is None:
-        return 0.0
-    elements = sum(weight.elements for weight in case.units()[unit] if packed(case, weight)) + 0.0
-    stored = gptq_element_bytes(case.model.hidden) if quantization.base == "gptq" else nf4_element_bytes(quantization)
-    return unpack_bytes(elements, stored, element_bytes_of(case))
 
 
 def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:

@@ -14,9 +14,15 @@ from planner.inventory.compute import Compute, Run
 from planner.inventory.ops import add, copied, dropout, linear, scaled, split
 from planner.inventory.tape import Storage, Tensor
 from planner.inventory.tensors import Size, Weight
-from planner.spec import Lora
+from planner.spec import Kernels, Lora
 
 ROLES = ("q", "k", "v")
+
+
+def is_joined(parts: Kernels, weight: Weight) -> bool:
+    """Whether the code has a weight as part of another: where projections are joint, keys' and values' and their
+    adapters are part of the queries'."""
+    return parts.projections == "joint" and (".k_proj" in weight.name or ".v_proj" in weight.name)
 
 
 def joint_projection(run: Run, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:

@@ -72,6 +72,9 @@ PAIRWISE = frozenset({"all_to_all"})
 NEIGHBOURLY = frozenset({"send"})
 """Operations between neighbours in a group: the pair at a domain's border sends everything out of it, in one hop."""
 
+CHAINED = frozenset({"broadcast"})
+"""Operations that pass from rank to rank."""
+
 
 def transport_of(gpu_kind: str) -> str:
     """gloo between CPU processes, NCCL (or RCCL) between GPUs."""

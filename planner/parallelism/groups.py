@@ -3,7 +3,8 @@
 Ranks are laid out row-major over the dense mesh pp, dp_replicate, dp_shard, cp, tp (outermost first), as PyTorch's
 init_device_mesh does. Experts see the same ranks as pp, dp_replicate, edp, ep: ep takes neighbours among the
 dp_shard x cp x tp ranks, and edp (those that hold the same experts) is what is left of them. Sharded states are split
-over dp_shard and cp together, the axis dp_shard_cp; ZeRO++'s second copies over dp_secondary, neighbours in dp_shard.
+over dp_shard and cp together, the axis dp_shard_cp; ZeRO++'s second copies over dp_secondary, neighbours in dp_shard;
+dp is dp_replicate and dp_shard together.
 pp_ends is the first and the last stage of a pipeline, which share a tied table.
 Not here: bytes or time of a group (comm.py).
 """
@@ -39,6 +40,9 @@ def mesh_of(layout: Layout, axis: str) -> dict[str, int]:
     if axis == "dp_shard_cp":
         shards = layout.dp_shard * layout.cp
         return {"pp": layout.pp, "dp_replicate": layout.dp_replicate, axis: shards, "tp": layout.tp}
+    if axis == "dp":
+        copies = layout.dp_replicate * layout.dp_shard
+        return {"pp": layout.pp, axis: copies, "cp": layout.cp, "tp": layout.tp}
     if axis == "dp_secondary":
         dense, copy = mesh_sizes(layout), max(layout.zero_secondary_shard, 1)
         outer = {"pp": dense["pp"], "dp_replicate": dense["dp_replicate"], "copies": dense["dp_shard"] // copy}

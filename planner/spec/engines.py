@@ -194,6 +194,15 @@ _RECORDS = (
         sequence_parallel=True,
     ),
     EngineFacts(
+        name="internevo",
+        runtime="internevo",
+        superseded=True,
+        zero_stages=(0, 1),
+        splits=("tp", "pp"),
+        schedules=(("1f1b", 1), ("interleaved", 2)),
+        sequence_parallel=True,
+    ),
+    EngineFacts(
         name="nanotron",
         runtime="nanotron",
         zero_stages=(0, 1),

@@ -163,7 +163,7 @@ def _steps(row: WordRow, facts: RowRuntime | None) -> Step:
     if row.layout.optimizer_implementation is not None:
         return row.layout.optimizer_implementation
     fused = quirk_of(row).fused
-    if fused and re.search(fused, row.layout.zero_or_fsdp or ""):
+    if fused and re.search(fused, str(filled_of(row).get("stage") or row.layout.zero_or_fsdp or "")):
         return "fused"
     return "foreach" if facts is None else facts.steps
 

@@ -25,10 +25,10 @@ def quirk_of(row: WordRow) -> sources.Quirk:
 
 
 def said_of(row: WordRow) -> str:
-    """What a row says of itself in words: the title of its table, its notes, how its base is quantised, and which model
-    ran on which GPU in which precision."""
+    """What a row says of itself in words: the title of its table, its notes, how its base is quantised, which model
+    ran on which GPU in which precision, and how it was trained."""
     words = (row.source.path_or_table, row.notes, row.layout.quant, row.model.name, row.hardware.gpu)
-    return " ".join(str(word or "") for word in (*words, row.layout.precision))
+    return " ".join(str(word or "") for word in (*words, row.layout.precision, row.method))
 
 
 def filled_of(row: WordRow) -> dict[str, Any]:

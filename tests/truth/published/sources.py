@@ -75,10 +75,10 @@ RUNTIMES: dict[str, RowRuntime] = {
         source="foundation-model-stack/fms-fsdp 5a296af, main_training_llama.py: FSDP by block, AdamW in lists",
     ),
     "internevo": RowRuntime(
-        {"*": "megatron-core", "zero3": "accelerate-fsdp2"},
-        parts={"loss": "eager-fp32", "vocab_parallel": True},
-        guess="InternEvo as Megatron-Core with a distributed optimizer (ZeRO-3: as FSDP2)",
-        source="InternLM/InternEvo, doc/en/train_performance.md; its own kernels were not read",
+        {"*": "internevo", "zero3": "accelerate-fsdp2"},
+        kernels="internevo",
+        guess="ZeRO-3 of InternEvo as FSDP2",
+        source="InternLM/InternEvo c628a8c, doc/en/train_performance.md",
     ),
     "litgpt": RowRuntime(
         {"single": "litgpt-single", "ddp": "accelerate-ddp", "zero3": "litgpt-fsdp"},
@@ -233,6 +233,7 @@ QUIRKS: dict[str, Quirk] = {
     "QwenLM/Qwen": Quirk(
         runtime=RowRuntime(
             {"single": "accelerate-single", "zero2": "deepspeed-zero", "zero3": "deepspeed-zero"},
+            parts={"norm": "fused", "rotary": "fused", "projections": "joint"},
             own=True,
             upcasts_adapters=True,
             dropout=0.05,
@@ -244,7 +245,8 @@ QUIRKS: dict[str, Quirk] = {
                     "overlap_comm": True,
                 }
             },
-            source="QwenLM/Qwen, finetune.py (LoraArguments), finetune/ds_config_zero2.json and README.md (torch 2.0)",
+            source="QwenLM/Qwen, finetune.py (LoraArguments), finetune/ds_config_zero2.json and README.md (torch 2.0); "
+            "docker/Dockerfile: flash-attn and its norm; modeling_qwen.py takes both and its rotary, one c_attn",
         ),
         memory="device",
         note="memory kind not stated: as the card shows it",
@@ -253,7 +255,8 @@ QUIRKS: dict[str, Quirk] = {
         fused="zero",
         # finetune/finetune_qlora_single_gpu.sh: fp16 under ds_config_zero2.json on one device too, so that nothing is
         # cast to fp32: DeepSpeed halves the model, and Accelerate converts no outputs of it.
-        layout=(("gptq", {"stage": "zero2"}),),
+        # finetune/finetune_ds.sh, the only script for whole models, has ds_config_zero3.json, on one device too.
+        layout=(("gptq", {"stage": "zero2"}), (" full$", {"stage": "zero3"})),
         parts=(("gptq", {"loss": "native"}),),
     ),
     "PKU-DAIR/Hetu-Galvatron": Quirk(
