@@ -60,9 +60,11 @@ def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Nu
     return forward, backward
 
 
-def gated_bytes(case: Case, moe: Moe, element_bytes: float) -> Number:
-    """Of one pass through the gates of the experts' rows alone: `element_bytes` for each element that they make, and
-    what clamping moves forward."""
+def gated_again_bytes(case: Case, moe: Moe, element_bytes: float) -> Number:
+    """Of the gates of the experts' rows where they alone run again: `element_bytes` for each element that they make,
+    and what clamping moves forward."""
+    if "moe_act" not in case.layout.recompute_modules:
+        return 0.0
     rows = routed_rows(case.tokens, moe.top_k, _split(case))
     clamp = CLAMP_BYTES[0] if moe.bias and case.layout.facts.starts_each_expert else 0
     return biased_bytes(rows, case.model.hidden, moe.expert_ffn, 0, element_bytes + clamp)

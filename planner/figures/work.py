@@ -17,7 +17,7 @@ from planner.figures.accumulation import added_up_bytes
 from planner.figures.beside import adapters_beside, unpacking
 from planner.figures.hostcosts import engine_operations
 from planner.figures.kernels.step import Asked
-from planner.figures.routing import bias_operations, gated_bytes, routed_bytes
+from planner.figures.routing import bias_operations, gated_again_bytes, routed_bytes
 from planner.figures.unitkernels import (
     SCORES_BACKWARD,
     SCORES_FORWARD,
@@ -30,7 +30,7 @@ from planner.inventory import Weight, fused
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share, runs_again
-from planner.spec import Kernels, Moe
+from planner.spec import Kernels
 
 PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
 NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
@@ -297,7 +297,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         operands=again_products * forward.operands,
         attention_flops=again_attention * attention,
         masked_flops=again_attention * forward.masked_flops,
-        moved_bytes=again_elementwise * forward.moved_bytes + (_gated_again_bytes(case, moe) if moe else 0.0),
+        moved_bytes=again_elementwise * forward.moved_bytes
+        + (gated_again_bytes(case, moe, GATE_ACCESSES.get(case.parts.mlp, 3) * element) if moe else 0.0),
         fixed_bytes=again_products * forward.fixed_bytes,
         operations=max(again_products, again_elementwise) * forward.operations,
         kernels=again_kernels(found.kernels, again_products, 0.0)
@@ -322,14 +323,6 @@ def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, floa
         )
     )
     return again / (found.trained + found.frozen), float("core_attn" in modules), 0.0
-
-
-def _gated_again_bytes(case: Case, moe: Moe) -> Number:
-    """Memory traffic of a mixture's gates where they alone run again."""
-    if "moe_act" not in case.layout.recompute_modules:
-        return 0.0
-    accesses = GATE_ACCESSES.get(case.parts.mlp, 3)
-    return gated_bytes(case, moe, accesses * element_bytes_of(case))
 
 
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
