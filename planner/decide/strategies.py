@@ -94,7 +94,7 @@ def _loses(question: Question, group: Group, best: Candidate, seen: Seen) -> boo
     first = case_of(question, group[0])
     lines = [(float(start), float(slope)) for start, slope in bound_lines(first)]
     limit = limit_bytes(question, first)
-    able = [one for one in group if device_bytes(first, peak_at(lines, one.micro_batch_size)) <= limit]
+    able = [one for one in group if device_bytes(case_of(question, one), peak_at(lines, one.micro_batch_size)) <= limit]
     return not able or _seconds(question, able[-1], seen) > best.seconds_per_sequence
 
 
@@ -114,8 +114,9 @@ def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate 
         return None
     lines = memory_lines(first)
     for layout in reversed(group):
-        size = float(device_bytes(first, peak_at(lines, layout.micro_batch_size)))
-        if size <= limit and hosts_hold(case_of(question, layout)) is not False:
+        case = case_of(question, layout)
+        size = float(device_bytes(case, peak_at(lines, layout.micro_batch_size)))
+        if size <= limit and hosts_hold(case) is not False:
             return Candidate(layout, _seconds(question, layout, seen), size)
     return None
 

@@ -46,16 +46,13 @@ def step_seconds(calls: Number, rounds: Number, ranks: Number, latency_s: Number
 
 
 @formula(unit="s", source="pipelined chain: the last rank begins when what was sent first has passed all others")
-def chain_seconds(calls: Number, hops: Sequence[Number], latencies_s: Sequence[float]) -> Number:
-    """What a chain's hops take beside the bytes: those of each tier, one after the other, at that tier's latency.
+def chain_seconds(calls: Number, hops: Number, latency_s: Number) -> Number:
+    """What a chain's hops of one tier take beside the bytes: one after the other, at that tier's latency.
 
     NCCL broadcasts along the ring and by no other algorithm (src/enqueue.cc, topoGetAlgoInfo); its last rank waits for
     every hop, where ranks of an all-gather all send in every step.
     """
-    passed: Number = 0.0
-    for number, latency_s in zip(hops, latencies_s, strict=True):
-        passed = passed + number * latency_s
-    return calls * passed
+    return calls * hops * latency_s
 
 
 def collective_seconds(one: Traffic, levels: Sequence[Tier], known: Coefficients) -> Number:
@@ -87,5 +84,5 @@ def tier_seconds(one: Traffic, levels: Sequence[Tier], curves: Sequence[LinkCurv
     if one.op in NEIGHBOURLY:
         return slowest_s + one.count * latency_s
     if one.op in CHAINED:
-        return slowest_s + chain_seconds(one.count, hops, latencies_s)
+        return sum((chain_seconds(one.count, *hop) for hop in zip(hops, latencies_s, strict=True)), start=slowest_s)
     return slowest_s + step_seconds(one.count, ROUNDS.get(one.op, 1), one.ranks, latency_s)
