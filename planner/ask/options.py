@@ -161,7 +161,7 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:
     method = given.get("method")
-    adapters = _first(given, "adapter_kind", *OF_LORA)
+    adapters = _first(given, "adapter_kind", "lora_upcast", *OF_LORA)
     if adapters and method == "full":
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
     lora = _lora(given, model) if method in ("lora", "qlora") or adapters else None

@@ -10,6 +10,7 @@ from planner.basics.errors import PlannerError
 from planner.decide.estimation import answer
 from planner.decide.recommendation import recommend
 from planner.decide.whynot import why_not
+from planner.inventory import default_lora
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob
 from planner.spec.options import LARGEST_SEQ, OPTIONS, TABLE, Option
 
@@ -95,3 +96,13 @@ def test_a_switch_of_another_engine_than_the_runtime_s_is_refused_and_not_left_u
 
     with pytest.raises(PlannerError, match=r"zero3_prefetch_elements=5: is a switch of deepspeed alone"):
         answer(asked)
+
+
+def test_a_word_about_adapters_changes_them_where_no_method_is_named_and_is_refused_beside_full() -> None:
+    asked = {"model": "7b", "gpus": "32"}
+    assert question(asked).job.lora is None
+    for name, typed in {"lora_upcast": False, "lora_rank": "16", "dora": True, "lora_dropout": "0.1"}.items():
+        lora = question(asked | {name: typed}).job.lora
+        assert lora is not None and lora != default_lora(question(asked).model)
+        with pytest.raises(PlannerError, match="is a setting of adapters"):
+            question(asked | {"method": "full", name: typed})

@@ -150,7 +150,7 @@ def test_ddp_is_not_praised_where_it_does_not_fit_or_there_is_one_gpu():
 
 
 def test_lora_under_ddp_comes_before_sharding_where_the_base_fits_whole():
-    found = answer(asked(lora_upcast="false"))
+    found = answer(asked(lora_upcast=False))
     lora = next(one for one in found.estimates if one.strategy == "lora")
     fsdp = found.estimates[found.recommended]
     text = said(found)["lora_before_sharding"]
