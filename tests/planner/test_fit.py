@@ -290,7 +290,7 @@ def test_states_wait_in_host_memory_for_what_has_no_value_without():
     found = fit(question, resize, ["gpus", "micro-batch"], max_gpus=16)
     gpus, micro = found.found
 
-    assert (gpus.value, gpus.offloaded) == (12, False)
+    assert (gpus.value, gpus.offloaded) == (8, False)
     assert micro.offloaded and micro.best is not None and micro.best.case.layout.offload_params
     assert "Nothing fits without offload: states wait in host memory, 119.66 GiB of 256 GiB of each node." in (
         fit_text(found)

@@ -17,11 +17,6 @@ SWEEP = Path(__file__).parent / "ultrascale_playbook.jsonl"
 SIZES = (8, 16, 32, 64, 128)
 
 
-def per_gpu(layout: Layout) -> Layout:
-    """The layout as one GPU sees it, whatever the number of replicas."""
-    return msgspec.structs.replace(layout, dp_replicate=1, dp_shard=1, grad_accum=1)
-
-
 def tried(predicted_s: float, measured_s: float | None, fits: bool = True) -> Tried:
     layout = Layout(engine="nanotron", micro_batch_size=int(predicted_s * 10))
     return Tried(layout, predicted_s, fits, measured_s, int(measured_s is None), 1)
@@ -55,7 +50,7 @@ def test_the_simplest_that_ties_with_the_fastest_comes_first():
 
 
 @pytest.mark.slow
-def test_the_sweeps_fastest_is_among_the_first_three_in_nine_of_ten_groups():
+def test_the_sweeps_fastest_is_among_the_first_three_in_nine_of_ten_groups_and_no_first_one_failed():
     rows = [one for one in each([SWEEP]) if isinstance(one, Asked)]
     found = [one for one in rankings(rows, calibration("published").links) if one.gpus in SIZES]
 
@@ -63,11 +58,4 @@ def test_the_sweeps_fastest_is_among_the_first_three_in_nine_of_ten_groups():
         (f"nanotron-llama-{size}", gpus) for size in ("1B", "3B") for gpus in SIZES
     ]
     assert sum(one.is_close for one in found) >= 9
-    failed = [one for one in found if one.first_failed]
-    # A crash that no memory explains: without sharded states a GPU holds as much in a group where the layout ran.
-    assert len(failed) <= 1
-    for one in failed:
-        ran = [
-            tried.layout for other in found for tried in other.layouts if tried.measured_s and other.model == one.model
-        ]
-        assert per_gpu(one.order[0].layout) in map(per_gpu, ran) and not one.order[0].layout.zero_stage
+    assert not any(one.first_failed for one in found)

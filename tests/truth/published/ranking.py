@@ -1,5 +1,5 @@
 """Whether the layouts that a sweep's source should have tried first are its fastest: every model ordered by a
-calibration that was fitted without it.
+calibration, bands included, that was made without it.
 
 A layout that was run several times took what its fastest run took; it failed if no run of it ended well. Not here:
 predictions of single rows (planner/calibrate/predict.py), or correlations of whole orders (planner/calibrate/score.py).
@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from planner.calibrate import holdout
 from planner.calibrate.asked import Asked
+from planner.calibrate.bands import bands
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Fits
 from planner.calibrate.predict import Replayed, replay
@@ -82,10 +84,16 @@ def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ran
     ground = calibration(UNCALIBRATED)
     under = Calibration(name="links", based_on=ground.name, base=ground, links=tuple(links))
     samples = of_rows(rows, under).samples
-    fits = Fits(Timer(under), ground, links)
+    timer = Timer(under)
+    fits = Fits(timer, ground, links)
+    left_out = holdout.left_out(
+        samples, lambda one: one.model, lambda some: fits.calibration(some, "without a model"), timer
+    )
     found: dict[tuple[str, int, int, int], list[Replayed]] = {}
     for model in distinct(samples, "model"):
         without = fits.calibration([one for one in samples if one.model != model], f"without {model}")
+        known = tuple(bands([one for one in left_out if one.sample.model != model], []))
+        without = msgspec.structs.replace(without, bands=known)
         own = [one for one in rows if one.case is not None and one.case.model.name == model]
         for one in replay(own, without):
             if one.case is not None:
