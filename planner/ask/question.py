@@ -27,8 +27,8 @@ from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
 from planner.spec.preset_files import Folders
 
 FITS_FROM = 0.8
-"""Probability of the device holding all that the allocator would take, from which on a layout is said to fit: of five
-tenths the one that makes fewest errors on measured runs of other software (docs/decisions/0052)."""
+"""Probability of the device holding all that the allocator would take, from which on a layout is said to fit: the
+lowest tenth by which no measured failure of left-out software is called fitting (docs/decisions/0052)."""
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tried when no global batch size asks for others."""
@@ -161,18 +161,14 @@ def headroom_of(question: Question, cases: Sequence[Case]) -> float | None:
     None without any."""
     if question.headroom is not None or not cases:
         return question.headroom
-    return kept_free(_bands(question, cases[0]))
+    return kept_free(question.coefficients(cases[0].runtime).bands)
 
 
 def limit_bytes(question: Question, case: Case) -> float:
     """Device memory that a layout of the case's runtime may be predicted to show; unknown memory holds everything (and
     the answer says so)."""
-    return usable_bytes(case.cluster.gpu.memory_bytes, _bands(question, case), question.headroom)
-
-
-def _bands(question: Question, case: Case) -> Bands:
-    gpu = case.cluster.gpu
-    return question.calibration.of(case.runtime.name, gpu.name, gpu.kind).bands
+    bands = question.coefficients(case.runtime).bands
+    return usable_bytes(case.cluster.gpu.memory_bytes, bands, question.headroom)
 
 
 def usable_bytes(capacity: float | None, bands: Bands, headroom: float | None = None) -> float:

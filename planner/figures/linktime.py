@@ -69,8 +69,7 @@ def tier_seconds(one: Traffic, levels: Sequence[Tier], curves: Sequence[LinkCurv
     inside, sent = [*one.inside, one.ranks], [one.wire_bytes, *one.leaving]
     latency_s: Number = 0.0
     slowest_s: Number = 0.0
-    hops: list[Number] = []
-    latencies_s: list[float] = []
+    chained, hops = one.op in CHAINED, list[tuple[Number, float]]()
     for place, (tier, curve) in enumerate(zip(levels, curves, strict=True)):
         within = inside[place - 1] if place else 1
         crossed = inside[place] > within
@@ -79,10 +78,10 @@ def tier_seconds(one: Traffic, levels: Sequence[Tier], curves: Sequence[LinkCurv
         slowest_s = maximum(slowest_s, where(crossed, here_s, 0.0))
         step_s = tier.link.latency_s if curve.latency_s is None else curve.latency_s
         latency_s = where(crossed, step_s, latency_s)
-        hops.append(one.ranks / within - one.ranks / inside[place])
-        latencies_s.append(step_s)
+        if chained:
+            hops.append((one.ranks / within - one.ranks / inside[place], step_s))
     if one.op in NEIGHBOURLY:
         return slowest_s + one.count * latency_s
-    if one.op in CHAINED:
-        return sum((chain_seconds(one.count, *hop) for hop in zip(hops, latencies_s, strict=True)), start=slowest_s)
+    if chained:
+        return sum((chain_seconds(one.count, *hop) for hop in hops), start=slowest_s)
     return slowest_s + step_seconds(one.count, ROUNDS.get(one.op, 1), one.ranks, latency_s)
