@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 FEW, MANY = 2, 6
 STEPS, WARM = 25, 5
@@ -24,7 +25,7 @@ OPERATIONS = {False: (38, 71), True: (38, 109)}
 """Of one layer in bf16, forward and backward, without and with its forward run again (planner/figures/work.py)."""
 
 
-def _model(layers: int, again: bool, frozen: bool) -> object:
+def _model(layers: int, again: bool, frozen: bool) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -46,7 +47,7 @@ def _model(layers: int, again: bool, frozen: bool) -> object:
     return model
 
 
-def _under(stage: int, model: object) -> tuple[Callable[..., object], Callable[[object], None]]:
+def _under(stage: int, model: Any) -> tuple[Callable[..., Any], Callable[[Any], None]]:
     import deepspeed
     import torch
 
@@ -66,7 +67,7 @@ def _under(stage: int, model: object) -> tuple[Callable[..., object], Callable[[
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untrusted_optimizer": True,
     }
-    optimizer = torch.optim.AdamW(model.parameters())  # type: ignore[attr-defined]
+    optimizer = torch.optim.AdamW(model.parameters())
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration)[0]
     return engine, engine.backward
 
@@ -76,13 +77,13 @@ def measure(layers: int, stage: int, again: bool, frozen: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
-    model: object = _model(layers, again, frozen)
+    model: Any = _model(layers, again, frozen)
     call, backward = _under(stage, model) if stage else (model, lambda loss: loss.backward())
     tokens = torch.randint(0, 128, (1, 16))
     taken: list[tuple[float, float]] = []
     for _ in range(STEPS):
         begun = time.process_time()
-        loss = call(input_ids=tokens, labels=tokens, use_cache=False).loss  # type: ignore[operator]
+        loss = call(input_ids=tokens, labels=tokens, use_cache=False).loss
         halfway = time.process_time()
         backward(loss)
         taken.append((halfway - begun, time.process_time() - halfway))
