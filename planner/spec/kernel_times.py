@@ -22,6 +22,8 @@ ALIKE = {"fp16": "bf16", "pure-bf16": "bf16"}
 """Number formats whose products run at another's rate and in its kernels."""
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+ShareOfPeak = Annotated[float, msgspec.Meta(gt=0, le=1.25)]
+"""Above 1 where a card's clock is higher than that of its datasheet's rate."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -64,7 +66,7 @@ class TileTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     format: str
-    share: Share
+    share: ShareOfPeak
     share_16k: Share
     share_8k: Share
     share_4k: Share

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from planner.basics.tomltext import pairs
-from planner.calibrate.kernels.fit import backward_share, fit
+from planner.calibrate.kernels.fit import backward_share, by_best, fit
 from planner.figures.kernels.device import named
 from planner.spec.kernel_times import GROUPS, AttentionTimes, Fitted, MemoryTimes, ProductTimes
 from scripts.kernels.measured import FITTED, PROJECT, TABLES, measured
@@ -20,6 +20,7 @@ PRESETS = PROJECT / "presets" / "kernel_times"
 SECTION = {"product": "products", "experts": "experts", "attention": "attention", "collective": "collectives"}
 COLLECTOR = "ai-dynamo/aiconfigurator @095f58a51 (Apache-2.0): tests/truth/kernels/{}.csv"
 SIMUMAX = "MooreThreads/SimuMax @4dcaae5 (Apache-2.0): {} in tests/truth/kernels/training_ops.csv"
+BEST = "mag-/gpu_benchmark @93322b7: tests/truth/kernels/best_products.csv"
 TRAINED = {"a100-sxm-80gb": "a100-pcie-80gb", "b200-180gb": "b200-180gb"}
 """GPU -> the one whose table has attention's backward and kernels that only move bytes: the same chip."""
 MOVING = {
@@ -40,6 +41,16 @@ def write(only: tuple[str, ...]) -> None:
         found.setdefault(one.group.gpu, {}).setdefault(SECTION[one.group.kind], []).append(times)
         off, most = (100 * (value or 0) for value in (times.spread, times.spread_p90))
         print(f"{one.group.gpu:20} {one.name:26} {times.n:4} rows {off:5.1f} / {most:5.1f} %", flush=True)
+    for one in measured("best_products", only=only):
+        device = named(one.group.gpu)
+        assert device is not None
+        nearest = msgspec.structs.replace(device.times, products=()).product(one.group.variant)
+        if nearest is None or one.group.gpu in found:
+            continue
+        times = by_best(one.group, one.seconds, nearest, BEST)
+        print(f"{one.group.gpu:20} best product: {times and times.share} of the peak, {nearest.share} of {nearest.gpu}")
+        if times is not None:
+            rewrite(one.group.gpu, {"products": [times]})
     backward = {one.group.gpu: one for one in measured("training_ops") if one.group.variant == "backward"}
     for gpu, sections in found.items():
         rewrite(gpu, sections)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from planner.basics import command
-from planner.calibrate.kernels.fit import fit
+from planner.calibrate.kernels.fit import by_best, fit
 from planner.calibrate.kernels.predict import Answer, answers, grouped, seconds_of
 from planner.calibrate.kernels.score import summary
 from planner.calibrate.kernels.tables import KernelRow, read
 from planner.calibrate.kernels.tuning import Case, untuned
 from planner.cli import planner
 from planner.figures.kernels.device import named
+from planner.spec.kernel_times import kernel_times
 from scripts.kernels import gaussian_process, judge
 from scripts.kernels.measured import Measured, measured
 
@@ -132,6 +134,38 @@ def test_a_fit_finds_the_times_again_that_numbers_made(rows: dict[str, list[Kern
     device, other = named("h100-sxm-80gb"), named("a100-sxm-80gb").times.product("bf16")
     made = seconds_of(some, device, other)
     assert fit(some, made).spread < 0.01
+
+
+def test_a_card_nobody_tabled_takes_for_its_best_product_what_was_published():
+    rows = read(TRUTH / "best_products.csv")
+    told = {}
+    for row, answer in zip(rows, answers(rows), strict=True):
+        times = kernel_times(row.gpu)
+        assert times is not None and answer.predicted_s is not None and row.measured_s is not None
+        if times.products:
+            assert times.products[0].n == 1 and times.nearest[0] in times.products[0].source
+            told[row.gpu] = answer.predicted_s / row.measured_s
+    assert {"rtx-4090-24gb", "rtx-3090-24gb"} < set(told)
+    assert all(ratio == pytest.approx(1, rel=1e-3) for ratio in told.values())
+
+
+def test_a_best_product_gives_the_share_and_the_seconds_of_a_loop_s_begin():
+    (row,) = (row for row in read(TRUTH / "best_products.csv") if row.gpu == "rtx-4090-24gb")
+    (group,) = grouped([row])
+    own, nearest = named("rtx-4090-24gb"), named("l40s-48gb")
+    assert own is not None and nearest is not None and row.measured_s is not None
+    there = nearest.times.products[0]
+    rates = [(one.peak("bf16") or 0) / one.multiprocessors for one in (own, nearest)]
+
+    found = by_best(group, np.array([row.measured_s]), there, "a table")
+    assert found is not None and found.gpu == "rtx-4090-24gb" and found.share > 1
+    assert found.ramp / rates[0] == pytest.approx(there.ramp / rates[1])
+    assert (found.share_4k, found.flop_j, found.tile_s) == (there.share_4k, there.flop_j, there.tile_s)
+    assert seconds_of(group, own, found)[0] == pytest.approx(row.measured_s, rel=1e-6)
+
+    assert by_best(group, np.array([row.measured_s / 2]), there, "a table") is None  # twice the rate of its datasheet
+    hot = msgspec.structs.replace(there, flop_j=4 * there.flop_j)
+    assert by_best(group, np.array([row.measured_s]), hot, "a table") is None  # power decides
 
 
 def test_a_plan_says_which_experts_were_tuned():

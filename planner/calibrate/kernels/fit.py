@@ -80,6 +80,8 @@ COLLECTIVE = {
     "step_growth": Guess(0.6, 0.5),
 }
 MADE: dict[str, type[Times]] = {"product": ProductTimes, "experts": ExpertTimes, "collective": CollectiveTimes}
+LEAST_SHARE, MOST_SHARE = 0.1, 1.25
+"""Between which a GPU's share of its peak is looked for."""
 BUSY = 0.75
 """Of the peak, what a GPU is guessed to sustain at its power: the first guess of a FLOP's energy."""
 EIGHT_BIT_ENERGY = 0.55
@@ -138,6 +140,36 @@ def fit(group: Group, measured_s: Column, source: str = "") -> Times:
         spread_p90=float(np.quantile(errors, 0.9)),
         source=source,
     )
+
+
+def by_best(group: Group, measured_s: Column, nearest: ProductTimes, source: str) -> ProductTimes | None:
+    """The nearest GPU's numbers of products, with the share of the peak by which one product takes its measured time.
+
+    Filling the loop over k takes as many seconds as there, not as many elements. None where no share does, or where
+    power decides: a benchmark's bursts do not tell which clock holds in a step.
+    """
+    device, other = named(group.gpu), named(nearest.gpu)
+    assert device is not None and other is not None and len(measured_s) == 1, group.gpu
+    rates = [one.peak(group.variant) or 0.0 for one in (device, other)]
+    ramp = nearest.ramp * rates[0] / device.multiprocessors / (rates[1] / other.multiprocessors)
+
+    def with_share(share: float) -> ProductTimes:
+        return msgspec.structs.replace(nearest, share=share, ramp=ramp)
+
+    def over(share: float) -> float:
+        return float(seconds_of(group, device, with_share(share))[0] / measured_s[0])
+
+    low, high = LEAST_SHARE, MOST_SHARE
+    if not over(high) <= 1 <= over(low):
+        return None
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if over(middle) > 1 else (low, middle)
+    found = with_share((low + high) / 2)
+    if nearest.flop_j * found.share * rates[0] > device.power_w:
+        return None
+    said = f"{source}; all but share: {nearest.gpu}"
+    return msgspec.structs.replace(found, gpu=group.gpu, n=1, spread=None, spread_p90=None, source=said)
 
 
 def backward_share(group: Group, measured_s: Column, forward: AttentionTimes) -> float:
