@@ -352,6 +352,16 @@ def test_a_wall_time_over_stated_samples_is_a_step_time() -> None:
     assert reader.question(one(layout__micro_batch=4, **wall)).row.measured.step_time_s is None  # of how many, unsaid
 
 
+def test_a_machine_of_unstated_lanes_tells_no_time_of_sharded_weights() -> None:
+    found = {row.id: reader.question(row) for row in published_rows() if "280W" in (row.hardware.gpu or "")}
+    assert len(found) == 12
+    for one in found.values():
+        assert one.case is not None and one.row.measured.peak_memory_gib is not None
+        crosses = one.case.layout.dp_shard > 1
+        assert (one.row.measured.step_time_s is None) is crosses
+        assert any("lanes" in text for text in one.assumptions) is crosses
+
+
 def test_the_largest_that_fits_is_asked_whatever_value_ran() -> None:
     rows = [row for row in published_rows() if row.boundary]
     asked = [reader.question(row) for row in rows]

@@ -74,6 +74,8 @@ def _row_case(row: WordRow) -> RowCase:
     cluster = cluster_of(row, notes)
     job = job_of(row, model, runtime_facts, notes)
     layout = _layout(row, model, runtime, stage, shards, notes)
+    if layout.dp_shard > 1:
+        notes.add(lanes_unstated(row) or "")
     if runtime_facts is not None:
         fixed = runtime_facts.switches | runtime_facts.staged.get(stage, {})
         layout = msgspec.structs.replace(layout, **fixed | row.layout.switches)
@@ -101,11 +103,19 @@ def memory_stage(row: WordRow) -> Literal["fullest", "first"]:
 
 def step_seconds(row: WordRow, case: Case) -> float | None:
     """Seconds of an optimizer step: as measured, or the wall time over the steps that a source's samples take; None
-    where neither is known."""
+    where neither is known, and where weights cross lanes of an unknown rate."""
+    if lanes_unstated(row) and case.layout.dp_shard > 1:
+        return None
     samples, wall = quirk_of(row).samples, row.measured.wall_time_s
     if row.measured.step_time_s is not None or samples is None or wall is None:
         return row.measured.step_time_s
     return wall * case.layout.global_batch_size / samples
+
+
+def lanes_unstated(row: WordRow) -> str | None:
+    """The note on a machine whose GPUs are joined more slowly than usual, by a rate that nobody states."""
+    found = sources.looked_up(sources.UNSTATED_LANES, row.hardware.gpu)
+    return None if found is None else str(found[1])
 
 
 def largest(row: WordRow, case: Case) -> dict[str, int]:

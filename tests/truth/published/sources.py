@@ -418,6 +418,13 @@ GPUS: tuple[tuple[str, str], ...] = (
 """GPU names of the rows, whole, and the preset meant. Sold sizes stay in the preset's name."""
 
 
+UNSTATED_LANES = (
+    # benchmarks_03_2024.md: the two cards stand on an old motherboard with slow PCI lanes, whose rate it does not say.
+    (r"RTX3090-24GB \(280W cap\)", "lanes slower than usual by a rate that is not stated: no time of sharded weights"),
+)
+"""GPU names of the rows whose machine is known to be slower between its GPUs than such machines are."""
+
+
 class Network(msgspec.Struct, frozen=True):
     """What joins the nodes: a cluster preset, or so many network cards of so many Gbit/s a node."""
 
