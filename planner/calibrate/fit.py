@@ -16,9 +16,9 @@ from planner.calibrate.samples import Sample, distinct
 from planner.spec.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
 
 SHARED = 3
-"""Runtimes that must agree before their median is told of runtimes that nobody measured."""
+"""Runtimes that must be fitted before their median is told of runtimes that nobody measured."""
 ANYWHERE = "cuda"
-"""The devices of which a runtime's entry tells that was fitted on others: the kind that has measured kernels."""
+"""The devices of which an entry tells that was fitted on others: the kind that has measured kernels."""
 
 
 Group = tuple[str, ...]
@@ -97,15 +97,22 @@ class Fits:
             if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
                 own.setdefault(gpu, []).append((runtime, self._computes[key], members))
         pairs = [
-            _shared({"gpu": gpu}, [fit for _, fit, _ in fits], "fits of one runtime on one device each")
+            _shared({"gpu": gpu}, [[fit] for _, fit, _ in fits], "fits of one runtime on one device each")
             for gpu, fits in own.items()
             if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
         ]
+        by_runtime: dict[str, list[ComputeFit]] = {}
+        for fits in own.values():
+            for runtime, fit, _ in fits:
+                by_runtime.setdefault(runtime, []).append(fit)
+        with_kernels = [kept for fits in by_runtime.values() if (kept := [fit for fit in fits if _by_kernels(fit)])]
+        if len(with_kernels) >= SHARED and ("speed", "shared", ANYWHERE) not in dropped:
+            pairs.append(_shared({"gpu": ANYWHERE}, with_kernels, "runtimes that were fitted on any device"))
         for runtime in sorted(self.carried):
-            elsewhere = [fit for fits in own.values() for name, fit, _ in fits if name == runtime]
+            elsewhere = by_runtime.get(runtime, [])
             if elsewhere and ("speed", runtime, ANYWHERE) not in dropped:
                 where = {"runtime": runtime, "gpu": ANYWHERE}
-                pairs.append(_shared(where, elsewhere, "devices that it was fitted on"))
+                pairs.append(_shared(where, [[fit] for fit in elsewhere], "devices that it was fitted on"))
         for gpu, fits in own.items():
             for runtime, fit, members in fits:
                 about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
@@ -114,17 +121,29 @@ class Fits:
         return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
 
 
-def _shared(where: dict[str, str], fits: Sequence[ComputeFit], over: str) -> tuple[ComputeEntry, OverlapEntry]:
-    """The median of fits, for a runtime that nobody measured on a device, or a device that one was not measured on."""
-    speeds = [fit.speeds for fit in fits if fit.speeds is not None]
-    middle = Speeds(*(statistics.median(one[place] for one in speeds) for place in range(len(Speeds._fields))))
+def _by_kernels(fit: ComputeFit) -> bool:
+    return fit.speeds is not None and fit.speeds.pace > 0
+
+
+def _shared(
+    where: dict[str, str], members: Sequence[Sequence[ComputeFit]], over: str
+) -> tuple[ComputeEntry, OverlapEntry]:
+    """The median over members of the median of each one's fits, for a runtime that nobody measured on a device, or a
+    device that a runtime was not measured on."""
+    fits = [fit for some in members for fit in some]
     about: dict[str, Any] = {
         **where,
         "n": sum(fit.n for fit in fits),
         "spread": _rounded(statistics.median(fit.spread for fit in fits)),
-        "source": f"the median over {len(fits)} {over}",
+        "source": f"the median over {len(members)} {over}",
     }
-    return entries(middle, **about)
+    middles = [_middle([fit.speeds for fit in some if fit.speeds is not None]) for some in members]
+    return entries(_middle(middles), **about)
+
+
+def _middle(speeds: Sequence[Speeds]) -> Speeds:
+    """The median of each coefficient."""
+    return Speeds(*map(statistics.median, zip(*speeds, strict=True)))
 
 
 def grouped(samples: Sequence[Sample], *keys: str) -> list[tuple[tuple[str, ...], list[Sample]]]:

@@ -12,6 +12,7 @@ import msgspec
 
 from planner.calibrate.allocator import predicted_bytes
 from planner.calibrate.compute import Timer, speeds_of
+from planner.calibrate.fit import timed
 from planner.calibrate.samples import Sample
 from planner.spec.calibration import Calibration
 
@@ -62,6 +63,15 @@ def left_out(samples: Sequence[Sample], value: Callable[[Sample], str], fitted: 
     for left in sorted(set(values.values())):
         inside = [one for one in samples if values[one.id] == left]
         found += residuals(inside, fitted([one for one in samples if values[one.id] != left]), timer)
+    return found
+
+
+def unseen(samples: Sequence[Sample], fitted: Fitted, timer: Timer) -> list[Residual]:
+    """Every timed sample as a calibration predicts it that was fitted without any sample of its runtime or device."""
+    found: list[Residual] = []
+    for (runtime, gpu), inside in timed(samples):
+        others = [one for one in samples if one.runtime != runtime and one.gpu != gpu]
+        found += residuals(inside, fitted(others), timer)
     return found
 
 

@@ -6,7 +6,7 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError
 from planner.calibrate import bands as banding
-from planner.calibrate import fit, holdout
-from planner.calibrate.allocator import LEAST, badness
+from planner.calibrate import fit, holdout, kept
 from planner.calibrate.asked import Asked, Reader, each
 from planner.calibrate.compute import Timer
 from planner.calibrate.coverage import Coverage, coverage
@@ -29,14 +28,6 @@ from planner.calibrate.statistics import Errors, errors_of
 from planner.spec.calibration import Calibration, LinkEntry, as_toml
 
 SCHEMA = "calibrate/1"
-CLEARLY = 0.05
-"""Share by which the error on left-out measurements must fall: less may be luck."""
-OF_ONE_MODEL = 16
-"""Measurements needed where all are of one model, so that none of another model can contradict them."""
-LONGER_TAIL = 1.25
-"""How much larger the ninth decile of the error may get for a better median."""
-WORDS = {"allocator": "memory_error", "speed": "time_error"}
-"""What a group of coefficients is judged by."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,11 +120,13 @@ def of_samples(
         by_model = holdout.left_out(samples, holdout.by_model(samples), fitted, timer)
         by_source = holdout.left_out(samples, holdout.by_source, fitted, timer)
         by_gpu = holdout.left_out(samples, holdout.by_gpu, fitted, timer)
-        unproven = _unproven(samples, before, by_model, by_source, fitted(samples), gone)
+        unproven = kept.unproven(samples, before, by_model, by_source, fitted(samples), gone)
+        if not unproven and kept.EVERYWHERE not in gone:
+            unproven = kept.shared_in_vain(samples, before, holdout.unseen(samples, fitted, timer))
         if not unproven:
             carried = frozenset(("speed", runtime, fit.ANYWHERE) for runtime in fits.carried)
             alone = holdout.left_out(samples, holdout.by_gpu, partial(fitted, gone=gone | carried), timer)
-            unproven = _carried_in_vain(samples, alone, by_gpu, carried - gone)
+            unproven = kept.carried_in_vain(samples, alone, by_gpu, carried - gone)
         if not unproven:
             break
         dropped |= unproven
@@ -171,105 +164,6 @@ def _without(
     return msgspec.structs.replace(made, bands=tuple(banding.bands(inside, outside)))
 
 
-# -- what is kept --------------------------------------------------------------------------------------------------
-
-
-def _unproven(
-    samples: Sequence[Sample],
-    before: Sequence[Residual],
-    by_model: Sequence[Residual],
-    by_source: Sequence[Residual],
-    made: Calibration,
-    gone: frozenset[Group],
-) -> dict[Group, str]:
-    """Groups to drop, each with the reason: too few measurements, or left-out ones not predicted better than before.
-    What runtimes share is judged first: the others fall back on it."""
-    found: dict[Group, str] = {}
-    shared: list[Group] = [("allocator", "shared"), *(("speed", "shared", gpu) for gpu in {one.gpu for one in samples})]
-    for group in shared:
-        members = [one for one in samples if group[2:] in ((), (one.gpu,))]
-        if group in gone or not fit.has_group(made, (group[0], "shared", *(group[2:] or ("cuda",)))):
-            continue
-        if worse := _worse(group[0], members, before, by_source):
-            found[group] = f"{_named(group)}: {worse} where their source was left out, keeps its default"
-    if found:
-        return found
-    for group, members in fit.groups_of(samples).items():
-        if group in gone:
-            continue
-        if not fit.has_group(made, group):
-            found[group] = f"{_named(group)}: {len(members)} measurements of {LEAST} needed, keeps its default"
-        elif len({one.model for one in members}) == 1 and len(members) < OF_ONE_MODEL:
-            few = f"{len(members)} measurements, all of one model, of {OF_ONE_MODEL} needed"
-            found[group] = f"{_named(group)}: {few}, keeps its default"
-        elif worse := _worse(group[0], members, before, by_model):
-            found[group] = f"{_named(group)}: {worse} where its model was left out, keeps its default"
-        elif group[0] == "speed" and (worse := _harmed(members, before, by_source)):
-            found[group] = f"{_named(group)}: {worse} where its source was left out, keeps its default"
-    return found
-
-
-def _carried_in_vain(
-    samples: Sequence[Sample], alone: Sequence[Residual], carried: Sequence[Residual], groups: Collection[Group]
-) -> dict[Group, str]:
-    """Runtimes whose fits on other devices are no better for a device that was left out than what is there without
-    them, on most of their devices or over all: each with the reason."""
-    found: dict[Group, str] = {}
-    for group in sorted(groups):
-        ids = {one.id for one in samples if one.runtime == group[1] and one.step_s is not None}
-        old, new = (_found(residuals, ids, "time_error") for residuals in (alone, carried))
-        better = 0
-        devices = sorted({one.gpu for one in samples if one.id in ids})
-        for gpu in devices:
-            here = {one.id for one in samples if one.id in ids and one.gpu == gpu}
-            before, after = (_found(residuals, here, "time_error") for residuals in (alone, carried))
-            better += badness(after) < badness(before)
-        if 2 * better <= len(devices) or badness(new) >= badness(old) * (1 - CLEARLY):
-            medians = [errors_of(some).median for some in (new, old)]
-            found[group] = (
-                f"speed of {group[1]} on devices that it was not fitted on: by those that it was {medians[0]:.1%} off "
-                f"in the median against {medians[1]:.1%} without them where a device was left out, better on {better} "
-                f"of {len(devices)}, keeps its default"
-            )
-    return found
-
-
-def _worse(what: str, members: Sequence[Sample], before: Sequence[Residual], left: Sequence[Residual]) -> str | None:
-    """Both errors in words, when the left-out one is not smaller."""
-    ids = {one.id for one in members}
-    old, new = (_found(residuals, ids, WORDS[what]) for residuals in (before, left))
-    if not old or not new:
-        return None
-    before_it, after_it = errors_of(old), errors_of(new)
-    if badness(new) >= badness(old) * (1 - CLEARLY):
-        return f"{after_it.median:.1%} off in the median against {before_it.median:.1%} before"
-    if after_it.p90 > before_it.p90 * LONGER_TAIL:
-        return f"a tenth is {after_it.p90:.0%} off or more against {before_it.p90:.0%} before"
-    return None
-
-
-def _harmed(members: Sequence[Sample], before: Sequence[Residual], left: Sequence[Residual]) -> str | None:
-    """Both errors in words, where several sources measured a speed and those left out are predicted worse with what the
-    others told than with the guesses."""
-    if len({one.source for one in members}) == 1:
-        return None
-    ids = {one.id for one in members}
-    old, new = (_found(residuals, ids, "time_error") for residuals in (before, left))
-    if not old or badness(new) <= badness(old):
-        return None
-    return f"{errors_of(new).median:.1%} off in the median against {errors_of(old).median:.1%} before"
-
-
-def _found(residuals: Sequence[Residual], ids: set[str], what: str) -> list[float]:
-    return [error for one in residuals if one.sample.id in ids and (error := getattr(one, what)) is not None]
-
-
-def _named(group: Group) -> str:
-    what, runtime, *gpu = group
-    whose = "runtimes without measurements" if runtime == "shared" else runtime
-    return f"{what} of {whose}" + (f" on {gpu[0]}" if gpu else "")
-
-
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +172,7 @@ def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
     for what in ("memory_error", "time_error"):
         for (runtime, gpu), members in fit.grouped(samples, "runtime", "gpu"):
             ids = {one.id for one in members}
-            each = [_found(residuals, ids, what) for residuals in sets]
+            each = [kept.errors_in(residuals, ids, what) for residuals in sets]
             if all(each):
                 names = ("before", "fitted", "left_model", "left_source", "left_gpu")
                 errors = dict(zip(names, map(errors_of, each), strict=True))

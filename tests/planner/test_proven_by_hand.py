@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from planner.basics.errors import PlannerError
-from planner.calibrate import fit, report
+from planner.calibrate import fit, holdout, kept, report
 from planner.calibrate.allocator import LEAST
-from planner.calibrate.report import CLEARLY, LONGER_TAIL, OF_ONE_MODEL
+from planner.calibrate.compute import ComputeFit, Speeds
+from planner.calibrate.kept import CLEARLY, LONGER_TAIL, OF_ONE_MODEL
 from planner.inventory.mla import mla_weights
 from planner.spec import presets
 
@@ -34,7 +35,7 @@ def members(count: int, model: str = "a") -> list[Any]:
 @pytest.mark.parametrize(("share", "worse"), [(1 - CLEARLY + 1e-6, True), (1 - CLEARLY - 1e-6, False), (2.0, True)])
 def test_left_out_errors_must_fall_by_a_twentieth(share: float, worse: bool) -> None:
     before, left = residuals(*[0.2] * 9), residuals(*[0.2 * share] * 9)
-    found = report._worse("allocator", members(9), before, left)
+    found = kept._worse("allocator", members(9), before, left)
     assert (found is not None) is worse
     if found:
         assert found == f"{0.2 * share:.1%} off in the median against 20.0% before"
@@ -43,7 +44,7 @@ def test_left_out_errors_must_fall_by_a_twentieth(share: float, worse: bool) -> 
 @pytest.mark.parametrize(("tail", "worse"), [(LONGER_TAIL * 0.2 + 1e-6, True), (LONGER_TAIL * 0.2 - 1e-6, False)])
 def test_a_better_median_may_cost_a_quarter_more_of_the_ninth_decile(tail: float, worse: bool) -> None:
     before, left = residuals(*[0.2] * 10), residuals(*[0.01] * 8, tail, tail)
-    found = report._worse("allocator", members(10), before, left)
+    found = kept._worse("allocator", members(10), before, left)
     assert (found is not None) is worse
     if found:
         assert found == "a tenth is 25% off or more against 20% before"
@@ -51,13 +52,13 @@ def test_a_better_median_may_cost_a_quarter_more_of_the_ninth_decile(tail: float
 
 def test_only_a_group_s_own_errors_of_its_own_kind_count() -> None:
     before, left = residuals(0.2, 0.2, 9.0), residuals(0.1, 0.1, 9.9)
-    assert report._worse("allocator", members(2), before, left) is None
-    assert report._worse("allocator", members(3), before[:2], []) is None
-    assert report._worse("allocator", [], before, left) is None
+    assert kept._worse("allocator", members(2), before, left) is None
+    assert kept._worse("allocator", members(3), before[:2], []) is None
+    assert kept._worse("allocator", [], before, left) is None
     times = residuals(0.1, None, 0.3, what="time_error")
-    assert report._found(times, {"0", "1", "2"}, "time_error") == [0.1, 0.3]
-    assert report._found(times, {"1", "2"}, "time_error") == [0.3]
-    assert report._worse("speed", members(3), times, times) is not None
+    assert kept.errors_in(times, {"0", "1", "2"}, "time_error") == [0.1, 0.3]
+    assert kept.errors_in(times, {"1", "2"}, "time_error") == [0.3]
+    assert kept._worse("speed", members(3), times, times) is not None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_few_measurements_and_few_of_one_model_keep_the_default(
     better, worse = residuals(*[0.01] * count), residuals(*[0.2] * count)
 
     def unproven(before: Any, left: Any, gone: frozenset[Any] = frozenset()) -> dict[Any, str]:
-        return report._unproven(some, before, left, left, None, gone)  # type: ignore[arg-type]
+        return kept.unproven(some, before, left, left, None, gone)  # type: ignore[arg-type]
 
     found = unproven(worse, better)
     assert found == ({} if words is None else {group: f"allocator of ddp: {words}, keeps its default"})
@@ -96,10 +97,10 @@ def test_what_runtimes_share_is_judged_first_and_by_source(monkeypatch: pytest.M
     monkeypatch.setattr(fit, "groups_of", lambda samples: {("allocator", "ddp"): some})
     monkeypatch.setattr(fit, "has_group", lambda made, asked: True)
     small, large = residuals(*[0.01] * 9), residuals(*[0.2] * 9)
-    found = report._unproven(some, small, small, large, None, frozenset())  # type: ignore[arg-type]
+    found = kept.unproven(some, small, small, large, None, frozenset())  # type: ignore[arg-type]
     assert list(found) == [("allocator", "shared")] and "where their source was left out" in str(found)
     assert "runtimes without measurements" in str(found)
-    assert report._named(("speed", "ddp", "h100")) == "speed of ddp on h100"
+    assert kept._named(("speed", "ddp", "h100")) == "speed of ddp on h100"
 
 
 def test_a_speed_of_several_sources_is_kept_only_where_a_left_out_one_is_predicted_no_worse() -> None:
@@ -108,11 +109,11 @@ def test_a_speed_of_several_sources_is_kept_only_where_a_left_out_one_is_predict
         one.source = f"source {place % 2}"
     small, large = (residuals(*[error] * 9, what="time_error") for error in (0.1, 0.2))
 
-    assert report._harmed(some, small, large) == "20.0% off in the median against 10.0% before"
-    assert report._harmed(some, small, small) is None and report._harmed(some, large, small) is None
+    assert kept._harmed(some, small, large) == "20.0% off in the median against 10.0% before"
+    assert kept._harmed(some, small, small) is None and kept._harmed(some, large, small) is None
     for one in some:
         one.source = "the only source"
-    assert report._harmed(some, small, large) is None
+    assert kept._harmed(some, small, large) is None
 
 
 def test_a_folder_is_a_run_json_a_probe_and_jsonl_are_rows(tmp_path: Path) -> None:
@@ -146,3 +147,64 @@ def test_latent_attention_s_weights_by_hand(name: str) -> None:
     split = {role: weight.split for role, weight in found.items() if weight.split is not None}
     assert split == {role: 0 for role in ("q", "q_b", "kv_b") if role in shapes} | {"output": 1}
     assert all(weight.pieces == (heads if role in split else None) for role, weight in found.items())
+
+
+# -- the speed that all runtimes share -----------------------------------------------------------------------------
+
+
+def steps(*pairs: tuple[str, str], count: int = LEAST) -> list[Any]:
+    """So many timed samples of each pair of a runtime and a device."""
+    return [
+        SimpleNamespace(id=f"{runtime} {gpu} {place}", runtime=runtime, gpu=gpu, device_kind="cuda", step_s=1.0)
+        for runtime, gpu in pairs
+        for place in range(count)
+    ]
+
+
+def off(samples: list[Any], errors: dict[str, float]) -> list[Any]:
+    """Residuals with one error for each runtime."""
+    return [SimpleNamespace(sample=one, time_error=errors[one.runtime], memory_error=None) for one in samples]
+
+
+def test_a_shared_speed_is_kept_where_most_pairs_and_their_mean_are_better() -> None:
+    some = steps(("a", "h100"), ("b", "h100"), ("c", "a100"))
+    guesses = off(some, {"a": 0.2, "b": 0.2, "c": 0.2})
+
+    def dropped(**errors: float) -> bool:
+        return list(kept.shared_in_vain(some, guesses, off(some, errors))) == [kept.EVERYWHERE]
+
+    assert not dropped(a=0.1, b=0.1, c=0.2 + 0.05)
+    assert dropped(a=0.1, b=0.1, c=0.2 + 0.2)  # the mean is no better
+    assert dropped(a=0.01, b=0.21, c=0.21)  # one of three
+    (reason,) = kept.shared_in_vain(some, guesses, off(some, {"a": 0.3, "b": 0.3, "c": 0.3})).values()
+    assert "better on 0 of 3" in reason and "keeps its default" in reason
+
+
+def test_pairs_of_few_measurements_and_equal_predictions_tell_nothing_of_a_shared_speed() -> None:
+    few = steps(("a", "h100"), count=LEAST - 1)
+    assert kept.shared_in_vain(few, off(few, {"a": 0.1}), off(few, {"a": 0.9})) == {}
+    many = steps(("a", "h100"))
+    assert kept.shared_in_vain(many, off(many, {"a": 0.1}), off(many, {"a": 0.1})) == {}
+
+
+def test_the_unseen_are_predicted_without_their_runtime_and_without_their_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some = steps(("a", "h100"), ("b", "h100"), ("a", "a100"), ("c", "v100"), count=1)
+    monkeypatch.setattr(holdout, "residuals", lambda inside, seen, timer: [(one.id, seen) for one in inside])
+    found = dict(holdout.unseen(some, lambda others: {one.id for one in others}, None))  # type: ignore[arg-type]
+    assert found == {
+        "a h100 0": {"c v100 0"},
+        "b h100 0": {"a a100 0", "c v100 0"},
+        "a a100 0": {"b h100 0", "c v100 0"},
+        "c v100 0": {"a h100 0", "b h100 0", "a a100 0"},
+    }
+
+
+def test_a_runtime_counts_once_in_what_all_share_however_many_devices_it_was_fitted_on() -> None:
+    def fits(*paces: float) -> list[ComputeFit]:
+        return [ComputeFit(speeds=Speeds(0.7, 0.4, 1e-5, 1.0, pace), n=10, spread=0.1) for pace in paces]
+
+    compute, overlap = fit._shared({"gpu": "cuda"}, [fits(1.0, 1.1, 1.2), fits(1.3), fits(1.5)], "runtimes")
+    assert compute.pace == pytest.approx(1.3) and compute.runtime is None and compute.n == 50
+    assert compute.source == "the median over 3 runtimes" and overlap.hidden_share == 1.0
