@@ -47,8 +47,19 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     left_gpu: Errors
 
 
+class OfSource(msgspec.Struct, frozen=True, kw_only=True):
+    """One source's errors in memory or time, its rows left out by model, together, and by device (`Line`)."""
+
+    what: str
+    source: str
+    left_model: Errors
+    left_source: Errors
+    left_gpu: Errors
+
+
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: the calibration, errors by group, what could not be used and what kept its default, and why.
+    """The answer: the calibration, errors by group and by source, what could not be used, what kept its default and
+    why.
 
     `without` is by source the calibration, bands included, that all other sources give, `without_model` the same by
     model, `coverage` how many left-out measurements such bands hold.
@@ -56,6 +67,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
 
     calibration: Calibration
     lines: tuple[Line, ...]
+    sources: tuple[OfSource, ...]
     samples: int
     collectives: int
     unused: dict[str, int]
@@ -140,6 +152,7 @@ def of_samples(
     return Calibrated(
         calibration=made,
         lines=tuple(_lines(samples, before, after, by_model, by_source, by_gpu)),
+        sources=tuple(_of_sources(samples, by_model, by_source, by_gpu)),
         samples=len(samples),
         collectives=collectives,
         unused=unused or {},
@@ -167,17 +180,28 @@ def _without(
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> list[Line]:
-    lines = []
+def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[Line]:
+    names = ("before", "fitted", "left_model", "left_source", "left_gpu")
+    for what, (runtime, gpu), errors in _errors(samples, ("runtime", "gpu"), sets):
+        yield Line(what=what, runtime=runtime, gpu=gpu, **dict(zip(names, errors, strict=True)))
+
+
+def _of_sources(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[OfSource]:
+    for what, (source,), errors in _errors(samples, ("source",), sets):
+        left_model, left_source, left_gpu = errors
+        yield OfSource(what=what, source=source, left_model=left_model, left_source=left_source, left_gpu=left_gpu)
+
+
+def _errors(
+    samples: Sequence[Sample], keys: tuple[str, ...], sets: Sequence[Sequence[Residual]]
+) -> Iterator[tuple[str, tuple[str, ...], list[Errors]]]:
+    """What was measured, the values of keys, and the errors of such samples in each set of residuals."""
     for what in ("memory_error", "time_error"):
-        for (runtime, gpu), members in fit.grouped(samples, "runtime", "gpu"):
+        for values, members in fit.grouped(samples, *keys):
             ids = {one.id for one in members}
-            each = [kept.errors_in(residuals, ids, what) for residuals in sets]
-            if all(each):
-                names = ("before", "fitted", "left_model", "left_source", "left_gpu")
-                errors = dict(zip(names, map(errors_of, each), strict=True))
-                lines.append(Line(what=what.removesuffix("_error"), runtime=runtime, gpu=gpu, **errors))
-    return lines
+            found = [kept.errors_in(residuals, ids, what) for residuals in sets]
+            if all(found):
+                yield what.removesuffix("_error"), values, list(map(errors_of, found))
 
 
 # -- files in, files out -------------------------------------------------------------------------------------------
@@ -218,4 +242,5 @@ def answer_dict(found: Calibrated) -> dict[str, Any]:
         "unused": found.unused,
         "kept_defaults": list(found.kept),
         "errors": msgspec.to_builtins(found.lines),
+        "errors_by_source": msgspec.to_builtins(found.sources),
     }

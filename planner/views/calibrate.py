@@ -6,10 +6,11 @@ Not here: any figure (planner/calibrate).
 from __future__ import annotations
 
 from planner.basics.tabletext import table
-from planner.calibrate.report import Calibrated, Line
+from planner.calibrate.report import Calibrated, Line, OfSource
 from planner.calibrate.statistics import Errors
 from planner.spec.calibration import Calibration
 
+SOURCE_HEAD = ("", "source", "n", "model left out", "source left out", "GPU left out")
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out", "GPU left out")
 
 
@@ -41,6 +42,12 @@ def row_text(one: Line) -> tuple[str, ...]:
     """A group's errors as the cells under HEAD."""
     errors = (one.before, one.fitted, one.left_model, one.left_source, one.left_gpu)
     return (one.what, one.runtime, one.gpu, str(one.before.n), *(_errors(each) for each in errors))
+
+
+def source_text(one: OfSource) -> tuple[str, ...]:
+    """A source's errors as the cells under SOURCE_HEAD."""
+    errors = (one.left_model, one.left_source, one.left_gpu)
+    return (one.what, one.source, str(one.left_model.n), *(_errors(each) for each in errors))
 
 
 def _errors(one: Errors) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from planner.calibrate.coverage import Coverage
 from planner.calibrate.probability import Probabilities, Threshold
 from planner.calibrate.report import Calibrated
-from planner.views.calibrate import HEAD, entry_count, row_text
+from planner.views.calibrate import HEAD, SOURCE_HEAD, entry_count, row_text, source_text
 
 PAGE = """## Fitted against left out
 
@@ -125,5 +125,13 @@ def page(found: Calibrated, fits: Mapping[str, Probabilities], command: str) -> 
     ]
     if found.kept:
         lines += ["Kept as they were:\n", *(f"- {line}." for line in found.kept), ""]
+    lines += [
+        "## By source\n",
+        "Each source's rows together, whatever software and devices they are of.\n",
+        f"| {' | '.join(SOURCE_HEAD)} |",
+        "|---|---|" + "---:|" * 4,
+        *(f"| {' | '.join(source_text(one))} |" for one in found.sources),
+        "",
+    ]
     lines += [held_section(found.coverage), fits_section(fits)]
     return "\n".join(lines)

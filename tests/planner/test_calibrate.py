@@ -330,6 +330,9 @@ def test_the_command_writes_a_calibration_that_estimate_uses(
     answer = json.loads(out)
 
     assert (code, answer["schema"], err.strip()) == (0, "calibrate/1", f"wrote {path}")
+    of_groups = sum(line["left_model"]["n"] for line in answer["errors"])
+    of_sources = [line["left_model"]["n"] for line in answer["errors_by_source"]]
+    assert len(of_sources) == 2 and sum(of_sources) == of_groups  # memory and time, of one source
     asked = ["estimate", "--model", "8b", "--gpu", "b200-180gb", "--gpus", "8", "--tp", "2", "--json"]
     asked += ["--runtime", "megatron-core", "--calibration", str(path)]
     assert command.exit_code(planner, asked, name="planner") == 0
