@@ -14,7 +14,8 @@ from planner.basics.progress import Progress
 from planner.decide.blocks import Block, as_column
 from planner.decide.candidates import Candidate, beats, exact_bytes, order_of, seconds_per_sequence
 from planner.decide.ties import Parts, parts_of, simpler
-from planner.figures.memory import device_bytes, hosts_hold, memory_lines, of_same_lines, peak_at
+from planner.figures.memory import LinesByStage, device_bytes, hosts_hold, of_same_lines
+from planner.parallelism.case import Case
 from planner.spec import Layout
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Walker:
         self._smallest, self._progress = smallest, progress
         self._question, self._k, self._slowest, self._points = question, k, slowest, front
         self._known: dict[Layout, Candidate | None] = {}
-        self._lines: dict[Layout, list[tuple[float, float]]] = {}
+        self._lines: dict[Layout, LinesByStage] = {}
         self.rejected: Counter[str] = Counter()
         self.best: list[Candidate] = []
         self.front: list[Candidate] = []
@@ -208,19 +209,16 @@ class Walker:
     def _sized(self, layout: Layout, seconds: float) -> Candidate | None:
         """The candidate of known seconds; None when it does not fit, which is counted once."""
         case = case_of(self._question, layout)
-        size = float(device_bytes(case, peak_at(self._lines_of(layout), layout.micro_batch_size)))
-        reason = (
-            TOO_LARGE
-            if size > limit_bytes(self._question, case)
-            else TOO_LARGE_FOR_HOSTS
-            if hosts_hold(case) is False
-            else None
-        )
+        limit = limit_bytes(self._question, case)
+        # Once a layout fits, nobody asks which of those that do not is the smallest.
+        size = self._size(case, limit if self.best else float("inf"))
+        reason = TOO_LARGE if size > limit else TOO_LARGE_FOR_HOSTS if hosts_hold(case) is False else None
         if reason is None:
             return Candidate(layout, seconds, size)
         if layout not in self._known:
             self.rejected[reason] += 1
-            self._smallest.walked(layout, size)
+            if not self.best:
+                self._smallest.walked(layout, size)
         return None
 
     def simplest(self, near: list[Bounded], limit_s: float, known: Candidate | None = None) -> Candidate:
@@ -249,9 +247,16 @@ class Walker:
             self._known[layout] = found
         return found
 
-    def _lines_of(self, layout: Layout) -> list[tuple[float, float]]:
-        """`memory_lines` once for all layouts that have the same."""
-        key = of_same_lines(layout)
+    def _size(self, case: Case, enough: float) -> float:
+        """Bytes of a device at the layout's peak; where a stage has more than `enough`, those of the first such stage
+        that was looked at."""
+        key = of_same_lines(case.layout)
         if key not in self._lines:
-            self._lines[key] = memory_lines(case_of(self._question, key))
-        return self._lines[key]
+            self._lines[key] = LinesByStage(case_of(self._question, key))
+        live = size = 0.0
+        for peak in self._lines[key].peaks(case.layout.micro_batch_size):
+            if peak > live:
+                live, size = peak, float(device_bytes(case, peak))
+            if size > enough:
+                break
+        return size

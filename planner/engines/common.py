@@ -18,7 +18,7 @@ from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_l
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.recompute import regathers
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
 from planner.spec import Quantization, Step
@@ -130,8 +130,7 @@ def whole_weight_bytes(case: Case) -> Number:
 
 
 def packed_weight_bytes(case: Case) -> Number:
-    """Bytes of the largest weight that is packed into 4 bits, before it is, on the device that packs it; else 0: a GPTQ
-    checkpoint has codes."""
+    """Bytes of the largest weight that the device packs into 4 bits, before that; 0 of GPTQ, whose files have codes."""
     each = 0.0 if layer_form(case) == "gptq" else base_weight_bytes(case)
     return maximum(0.0, *(weight.elements * each for _, weight in case.counted() if packed(case, weight)))
 
@@ -176,13 +175,15 @@ def sent_elements(case: Case) -> Number:
 
 def updated(case: Case, *, sharded: bool) -> optimizers.Units:
     """The trained tensors as the optimizer sees them: whole, or split on dim 0 over the ranks that share them."""
-    return [
-        ([_updated(case, weight, sharded) for weight in case.units()[unit] if weight.trainable], case.repeats(unit))
-        for unit in UNITS
-    ]
+    return [(_updated(case, unit, sharded), case.repeats(unit)) for unit in UNITS]
 
 
-def _updated(case: Case, weight: Weight, sharded: bool) -> optimizers.Tensor:
+@once_a_unit
+def _updated(case: Case, unit: str, sharded: bool) -> list[optimizers.Tensor]:
+    return [_tensor(case, weight, sharded) for weight in case.units()[unit] if weight.trainable]
+
+
+def _tensor(case: Case, weight: Weight, sharded: bool) -> optimizers.Tensor:
     shards = case.shards(weight) if sharded else 1
     beside = case.lora is not None and not weight.adapter
     own = copy_bytes(case) if is_copy(case, weight) else base_weight_bytes(case) if beside else None

@@ -37,7 +37,7 @@ from planner.inventory.forms import CODE_BYTES
 from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
 from planner.parallelism.base import ideal_call
-from planner.parallelism.case import LAYERS, UNITS, Case, once
+from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 name = "fsdp2"
@@ -113,6 +113,7 @@ def reduced_element_bytes(case: Case, fp32_reduce: bool, unit: str = "layer") ->
     return float(BYTES["fp32"]) if fp32_reduce else grad_element_bytes(case, unit)
 
 
+@once_a_unit
 def gathered(case: Case, unit: str) -> Number:
     """Bytes of one unit's gathered weights, and of the all-gather's output they are copied from."""
     return sum(
@@ -121,12 +122,14 @@ def gathered(case: Case, unit: str) -> Number:
     ) + 0.0  # fmt: skip
 
 
+@once_a_unit
 def scattered(case: Case, unit: str, fp32_reduce: bool = False) -> Number:
     """Bytes of one unit's reduce-scatter input: its trained weights' gradients, whole."""
     trained = sum(padded(one, case.shards(one)) for one in case.units()[unit] if one.trainable) + 0.0
     return zero.whole_bytes(trained, reduced_element_bytes(case, fp32_reduce, unit))
 
 
+@once_a_unit
 def unit_weight_shards(case: Case, unit: str) -> Number:
     """Bytes of one unit's shards on a rank, as stored."""
     return sum(
@@ -145,6 +148,7 @@ def weight_shards(case: Case) -> Number:
     return sum(case.repeats(unit) * unit_weight_shards(case, unit) for unit in UNITS) + 0.0
 
 
+@once_a_unit
 def unit_shards(case: Case, unit: str, element_bytes: float) -> Number:
     """Bytes on a rank of what every trained weight's shard in one unit has at `element_bytes` an element."""
     return sum(

@@ -70,7 +70,10 @@ rules: tuple[Rule, ...] = (
 
 def _habits(case: Case) -> Case:
     """The same case with FSDP2's switch as torchtitan sets it: reduce each micro-batch, in a pipeline once."""
-    layout = msgspec.structs.replace(case.layout, sync_each_micro_batch=not case.pipelined)
+    each = not case.pipelined
+    if case.layout.sync_each_micro_batch == each:
+        return case
+    layout = msgspec.structs.replace(case.layout, sync_each_micro_batch=each)
     return msgspec.structs.replace(case, layout=layout, stage=case.here)
 
 

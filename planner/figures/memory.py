@@ -6,7 +6,7 @@ beside them; the peak is the largest sum. Works on one layout and on columns. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -264,12 +264,35 @@ def memory_lines(case: Case, *, first_stage: bool = False) -> list[tuple[float, 
 
     That is `peak_bytes` for all micro-batches at once, since an engine's own bytes do not depend on them.
     """
-    lines: dict[float, float] = {}
-    for stage in islice(case.stages(), 1 if first_stage else None):
-        for slope, start in _stage_lines(case.at(stage)):
-            if start > lines.get(slope, -1.0):
-                lines[slope] = start
-    return [(start, slope) for slope, start in lines.items()]
+    stages = islice(case.stages(), 1 if first_stage else None)
+    return _highest_lines(line for stage in stages for line in _stage_lines(case.at(stage)))
+
+
+def _highest_lines(lines: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(bytes, bytes a sequence), of lines with equal bytes a sequence the highest."""
+    highest: dict[float, float] = {}
+    for slope, start in lines:
+        if start > highest.get(slope, -1.0):
+            highest[slope] = start
+    return [(start, slope) for slope, start in highest.items()]
+
+
+class LinesByStage:
+    """The lines of `memory_lines`, worked out stage by stage and no further than somebody asks for. The stages with
+    most layers that have experts come first: they are the likeliest to be full."""
+
+    def __init__(self, case: Case) -> None:
+        stages = sorted(case.stages(), key=lambda stage: -stage.layers[1])
+        self._found: list[list[tuple[float, float]]] = []
+        self._left = (_highest_lines(_stage_lines(case.at(stage))) for stage in stages)
+
+    def peaks(self, micro_batch_size: int) -> Iterator[float]:
+        """Each stage's peak at one micro-batch size; the largest is the layout's."""
+        for lines in self._found:
+            yield peak_at(lines, micro_batch_size)
+        for lines in self._left:
+            self._found.append(lines)
+            yield peak_at(lines, micro_batch_size)
 
 
 def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:

@@ -5,12 +5,14 @@ Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, maximum, minimum
+from planner.basics.arith import Number, is_column, maximum, minimum
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
@@ -23,6 +25,7 @@ from planner.figures.kernels.step import (
     Asked,
     Attention,
     Rows,
+    at_rows,
     distinct_rows,
     formats_known,
     kernels_seconds,
@@ -30,12 +33,16 @@ from planner.figures.kernels.step import (
 )
 from planner.figures.linktime import collective_seconds
 from planner.figures.tensorhiding import hidden_of
-from planner.figures.work import Load, Work, element_bytes_of
+from planner.figures.work import Load, Work, element_bytes_of, work_categories
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.spec.calibration import Calibration, Coefficients, Compute
 
 WITHIN = ("tp", "cp", "ep")
 """Axes whose collectives stand in the way of every micro-batch's compute."""
+KERNEL_SPLITS = ("micro_batch_size", "tp", "cp", "ep")
+"""Numbers of a layout on which the kernels of one occurrence of a unit depend."""
+SPLITS = (*KERNEL_SPLITS, "grad_accum")
+"""Numbers on which passes through it depend."""
 
 
 @formula(unit="FLOP/s", source="two kinds of matrix products one after the other: a harmonic mean by their FLOP")
@@ -128,7 +135,7 @@ def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device 
     if peak is None or gpu.memory_bytes_per_s is None:
         return None
     chip, layout = kernels_of(case, known.compute), case.layout
-    rows = distinct_rows(layout.micro_batch_size, layout.tp, layout.ep, layout.cp) if chip else None
+    rows = distinct_rows(*(getattr(layout, axis) for axis in KERNEL_SPLITS)) if chip else None
     return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute, chip, rows)
 
 
@@ -159,13 +166,71 @@ class _Seconds(NamedTuple):
     start_s: Number
 
 
-def loads_of(one: Work, device: Device) -> tuple[_Seconds, _Seconds]:
-    """Forward, and backward with what it computes again."""
+def loads_of(one: Work, device: Device, kernels_s: tuple[Number, Number] | None = None) -> tuple[_Seconds, _Seconds]:
+    """Forward, and backward with what it computes again; `kernels_s` are the seconds of their kernels, where known."""
+    known = (None, None) if kernels_s is None else kernels_s
     forward, backward = (
-        _Seconds(working_seconds(load, device), starting_seconds(load.operations, device.known.operation_s))
-        for load in (one.forward, one.backward.and_again(one.again))
+        _Seconds(working_seconds(load, device, one_s), starting_seconds(load.operations, device.known.operation_s))
+        for load, one_s in zip((one.forward, one.backward.and_again(one.again)), known, strict=True)
     )
     return forward, backward
+
+
+def loads_by_unit(case: Case, work: dict[str, Work], device: Device) -> dict[str, tuple[_Seconds, _Seconds]]:
+    """`loads_of` of each unit; of columns the kernels of each row that splits a micro-batch and its weights differently
+    are timed once, for all blocks of a search that have it."""
+    chip, rows = device.kernels, device.rows
+    if chip is None or rows is None:
+        return {unit: loads_of(one, device) for unit, one in work.items()}
+    import numpy as np  # columns only
+
+    timed = _timed_of(case, chip, device.known)
+    numbers = (getattr(case.layout, axis) for axis in KERNEL_SPLITS)
+    each = (one[rows.first].tolist() if is_column(one) else repeat(float(one)) for one in numbers)
+    asked = list(zip(*each, strict=False))
+    missing = [place for place, row in enumerate(asked) if row not in timed]
+    if missing:
+        chosen = rows.first[missing]
+        alone = partial(kernels_seconds, device=chip)
+        found = [
+            np.broadcast_to(_paced(alone, [at_rows(one, chosen) for one in kernels], device.known), len(missing))
+            for one in work.values()
+            for kernels in (one.forward.kernels, one.backward.kernels + one.again.kernels)
+        ]
+        timed.update(zip((asked[place] for place in missing), np.stack(found).T.tolist(), strict=True))
+    seconds = np.array([timed[row] for row in asked]).T[:, rows.place]
+    return {
+        unit: loads_of(one, device, (seconds[2 * place], seconds[2 * place + 1]))
+        for place, (unit, one) in enumerate(work.items())
+    }
+
+
+def distinct_layouts(case: Case, *axes: str) -> tuple[Case, Callable[[Number], Number]]:
+    """The rows of a layout's columns that differ in some of its numbers, and what makes figures of all rows of
+    theirs."""
+    layout = case.layout
+    rows = distinct_rows(*(getattr(layout, axis) for axis in axes))
+    if rows is None:
+        return case, lambda figure: figure
+    numbers = {name: getattr(layout, name) for name in (*SPLITS, "pp", "dp_replicate", "dp_shard")}
+    few = {name: number[rows.first] for name, number in numbers.items() if is_column(number)}
+    alike = msgspec.structs.replace(case, layout=msgspec.structs.replace(layout, **few))
+    return alike, lambda figure: figure[rows.place] if is_column(figure) else figure
+
+
+_TIMED: dict[Hashable, dict[tuple[float, ...], list[float]]] = {}
+"""Seconds of the kernels of each unit's forward and backward by micro-batch, tensor, expert and context groups; by all
+else that they depend on."""
+MOST_TIMED = 100_000
+
+
+def _timed_of(case: Case, chip: Chip, known: Compute) -> dict[tuple[float, ...], list[float]]:
+    asked = *work_categories(case), chip, known.pace, known.attention_pace
+    if asked not in _TIMED:
+        if sum(map(len, _TIMED.values())) > MOST_TIMED:
+            _TIMED.clear()
+        _TIMED[asked] = {}
+    return _TIMED[asked]
 
 
 def passes_of(
@@ -182,11 +247,13 @@ def passes_of(
     return Passes(*found)
 
 
-def working_seconds(load: Load, device: Device) -> Number:
-    """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes."""
+def working_seconds(load: Load, device: Device, kernels_s: Number | None = None) -> Number:
+    """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes.
+    `kernels_s` are the seconds of the load's kernels, where known."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
     if (chip := device.kernels) is not None:
-        kernels_s = _paced(lambda some: kernels_seconds(some, chip, device.rows), load, known)
+        if kernels_s is None:
+            kernels_s = _paced(lambda some: kernels_seconds(some, chip, device.rows), load.kernels, known)
         return kernels_s + memory_seconds(load.moved_bytes + load.fixed_bytes + load.score_bytes, *memory)
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
@@ -203,13 +270,13 @@ def least_working_seconds(load: Load, device: Device) -> Number:
     if (chip := device.kernels) is None:
         return working_seconds(msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0), device)
     memory_s = memory_seconds(load.moved_bytes, device.bytes_per_s, device.known.memory_share)
-    return _paced(lambda some: least_seconds(some, chip), load, device.known) + memory_s
+    return _paced(lambda some: least_seconds(some, chip), load.kernels, device.known) + memory_s
 
 
-def _paced(seconds: Callable[[Iterable[Asked]], Number], load: Load, known: Compute) -> Number:
-    """Seconds of a load's kernels in a step, by what kernels take alone."""
-    products = [one for one in load.kernels if not isinstance(one, Attention)]
-    attention = [one for one in load.kernels if isinstance(one, Attention)]
+def _paced(seconds: Callable[[Iterable[Asked]], Number], kernels: Sequence[Asked], known: Compute) -> Number:
+    """Seconds of kernels in a step, by what kernels take alone."""
+    products = [one for one in kernels if not isinstance(one, Attention)]
+    attention = [one for one in kernels if isinstance(one, Attention)]
     return paced_seconds(seconds(products), seconds(attention), known.pace, known.attention_pace)
 
 

@@ -22,15 +22,17 @@ from planner.figures.host import offload_traffic, steps_on_host, transfer_second
 from planner.figures.hostcosts import HostCosts, bucket_seconds, slowed
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
+    SPLITS,
     WITHIN,
     Device,
     Passes,
     calling_of,
     coefficients,
     device_of,
+    distinct_layouts,
     exchanges_beside,
     least_working_seconds,
-    loads_of,
+    loads_by_unit,
     matmul_seconds,
     memory_seconds,
     on_stage,
@@ -207,7 +209,7 @@ def step_parts(
         return unknown, None
     compute, both = {}, {}
     calling = calling_of(case, costs)
-    loads = {unit: loads_of(one, device) for unit, one in work.items()}
+    loads = loads_by_unit(case, work, device)
     waiting = waited_of(case, known, device)
     if costs.exchanges_beside:
         busy = {unit: Passes(*(load.busy_s for load in one)) for unit, one in loads.items()}
@@ -272,15 +274,18 @@ def waits_of(
 def least_step_seconds(case: Case, calibration: Calibration) -> Number | None:
     """A bound below a step's seconds: the pipeline's passes, of the parts that `step_parts` adds up. None where the
     device's rates are unknown."""
-    known, work = coefficients(case, calibration), unit_work(case)
-    device = device_of(case, work, known)
+    staged, of_staged = distinct_layouts(case, "pp", *SPLITS)
+    split, of_split = distinct_layouts(staged, *SPLITS)
+    known, work = coefficients(case, calibration), unit_work(split)
+    device = device_of(split, work, known)
     if device is None:
         return None
+    loads = loads_by_unit(split, work, device)
     both = {
-        unit: passes_of(loads_of(work[unit], device), device, waiting)
-        for unit, waiting in waited_of(case, known, device).items()
+        unit: Passes(*map(of_split, passes_of(loads[unit], device, waiting)))
+        for unit, waiting in waited_of(split, known, device).items()
     }
-    return pipeline_seconds(case, both, known, hostcosts.NONE)[0]
+    return of_staged(pipeline_seconds(staged, both, known, hostcosts.NONE)[0])
 
 
 def whole_pass_seconds(case: Case, calibration: Calibration) -> float:

@@ -187,11 +187,7 @@ def unit_work(case: Case) -> dict[str, Work]:
     splits = layout.tp, layout.ep, layout.cp, layout.micro_batch_size, layout.grad_accum
     if watched() or is_column(*splits):
         return _unit_work(case.unsplit)
-    again, own = (
-        (layout.recompute, layout.recompute_modules),
-        (layout.engine, layout.zero_stage, layout.sequence_parallel),
-    )
-    asked = case.walked_model, case.job, case.parts, case.twice, *own, *again, *splits
+    asked = *work_categories(case), *splits
     if asked not in _WORKS:
         if len(_WORKS) > 4096:
             _WORKS.clear()
@@ -201,6 +197,13 @@ def unit_work(case: Case) -> dict[str, Work]:
 
 _WORKS: dict[Hashable, dict[str, Work]] = {}
 """By everything of a case that `_unit_work` reads."""
+
+
+def work_categories(case: Case) -> tuple[Hashable, ...]:
+    """What `unit_work` reads of a case beside the numbers that split a micro-batch and its weights."""
+    layout = case.layout
+    own = layout.engine, layout.zero_stage, layout.sequence_parallel, layout.recompute, layout.recompute_modules
+    return case.walked_model, case.job, case.parts, case.twice, *own
 
 
 def _unit_work(whole: Case) -> dict[str, Work]:
@@ -340,11 +343,6 @@ def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
     )
 
 
-def _trained(case: Case, unit: str) -> Number:
-    """Elements of one occurrence of a unit that get gradients."""
-    return sum(weight.elements for weight in case.units()[unit] if weight.trainable) + 0.0
-
-
 def _layer_operations(case: Case) -> int:
     """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
     parts, model = case.parts, case.model
@@ -382,7 +380,7 @@ def _end_work(case: Case, unit: str) -> Work:
         looked_up = 2 * tokens * case.model.hidden * element
         here = Load(moved_bytes=looked_up, operations=TABLE_OPERATIONS)
         # Backward writes zeros for the whole table before it adds the rows that were looked up.
-        table = _trained(case, unit) * element
+        table = case.elements(unit, trainable=True) * element
         back = Load(moved_bytes=looked_up, fixed_bytes=table, operations=BACKWARD_OPERATIONS)
         return Work(here, back)
     found = _products(case, unit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, wraps
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -20,8 +20,9 @@ from planner.parallelism.schedules import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.plan import Plan
 
-__all__ = ["LAYERS", "UNITS", "Case", "StageClass", "once"]
+__all__ = ["LAYERS", "UNITS", "Case", "StageClass", "once", "once_a_unit"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 More = TypeVarTuple("More")
 
@@ -198,13 +199,19 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def at(self, stage: StageClass) -> Case:
         """The same question about one stage."""
-        if is_column(self.layout.pp):
-            return msgspec.structs.replace(self, stage=stage)
-        return _on_stage(self, stage)
+        made = msgspec.structs.replace(self, stage=stage) if is_column(self.layout.pp) else _on_stage(self, stage)
+        made.__dict__["of_every_stage"] = self.of_every_stage
+        return made
 
     @cached_property
     def figures(self) -> dict[Hashable, Any]:
         """What `once` keeps, by function and arguments."""
+        return {}
+
+    @cached_property
+    def of_every_stage(self) -> dict[Hashable, Any]:
+        """The units before stages divide them, and what `once_a_unit` keeps, by function, unit and arguments: one
+        dictionary for all stages of a case."""
         return {}
 
     @property
@@ -232,18 +239,25 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _units(self) -> dict[str, tuple[Weight, ...]]:
-        layout, parts = self.layout, self.parts
-        whole = unit_weights(self.walked_model, self.lora)
-        if is_column(layout.tp, layout.ep) or layout.tp > 1 or layout.ep > 1:
-            whole = {
-                unit: tuple(local_part(weight, parts, layout.tp, layout.ep) for weight in weights)
-                for unit, weights in whole.items()
-            }
+        if "units" not in self.of_every_stage:
+            self.of_every_stage["units"] = self._split_units()
+        whole: dict[str, tuple[Weight, ...]] = self.of_every_stage["units"]
         if not self.here.first:
             whole = whole | {"embed": ()}
         if not self.here.last:
             whole = whole | {"tail": ()}
         return whole | {self.twice: whole[self.twice] * 2} if self.twice else whole
+
+    def _split_units(self) -> dict[str, tuple[Weight, ...]]:
+        """Weights by unit as a tensor and expert rank of the stage that has the unit holds them."""
+        layout, parts = self.layout, self.parts
+        whole = unit_weights(self.walked_model, self.lora)
+        if is_column(layout.tp, layout.ep) or layout.tp > 1 or layout.ep > 1:
+            return {
+                unit: tuple(local_part(weight, parts, layout.tp, layout.ep) for weight in weights)
+                for unit, weights in whole.items()
+            }
+        return whole
 
     def shard_axis(self, weight: Weight) -> str:
         """The mesh axis over which a weight's states are sharded: experts have their own where they are split."""
@@ -321,6 +335,22 @@ def once(figure: Callable[[Case, *More], R]) -> Callable[[Case, *More], R]:
         if key not in case.figures:
             case.figures[key] = figure(case, *more)
         return case.figures[key]  # type: ignore[no-any-return]  # of that function
+
+    return known
+
+
+def once_a_unit(figure: Callable[Concatenate[Case, str, P], R]) -> Callable[Concatenate[Case, str, P], R]:
+    """A figure of one unit's weights, worked out once for all stages of a case that have the unit, and once for those
+    that do not. Under a trace it runs each time."""
+
+    @wraps(figure)
+    def known(case: Case, unit: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if watched():
+            return figure(case, unit, *args, **kwargs)
+        key = (figure, unit, bool(case.units()[unit]), args, *kwargs.items())
+        if key not in case.of_every_stage:
+            case.of_every_stage[key] = figure(case, unit, *args, **kwargs)
+        return case.of_every_stage[key]  # type: ignore[no-any-return]  # of that function
 
     return known
 

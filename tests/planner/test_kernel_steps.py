@@ -24,7 +24,7 @@ from planner.figures.kernels.step import (
     kernels_seconds,
     least_seconds,
 )
-from planner.figures.passes import coefficients, kernels_of
+from planner.figures.passes import coefficients, device_of, kernels_of, loads_by_unit, loads_of
 from planner.figures.steptime import step_time
 from planner.figures.work import unit_work
 from planner.spec import Layout, TrainingJob, presets
@@ -105,6 +105,38 @@ def test_columns_take_what_each_of_their_rows_takes(one: Product):
 
 def test_numbers_alone_have_no_rows():
     assert distinct_rows(1, 8, 2) is None
+
+
+def test_rows_of_any_whole_numbers_are_told_apart():
+    large = 2.0**40
+    columns = np.array([large, large, large + 1, large]), np.array([0.0, 1.0, 0.0, 1.0]), np.array([large] * 3 + [7.0])
+
+    rows = distinct_rows(*columns, 3)
+
+    assert rows is not None and sorted(rows.first.tolist()) == [0, 1, 2, 3]
+    again = distinct_rows(*(np.tile(column, 2) for column in columns))
+    assert again is not None and again.first.tolist() == rows.first.tolist()
+    assert again.place.tolist() == 2 * rows.place.tolist()
+
+
+def test_kernels_of_rows_asked_for_in_part_before_take_what_they_take_alone():
+    columns = {"micro_batch_size": np.array([1.0, 2.0, 1.0, 4.0]), "tp": np.array([1.0, 2.0, 1.0, 8.0])}
+    layout = Layout(engine="megatron", sequence_parallel=True, dp_shard=8, zero_stage=1, grad_accum=2)
+    question = Question(presets.model("7b"), presets.cluster("dgx-h100", 64), TrainingJob(seq_len=2048), BASE)
+
+    for some in ([3, 0], [0, 1, 2, 3]):
+        chosen = msgspec.structs.replace(layout, **{name: column[some] for name, column in columns.items()})
+        case = case_of(question, chosen)
+        work, known = unit_work(case), coefficients(case, BASE)
+        device = device_of(case, work, known)
+        assert device is not None and device.kernels is not None
+        found = loads_by_unit(case, work, device)
+        for unit, one in work.items():
+            for load, alone in zip(found[unit], loads_of(one, device), strict=True):
+                assert (
+                    np.broadcast_to(load.busy_s, len(some)).tolist()
+                    == np.broadcast_to(alone.busy_s, len(some)).tolist()
+                )
 
 
 def test_a_step_takes_a_pace_times_its_kernels():

@@ -261,6 +261,16 @@ def test_no_layout_goes_below_its_bounds(engine: str, data: st.DataObject):
         assert seconds[row] <= seconds_per_sequence(question, layout) * (1 + 1e-9), layout
 
 
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed-pipeline", "fsdp2"])
+def test_the_cheap_bound_on_time_of_a_row_is_the_same_beside_any_others(engine: str) -> None:
+    question, some = legal_blocks(engine, "deepseek-v2-lite", None)
+    for block in some[::4]:
+        least = as_column(least_seconds_of_case(question, case_of(question, block.columns())), block.size)
+        for row in range(0, block.size, 1 + block.size // 3):
+            alone = least_seconds_of_case(question, case_of(question, block.only([row]).columns()))
+            assert float(as_column(alone, 1)[0]) == pytest.approx(least[row], rel=1e-12)
+
+
 def test_bounds_asked_once_for_all_micro_batches_are_those_of_each_row() -> None:
     question, some = legal_blocks("torchtitan", "deepseek-v2-lite", None)
     shared = 0

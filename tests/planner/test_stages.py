@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from planner.engines.fsdp2 import gathered
+from planner.figures import memory
+from planner.figures.memory import LinesByStage, memory_lines, peak_at
 from planner.parallelism.case import Case, StageClass
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
 
@@ -74,3 +77,44 @@ def test_chunks_of_virtual_stages_go_through_the_model_in_order() -> None:
 
     assert [one.layers for one in chunks] == [(0, 2)] * 4
     assert [(one.first, one.last) for one in chunks] == [(True, False), (False, False), (False, False), (False, True)]
+
+
+def test_a_figure_of_a_unit_is_kept_for_all_stages_that_have_the_unit() -> None:
+    for pp in (4, np.array([2.0, 4.0])):
+        whole = case(model(8), pp)
+        first, last = (whole.at(stage) for stage in list(whole.stages())[:: len(list(whole.stages())) - 1])
+        assert gathered(first, "embed") > 0 == gathered(last, "embed")
+        assert gathered(last, "tail") > 0 == gathered(first, "tail")
+        assert gathered(first, "layer") == gathered(last, "layer") == gathered(case(model(8), pp), "layer") > 0
+        assert first.units()["layer"] is last.units()["layer"]
+
+
+def test_the_largest_of_the_stages_peaks_is_the_layouts() -> None:
+    for one in (
+        case(model(7, 2), 4),
+        case(model(6), 4, "interleaved", 2),
+        case(model(8), 4, "zb-v"),
+        case(model(5), 1),
+    ):
+        lines, known = LinesByStage(one), memory_lines(one)
+
+        assert len(list(lines.peaks(1))) == len(list(one.stages()))
+        for micro in (1, 3):
+            assert max(lines.peaks(micro)) == peak_at(known, micro)
+
+
+def test_stages_are_looked_at_no_further_than_asked_and_those_with_most_experts_first(monkeypatch) -> None:
+    looked_at: list[StageClass] = []
+    kept = memory._stage_lines
+
+    def watching(here: Case):
+        looked_at.append(here.here)
+        return kept(here)
+
+    monkeypatch.setattr(memory, "_stage_lines", watching)
+    lines = LinesByStage(case(model(8, 3), 4))
+    first = next(lines.peaks(1))
+    assert [one.layers for one in looked_at] == [(0, 2)]
+
+    assert next(lines.peaks(2)) > first and len(looked_at) == 1
+    assert len(list(lines.peaks(1))) == 4 == len(looked_at)

@@ -24,9 +24,8 @@ class Device(msgspec.Struct, frozen=True, eq=False):
     times: KernelTimes
     known: dict[Any, float] = {}
     known_rows: dict[Any, float] = {}
-    known_columns: dict[Any, Any] = {}
-    """Seconds of kernels that were asked for before: by their sizes alone, by their sizes as rows of columns (the last
-    digits may be others), and whole columns by a hash of the sizes."""
+    """Seconds of kernels that were asked for before: by their sizes alone, and by their sizes as rows of columns (the
+    last digits may be others)."""
 
     def __repr__(self) -> str:
         """The name: `planner explain` writes a device as an input of each of its kernels."""

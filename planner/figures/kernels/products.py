@@ -7,6 +7,7 @@ m, n and k are numbers or columns. Not here: which products a layout has (work.p
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from planner.basics.arith import Number, is_column, minimum, where
@@ -76,12 +77,13 @@ def kernel_seconds(
     """A product's arithmetic beside its memory, before power."""
     fastest: Number | None = None
     alone = not is_column(m, n, k)
+    every_split = SPLITS if alone else _splits_at_once(max(getattr(size, "ndim", 0) for size in (m, n, k)))
     with unrecorded():
         for height, width in TILES:
             area = height * width
             rate = peak_flops_per_s / device.multiprocessors * tile_share(area, one)
             tiles = tiles_of(m, n, height, width)
-            for splits in SPLITS:
+            for splits in every_split:
                 each_s = tile_seconds(2.0 * area, k / splits, one.ramp, rate, one.tile_s)
                 if alone and fastest is not None and tiles * splits * each_s >= fastest * device.multiprocessors:
                     continue  # even without a last wave it is no faster
@@ -90,7 +92,15 @@ def kernel_seconds(
                 taken_s = taken_s + splitting_seconds(m, n, splits, device.bytes_per_s, one.split_s)
                 fastest = taken_s if fastest is None else minimum(fastest, taken_s)
     assert fastest is not None
-    return fastest
+    return fastest if alone else fastest.min(axis=0)  # type: ignore[union-attr]  # columns
+
+
+@lru_cache(maxsize=8)
+def _splits_at_once(axes: int) -> tuple[Number]:
+    """All splits of k, on an axis before those that columns of sizes have."""
+    import numpy as np  # columns only
+
+    return (np.array(SPLITS, dtype=np.float64).reshape(len(SPLITS), *[1] * axes),)
 
 
 @formula(unit="s", source="launch, then the longest of arithmetic in waves, bytes from memory, and energy over power")

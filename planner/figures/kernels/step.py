@@ -7,6 +7,7 @@ Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -58,10 +59,12 @@ def formats_known(device: Device, formats: Iterable[str]) -> bool:
 
 def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = None) -> Number:
     """Seconds of kernels one after the other. `rows` are the distinct rows of columns."""
-    total: Number = 0.0
+    total: Any = 0.0
     for one in asked:
-        total = total + one.times * _one(one, device, rows)
-    return total
+        few = one if rows is None else at_rows(one, rows.first)
+        total = total + few.times * _one(few, device)
+    every: Number = total[rows.place] if rows is not None and is_column(total) else total
+    return every
 
 
 def least_seconds(asked: Iterable[Asked], device: Device) -> Number:
@@ -88,23 +91,40 @@ def least_seconds(asked: Iterable[Asked], device: Device) -> Number:
 
 
 class Rows(NamedTuple):
-    """Rows of columns that differ in what kernels depend on (`first`), and the place of each row among them."""
+    """Rows of columns that differ in some of the columns: the first place of each, and the place of each row among
+    them."""
 
     first: Any
     place: Any
 
 
 def distinct_rows(*columns: Number) -> Rows | None:
-    """The distinct rows of columns of whole numbers below 2^13 (the first: below 2^20); None of numbers alone."""
+    """The distinct rows of columns of whole numbers; None of numbers alone."""
     if not is_column(*columns):
         return None
     import numpy as np  # columns only
 
     key: Any = 0.0
-    for column in columns:
-        key = key * 8192.0 + column
+    span = 1.0
+    wide: Iterable[Any] = filter(is_column, columns)
+    for column in wide:
+        values = float(column.max()) + 1.0
+        if span * values > MOST_EXACT:
+            _, key = np.unique(key, return_inverse=True)
+            span = float(key.max()) + 1.0
+        key, span = key * values + column, span * values
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     return Rows(first, place)
+
+
+MOST_EXACT = 2.0**53
+"""All whole numbers up to it are floats."""
+
+
+def at_rows(asked: Asked, first: Any) -> Asked:
+    """A kernel whose columns are those of some rows."""
+    sizes: Iterable[Any] = asked
+    return type(asked)(*(size[first] if is_column(size) else size for size in sizes))
 
 
 @formula(unit="s", source="grouped kernel of a balanced router, held back by power as products are")
@@ -125,68 +145,38 @@ LAUNCH_S = 3e-6
 """Of one kernel: an expert's numbers have the launches of all that goes on around it."""
 
 
-def _one(asked: Asked, device: Device, rows: Rows | None) -> Number:
+def _one(asked: Asked, device: Device) -> Number:
+    """Seconds of one call of a kernel: each size is timed once, and so is each row of columns."""
     times = _TIMERS[type(asked)]
-    known = device.known
     bare = asked._replace(times=1.0)
-    sizes: tuple[Any, ...] = tuple(bare)
-    if not is_column(*sizes):
-        if watched():
-            return times(bare, device)
-        found = known.get(bare)
-        if found is None:
-            if len(known) > MOST_KNOWN:
-                known.clear()
-            found = known[bare] = float(times(bare, device))
-        return found
-    assert rows is not None
-    return _of_rows(bare, times, device, rows)
-
-
-def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device, rows: Rows) -> Number:
-    from hashlib import blake2b  # columns only: OpenSSL takes milliseconds to load
-
-    import numpy as np
-
-    sizes: tuple[Any, ...] = tuple(bare)
-    few = [size[rows.first] if is_column(size) else size for size in sizes]
-    written = b"|".join(one.tobytes() if is_column(one) else repr(one).encode() for one in few)
-    key = type(bare), blake2b(written, digest_size=16).digest()
-    found = device.known_columns.get(key)
+    if is_column(*bare):
+        return _of_rows(bare, times, device)
+    if watched():
+        return times(bare, device)
+    found = device.known.get(bare)
     if found is None:
-        if len(device.known_columns) > MOST_COLUMNS:
-            device.known_columns.clear()
-        found = device.known_columns[key] = np.array(_each_once(type(bare), few, times, device))
-    seconds: Number = found[rows.place]
-    return seconds
+        if len(device.known) > MOST_KNOWN:
+            device.known.clear()
+        found = device.known[bare] = float(times(bare, device))
+    return found
 
 
-def _each_once(
-    made: Callable[..., Asked], sizes: list[Any], times: Callable[[Any, Device], Number], device: Device
-) -> list[float]:
-    """Seconds of kernels of columns of sizes, those that were not asked for before together."""
+def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device) -> Number:
+    """Seconds of a kernel of columns, of rows that were not asked for before together."""
     import numpy as np  # columns only
 
     known = device.known_rows
     if len(known) > MOST_KNOWN:
         known.clear()
-    columns = [size.tolist() for size in sizes if is_column(size)]
-    rows = list(zip(*columns, strict=True))
-    few = list(dict.fromkeys(rows))
-    turned = iter(zip(*few, strict=True))
-    spread = [next(turned) if is_column(size) else (size,) * len(few) for size in sizes]
-    keys = dict(zip(few, zip(*spread, strict=True), strict=True))
-    if missing := [key for key in keys.values() if key not in known]:
-        together = [
-            np.array([key[place] for key in missing]) if is_column(size) else size for place, size in enumerate(sizes)
-        ]
-        seconds = np.broadcast_to(times(made(*together), device), len(missing))
-        known.update(zip(missing, seconds.tolist(), strict=True))
-    seconds_of = {row: known[key] for row, key in keys.items()}
-    return [seconds_of[row] for row in rows]
+    sizes: Iterable[Any] = bare
+    rows: list[Any] = list(zip(*(size.tolist() if is_column(size) else repeat(size) for size in sizes), strict=False))
+    if missing := {row: place for place, row in enumerate(rows) if row not in known}:
+        seconds = times(at_rows(bare, list(missing.values())), device)
+        known.update(zip(missing, np.broadcast_to(seconds, len(missing)).tolist(), strict=True))
+    return np.array([known[row] for row in rows])
 
 
-MOST_KNOWN, MOST_COLUMNS = 200_000, 20_000
+MOST_KNOWN = 200_000
 
 
 def _product(asked: Product, device: Device) -> Number:
