@@ -26,7 +26,7 @@ from planner.figures.unitkernels import (
     product_kernels,
     products_started,
 )
-from planner.inventory import Weight, fused
+from planner.inventory import Weight, fused, second_products
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share, runs_again
@@ -311,9 +311,13 @@ def _layer_work(case: Case, unit: str) -> Work:
 def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, float]:
     """Parts of a layer's forward that run once more: of its products, its attention, its element-wise work."""
     modules = case.layout.recompute_modules
-    if not modules:
-        return recomputed_share(case.layout.recompute)
     weights = case.units()[unit]
+    if not modules:
+        products, attention, elementwise = recomputed_share(case.layout.recompute)
+        if case.layout.recompute == "sac:matmul" and case.layout.facts.skips_second_products:
+            skipped: Number = sum(product_elements(case, one) for one in second_products(weights, case.model))
+            return skipped / (found.trained + found.frozen), attention, elementwise
+        return products, attention, elementwise
     mixture, inside = any(weight.expert for weight in weights), names_of(case.model.family).attention_module
     again: Number = sum(
         product_elements(case, weight)
