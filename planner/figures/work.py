@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, is_column, where
+from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.figures.accumulation import added_up_bytes
@@ -300,7 +300,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=again_elementwise * forward.moved_bytes
         + (gated_again_bytes(case, moe, GATE_ACCESSES.get(case.parts.mlp, 3) * element) if moe else 0.0),
         fixed_bytes=again_products * forward.fixed_bytes,
-        operations=max(again_products, again_elementwise) * forward.operations,
+        operations=maximum(again_products, again_elementwise) * forward.operations,
         kernels=again_kernels(found.kernels, again_products, 0.0)
         + again_kernels(attends, again_attention, again_attention),
         score_bytes=again_attention * score_bytes,

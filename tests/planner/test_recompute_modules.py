@@ -172,11 +172,15 @@ def test_every_second_product_of_a_llama_is_made_again_by_torchtitan_and_none_by
 def test_products_made_again_are_the_same_as_columns() -> None:
     import numpy as np
 
-    micro = np.array([1.0, 2.0, 4.0])
-    column = unit_work(titan(LLAMA, micro_batch_size=micro))["layer"].again.product_flops
-    single = [unit_work(titan(LLAMA, micro_batch_size=int(one)))["layer"].again.product_flops for one in micro]
+    micro, tp = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0])
+    column = unit_work(titan(LLAMA, micro_batch_size=micro, tp=tp, sequence_parallel=True))["layer"].again
+    single = [
+        unit_work(titan(LLAMA, micro_batch_size=int(rows), tp=int(split), sequence_parallel=True))["layer"].again
+        for rows, split in zip(micro, tp, strict=True)
+    ]
 
-    assert list(column) == pytest.approx(single)
+    assert list(column.product_flops) == pytest.approx([one.product_flops for one in single])
+    assert list(column.operations + 0 * micro) == pytest.approx([one.operations for one in single])
 
 
 def test_results_made_again_are_not_kept() -> None:
