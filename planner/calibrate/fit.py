@@ -115,9 +115,12 @@ class Fits:
 
 
 def _shared(where: dict[str, str], fits: Sequence[ComputeFit], over: str) -> tuple[ComputeEntry, OverlapEntry]:
-    """The median of fits, for a runtime that nobody measured on a device, or a device that one was not measured on."""
+    """The median of fits, for a runtime that nobody measured on a device, or a device that one was not measured on; of
+    an operation's seconds without those of hosts that waited, where there are others."""
     speeds = [fit.speeds for fit in fits if fit.speeds is not None]
     middle = Speeds(*(statistics.median(one[place] for one in speeds) for place in range(len(Speeds._fields))))
+    if free := [fit.speeds.operation_s for fit in fits if fit.speeds is not None and not fit.waited]:
+        middle = middle._replace(operation_s=statistics.median(free))
     about: dict[str, Any] = {
         **where,
         "n": sum(fit.n for fit in fits),
