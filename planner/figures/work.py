@@ -310,23 +310,19 @@ def _layer_work(case: Case, unit: str) -> Work:
 
 def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, float]:
     """Parts of a layer's forward that run once more: of its products, its attention, its element-wise work."""
-    modules = case.layout.recompute_modules
-    weights = case.units()[unit]
+    modules, weights, whole = case.layout.recompute_modules, case.units()[unit], found.trained + found.frozen
     if not modules:
-        products, attention, elementwise = recomputed_share(case.layout.recompute)
+        shares: tuple[Number, float, float] = recomputed_share(case.layout.recompute)
         if case.layout.recompute == "sac:matmul" and case.layout.facts.skips_second_products:
-            skipped: Number = sum(product_elements(case, one) for one in second_products(weights, case.model))
-            return skipped / (found.trained + found.frozen), attention, elementwise
-        return products, attention, elementwise
+            return sum(product_elements(case, one) for one in second_products(weights, case.model)) / whole, *shares[1:]
+        return shares
     mixture, inside = any(weight.expert for weight in weights), names_of(case.model.family).attention_module
-    again: Number = sum(
-        product_elements(case, weight)
-        for weight in weights
-        if runs_again(
-            weight.name, modules, attends=weight.name.startswith(f"{inside}."), expert=weight.expert, mixture=mixture
-        )
-    )
-    return again / (found.trained + found.frozen), float("core_attn" in modules), 0.0
+    again: Number = 0.0
+    for one in weights:
+        attends = one.name.startswith(f"{inside}.")
+        if runs_again(one.name, modules, attends=attends, expert=one.expert, mixture=mixture):
+            again = again + product_elements(case, one)
+    return again / whole, float("core_attn" in modules), 0.0
 
 
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
