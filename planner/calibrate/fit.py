@@ -129,7 +129,8 @@ def _shared(
     where: dict[str, str], members: Sequence[Sequence[ComputeFit]], over: str
 ) -> tuple[ComputeEntry, OverlapEntry]:
     """The median over members of the median of each one's fits, for a runtime that nobody measured on a device, or a
-    device that a runtime was not measured on."""
+    device that a runtime was not measured on; of an operation's seconds without those of hosts that waited, where there
+    are others."""
     fits = [fit for some in members for fit in some]
     about: dict[str, Any] = {
         **where,
@@ -137,8 +138,11 @@ def _shared(
         "spread": _rounded(statistics.median(fit.spread for fit in fits)),
         "source": f"the median over {len(members)} {over}",
     }
-    middles = [_middle([fit.speeds for fit in some if fit.speeds is not None]) for some in members]
-    return entries(_middle(middles), **about)
+    middle = _middle([_middle([fit.speeds for fit in some if fit.speeds is not None]) for some in members])
+    free = [[fit.speeds.operation_s for fit in some if fit.speeds is not None and not fit.waited] for some in members]
+    if any(free):
+        middle = middle._replace(operation_s=statistics.median(statistics.median(some) for some in free if some))
+    return entries(middle, **about)
 
 
 def _middle(speeds: Sequence[Speeds]) -> Speeds:

@@ -14,10 +14,9 @@ from planner.basics.arith import Number
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal
-from planner.engines.fsdp2 import compute as compute  # bf16 weights as gathered; fp32 shards and moments
 from planner.engines.fsdp2 import resident as resident
 from planner.engines.fsdp2_units import Units
-from planner.inventory import Moment
+from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
@@ -66,6 +65,12 @@ rules: tuple[Rule, ...] = (
     *COMMON,
     *JOB,
 )  # fmt: skip
+
+
+def compute(case: Case) -> Compute:
+    """bf16 weights as gathered; fp32 shards and moments."""
+    skips = case.layout.facts.skips_second_products
+    return msgspec.structs.replace(fsdp2.compute(case), skips_second_products=skips)
 
 
 def _habits(case: Case) -> Case:

@@ -28,9 +28,12 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
     `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
 
-    Products took `product_times` as long as the kernels that were measured elsewhere. `exchanges_beside`: experts'
-    exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
-    overlap_moe_expert_parallel_comm).
+    Products took `product_times` as long as the kernels that were measured elsewhere. Products with rows that are no
+    multiple of 16 bytes ran at `unaligned_share` of the device's fp32 rate; 0: as fast as others. `exchanges_beside`:
+    experts' exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
+    overlap_moe_expert_parallel_comm). `blocking`: the host waited for each operation before it started the next
+    (CUDA_LAUNCH_BLOCKING=1). `parted_sends`: each rank of a tensor group sent its part of a stage's result, and the
+    next stage's ranks gathered the rest (DeepSpeed's pipe_partitioned and grad_partitioned).
     """
 
     call_s: float = 0.0
@@ -40,7 +43,10 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     forward_polls: int = 0
     backward_polls: int = 0
     product_times: float = 1.0
+    unaligned_share: float = 0.0
     exchanges_beside: bool = False
+    blocking: bool = False
+    parted_sends: bool = False
 
 
 NONE = HostCosts()

@@ -12,15 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, maximum, minimum
+from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.engines.common import parallel_calls
+from planner.figures import hostcosts
 from planner.figures.comm import Traffic, traffic
 from planner.figures.hostcosts import HostCosts, call_seconds
 from planner.figures.kernels.device import Device as Chip
 from planner.figures.kernels.device import device_of as chip_of
+from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
 from planner.figures.kernels.step import (
     Asked,
     Attention,
@@ -114,10 +116,12 @@ def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What the device could do, and how near the software comes to it. `waits` where the host itself computes.
+    """What the device could do, and how near the software comes to it. `waits` where the host itself computes, or
+    starts no operation before the last is done.
 
     `kernels` are measured kernels of it, or of its like; None where its products are timed by shares of the peak.
-    `rows` are the rows of columns that differ in what kernels depend on.
+    `rows` are the rows of columns that differ in what kernels depend on. `unaligned_flops_per_s` is the rate of
+    products with rows of no whole 16 bytes; None: as others.
     """
 
     peak_flops_per_s: Number
@@ -127,16 +131,22 @@ class Device(msgspec.Struct, frozen=True):
     known: Compute
     kernels: Chip | None = None
     rows: Rows | None = None
+    unaligned_flops_per_s: float | None = None
 
 
-def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> Device | None:
+def device_of(
+    case: Case, work: dict[str, Work], known: Coefficients, costs: HostCosts = hostcosts.NONE
+) -> Device | None:
     """None where the device's rates are unknown."""
     gpu, peak = case.cluster.gpu, matmul_rate(case, work)
     if peak is None or gpu.memory_bytes_per_s is None:
         return None
     chip, layout = kernels_of(case, known.compute), case.layout
     rows = distinct_rows(*(getattr(layout, axis) for axis in KERNEL_SPLITS)) if chip else None
-    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), gpu.kind == "cpu", known.compute, chip, rows)
+    waits = gpu.kind == "cpu" or costs.blocking
+    scalar = gpu.flops_per_s.get("fp32")
+    unaligned = scalar * costs.unaligned_share if costs.unaligned_share and scalar is not None else None
+    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), waits, known.compute, chip, rows, unaligned)
 
 
 def kernels_of(case: Case, known: Compute) -> Chip | None:
@@ -180,7 +190,7 @@ def loads_by_unit(case: Case, work: dict[str, Work], device: Device) -> dict[str
     """`loads_of` of each unit; of columns the kernels of each row that splits a micro-batch and its weights differently
     are timed once, for all blocks of a search that have it."""
     chip, rows = device.kernels, device.rows
-    if chip is None or rows is None:
+    if chip is None or rows is None or device.unaligned_flops_per_s is not None:
         return {unit: loads_of(one, device) for unit, one in work.items()}
     import numpy as np  # columns only
 
@@ -238,7 +248,8 @@ def passes_of(
 ) -> Passes:
     """One occurrence of a unit: its work and what it waits for, or what the host takes to start it and to call.
 
-    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
+    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other,
+    and so does a host that waits for each operation.
     """
     found: list[Number] = []
     for place, (busy_s, start_s) in enumerate(loads):
@@ -253,7 +264,7 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
     if (chip := device.kernels) is not None:
         if kernels_s is None:
-            kernels_s = _paced(lambda some: kernels_seconds(some, chip, device.rows), load.kernels, known)
+            kernels_s = _paced(lambda some: _on_chip(some, chip, device), load.kernels, known)
         return kernels_s + memory_seconds(load.moved_bytes + load.fixed_bytes + load.score_bytes, *memory)
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
@@ -263,6 +274,21 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
         load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
     )
     return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
+
+
+def _on_chip(asked: Iterable[Asked], chip: Chip, device: Device) -> Number:
+    """Seconds of kernels, those of unaligned products at their own rate where it is known."""
+    rate = device.unaligned_flops_per_s
+    if rate is None:
+        return kernels_seconds(asked, chip, device.rows)
+    total: Number = 0.0
+    for one in asked:
+        taken_s = kernels_seconds([one], chip, device.rows)
+        if isinstance(one, Product):
+            slow_s = one.times * unaligned_seconds(one.m, one.n, one.k, rate)
+            taken_s = where(is_aligned(one), taken_s, slow_s)
+        total = total + taken_s
+    return total
 
 
 def least_working_seconds(load: Load, device: Device) -> Number:

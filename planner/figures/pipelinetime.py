@@ -34,7 +34,7 @@ def pipeline_seconds(
     if not case.pipelined:
         passes = on_stage(case, units)
         return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
-    p2p_s = _send_seconds(case, known)
+    p2p_s = _send_seconds(case, known, costs)
     if is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         return _pipeline_bound_s(case, units, p2p_s), None, None
     forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
@@ -85,12 +85,16 @@ def _pipeline_bound_s(case: Case, units: dict[str, Passes], p2p_s: Number) -> Nu
     return bound_s
 
 
-def _send_seconds(case: Case, known: Coefficients) -> Number:
-    """One micro-batch's activations on their way over one boundary."""
+def _send_seconds(case: Case, known: Coefficients, costs: HostCosts) -> Number:
+    """One micro-batch's activations on their way over one boundary, and gathered again where ranks send parts."""
     layout = case.layout
-    split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    payload = boundary_bytes(
-        layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case), split
-    )
-    (sent,) = traffic(case, [Call("send", "pp", "boundary", "forward", 1, payload)])
-    return collective_seconds(sent, case.cluster.levels, known)
+    whole = layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case)
+    parted = costs.parted_sends and not layout.sequence_parallel
+    split = layout.cp * (layout.tp if layout.sequence_parallel or parted else 1)
+    calls = [Call("send", "pp", "boundary", "forward", 1, boundary_bytes(*whole, split))]
+    if parted:
+        calls.append(Call("all_gather", "tp", "boundary", "forward", 1, boundary_bytes(*whole, layout.cp)))
+    seconds: Number = 0.0
+    for sent in traffic(case, calls):
+        seconds = seconds + collective_seconds(sent, case.cluster.levels, known)
+    return seconds

@@ -134,7 +134,7 @@ def optimizer_seconds(case: Case, device: Device) -> Number:
     """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
     known = device.known
     took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
-    if device.waits:
+    if case.cluster.gpu.kind == "cpu":
         each = UPDATE_OPERATIONS + (CLIP_OPERATIONS if case.job.recipe.max_grad_norm else 0)
         took_s = took_s + starting_seconds(each * _trained_tensors(case), known.operation_s)
     peaks = case.cluster.gpu.flops_per_s
@@ -203,7 +203,7 @@ def step_parts(
     seconds = [collective_seconds(call, case.cluster.levels, known) + bucket_seconds(call, costs) for call, _ in calls]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
-    device = device_of(case, work, known)
+    device = device_of(case, work, known, costs)
     unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
     if device is None:
         return unknown, None

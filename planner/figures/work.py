@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, is_column, where
+from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.figures.accumulation import added_up_bytes
@@ -26,7 +26,7 @@ from planner.figures.unitkernels import (
     product_kernels,
     products_started,
 )
-from planner.inventory import Weight, fused
+from planner.inventory import Weight, fused, second_products
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.recompute import recomputed_share, runs_again
@@ -303,7 +303,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=again_elementwise * forward.moved_bytes
         + (gated_again_bytes(case, moe, GATE_ACCESSES.get(case.parts.mlp, 3) * element) if moe else 0.0),
         fixed_bytes=again_products * forward.fixed_bytes,
-        operations=max(again_products, again_elementwise) * forward.operations,
+        operations=maximum(again_products, again_elementwise) * forward.operations,
         kernels=again_kernels(found.kernels, again_products, 0.0)
         + again_kernels(attends, again_attention, again_attention),
         score_bytes=again_attention * score_bytes,
@@ -313,19 +313,19 @@ def _layer_work(case: Case, unit: str) -> Work:
 
 def _again(case: Case, unit: str, found: _Products) -> tuple[Number, float, float]:
     """Parts of a layer's forward that run once more: of its products, its attention, its element-wise work."""
-    modules = case.layout.recompute_modules
+    modules, weights, whole = case.layout.recompute_modules, case.units()[unit], found.trained + found.frozen
     if not modules:
-        return recomputed_share(case.layout.recompute)
-    weights = case.units()[unit]
+        shares: tuple[Number, float, float] = recomputed_share(case.layout.recompute)
+        if case.layout.recompute == "sac:matmul" and case.layout.facts.skips_second_products:
+            return sum(product_elements(case, one) for one in second_products(weights, case.model)) / whole, *shares[1:]
+        return shares
     mixture, inside = any(weight.expert for weight in weights), names_of(case.model.family).attention_module
-    again: Number = sum(
-        product_elements(case, weight)
-        for weight in weights
-        if runs_again(
-            weight.name, modules, attends=weight.name.startswith(f"{inside}."), expert=weight.expert, mixture=mixture
-        )
-    )
-    return again / (found.trained + found.frozen), float("core_attn" in modules), 0.0
+    again: Number = 0.0
+    for one in weights:
+        attends = one.name.startswith(f"{inside}.")
+        if runs_again(one.name, modules, attends=attends, expert=one.expert, mixture=mixture):
+            again = again + product_elements(case, one)
+    return again / whole, float("core_attn" in modules), 0.0
 
 
 def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:

@@ -10,6 +10,7 @@ from planner.inventory.units import (
     lora_targets,
     parameters,
     savable_modules,
+    second_products,
     unit_weights,
 )
 from planner.inventory.walk import Stage, Walk, walk
@@ -29,6 +30,7 @@ __all__ = [
     "lora_targets",
     "parameters",
     "savable_modules",
+    "second_products",
     "unit_weights",
     "walk",
 ]

@@ -71,7 +71,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
     in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
     `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's
-    tokens whose logits are there at once, where the loss is `linear-chunked`.
+    tokens whose logits are there at once, where the loss is `linear-chunked`. `skips_second_products` is for selective
+    recomputation that keeps only every other product's result (units.py, second_products).
     """
 
     @property
@@ -183,6 +184,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     one_sequence: bool = False
     modules: tuple[str, ...] = ()
     recipe: str = ""
+    skips_second_products: bool = False
     either_order: bool = False
     loss_share: float = 1.0
 

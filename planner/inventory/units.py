@@ -5,6 +5,7 @@ Not here: the weights of one block (block.py and its neighbours), or which rank 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -91,6 +92,14 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
         if len(weight.shape) == 2 and not weight.expert and not is_router(weight, model)
     )
     return tuple(dict.fromkeys(names))
+
+
+def second_products(weights: Sequence[Weight], model: ModelSpec) -> tuple[Weight, ...]:
+    """Every second of the linear modules of a layer, in the order of its forward: torchtitan's selective recomputation
+    makes their results again and keeps the others' (1ea476e9f, torchtitan/parallelisms/parallelize_llama.py,
+    "every second mm"; b5bcd76c6, torchtitan/distributed/activation_checkpoint.py, where a router is not counted)."""
+    counted = [one for one in weights if len(one.shape) == 2 and not one.expert and not is_router(one, model)]
+    return tuple(counted[1::2])
 
 
 def savable_modules(model: ModelSpec) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
-from planner.inventory.units import LAYERS, unit_weights
+from planner.inventory.units import LAYERS, second_products, unit_weights
 from planner.spec import ModelSpec
 
 SAMPLE = 3
@@ -297,7 +297,7 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
     def backward(grad: Storage) -> None:
         if ATTENDED in results:
             tape.release(results.pop(ATTENDED))
-        unasked = [results.pop(product) for product in _never_asked_for(model, compute, kind)]
+        unasked = [results.pop(one) for one in _never_asked_for(model, compute, kind) if one in results]
         tape.waiting = results
         again = tape.view(source)
         tape.nodes = []
@@ -350,8 +350,10 @@ def saved_results(model: ModelSpec, compute: Compute, kind: str) -> dict[str, Si
     attention (PyTorch's selective activation checkpointing with a policy that saves aten.mm and
     scaled_dot_product_attention)."""
     found: dict[str, Size] = {}
-    for weight in unit_weights(model)[kind]:
-        if len(weight.shape) == 2:
+    weights = unit_weights(model)[kind]
+    again = second_products(weights, model) if compute.skips_second_products else ()
+    for weight in weights:
+        if len(weight.shape) == 2 and weight not in again:
             found |= _products(compute, weight)
     heads = compute.heads(model.heads)
     return found | {ATTENDED: Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)}

@@ -2,10 +2,11 @@
 
 `full` keeps a layer's input alone (Chen et al. 2016). `attention` runs the attention core again (Korthikanti et al.
 2022, selective; flash kernels do so anyway, so it spares a number a head and token). `sac:matmul` keeps the results of
-matrix products and of attention and recomputes the rest (PyTorch's selective activation checkpointing). What is kept
-follows from the inventory's walk, which really runs the layer twice; here stands what it costs. Megatron-Core names
-modules instead: `core_attn`, `mlp`, `moe` and `shared_experts` run again as a whole, of `mla_up_proj` the projections
-up from the latents; `layernorm` and `moe_act` are element-wise, of which nothing is counted.
+matrix products and of attention and recomputes the rest (PyTorch's selective activation checkpointing; torchtitan keeps
+every other product's result). What is kept follows from the inventory's walk, which really runs the layer twice; here
+stands what it costs. Megatron-Core names modules instead: `core_attn`, `mlp`, `moe` and `shared_experts` run again as a
+whole, of `mla_up_proj` the projections up from the latents; `layernorm` and `moe_act` are element-wise, of which
+nothing is counted.
 """
 
 from __future__ import annotations

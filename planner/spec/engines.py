@@ -42,6 +42,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     fuses_accumulation: bool = False  # products add weight gradients to their buffer themselves
     starts_each_expert: bool = False  # each of a rank's experts is a product of its own, not one grouped kernel
+    # Of a layer's products that sac:matmul keeps, it makes every second again (inventory/units.py).
+    skips_second_products: bool = False
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
     recipes: bool = False  # multiplies by Transformer Engine's recipes of 8 and 4 bits (inventory/narrow.py)
     superseded: bool = False  # predicted where it is named, proposed to nobody
@@ -172,6 +174,7 @@ _RECORDS = (
         zero_stages=(3,),
         splits=("tp", "cp", "pp", "ep"),
         recompute=("none", "sac:matmul", "full"),
+        skips_second_products=True,
         reshard=(True, False),
         schedules=(("1f1b", 1), ("interleaved", 2)),
         asked_schedules=(("gpipe", 1), ("zb-h1", 1), ("zb-v", 2)),

@@ -11,9 +11,16 @@ import msgspec
 import pytest
 
 from planner.ask.question import Question, case_of
+from planner.engines.base import Call
+from planner.figures.comm import traffic
 from planner.figures.hostcosts import NONE, HostCosts, polls_of
-from planner.figures.steptime import StepTime, step_time, whole_pass_seconds
+from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
+from planner.figures.linktime import collective_seconds
+from planner.figures.passes import coefficients
+from planner.figures.steptime import StepTime, step_parts, step_time, whole_pass_seconds
 from planner.figures.work import unit_work
+from planner.parallelism.case import Case
+from planner.parallelism.pipeline import boundary_bytes
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import Calibration, ComputeEntry, OverlapEntry, calibration
 
@@ -187,3 +194,73 @@ def test_the_searchs_floor_is_below_the_compute_of_every_micro_batch(micro: int,
     floor = whole_pass_seconds(case_of(asked, msgspec.structs.replace(layout, micro_batch_size=1)), given)
 
     assert 0 < floor <= step_time(case_of(asked, layout), given).compute_s / micro
+
+
+PIPED = Layout(engine="deepspeed-pipeline", tp=4, pp=2, dp_shard=2, grad_accum=8, zero_stage=1)
+
+
+def test_a_host_that_waits_for_each_operation_adds_what_starting_takes():
+    free, waited = (
+        timed(known(operation_s=1e-7), DDP, costs=HostCosts(blocking=blocking)).compute_s for blocking in (False, True)
+    )
+    asked = Question(presets.model("1b"), presets.cluster("dgx-h100", 8), TrainingJob(), calibration())
+    case = case_of(asked, DDP)
+    started = sum(
+        case.whole_repeats[unit] * (one.forward.operations + one.backward.operations + one.again.operations)
+        for unit, one in unit_work(case).items()
+    )
+
+    assert waited - free == pytest.approx(1e-7 * started, rel=1e-3)
+    assert timed(known(operation_s=0.0), DDP, costs=HostCosts(blocking=True)).compute_s == pytest.approx(free)
+
+
+def test_a_send_in_parts_takes_its_part_of_the_time_and_a_gather():
+    def send_s(costs: HostCosts) -> float:
+        asked = Question(presets.model("1b"), presets.cluster("dgx-h100", 16), TrainingJob(), calibration())
+        _, parts = step_parts(case_of(asked, PIPED), known(), costs=costs)
+        return float(parts.chunks.send_s)
+
+    whole, parted = send_s(NONE), send_s(HostCosts(parted_sends=True))
+    case = case_of(Question(presets.model("1b"), presets.cluster("dgx-h100", 16), TrainingJob(), calibration()), PIPED)
+    payload = boundary_bytes(1, case.job.seq_len, case.model.hidden, 2.0, 1)
+    sent, gathered = traffic(
+        case,
+        [
+            Call("send", "pp", "boundary", "forward", 1, payload / 4),
+            Call("all_gather", "tp", "boundary", "forward", 1, payload),
+        ],
+    )
+    given = coefficients(case, known())
+
+    assert parted < whole
+    assert parted == pytest.approx(
+        sum(collective_seconds(call, case.cluster.levels, given) for call in (sent, gathered))
+    )
+
+
+def test_products_with_unaligned_rows_run_at_a_share_of_the_scalar_rate():
+    """Heads of 100 elements are no multiple of eight: two products of 2 s^2 h FLOP forward, four backward."""
+    model = msgspec.structs.replace(presets.model("1b"), heads=20, kv_heads=20, head_dim=100)
+    runtime = presets.runtime("megatron-core")
+    runtime = msgspec.structs.replace(runtime, parts=msgspec.structs.replace(runtime.parts, attention="unfused"))
+    layout = Layout(engine="megatron", dp_shard=8, zero_stage=1)
+    case = Case(model, TrainingJob(seq_len=1024), layout, presets.cluster("dgx-a100", 8), runtime)
+    naked = known(pace=1.0, attention_pace=1.0)
+    tenth, fifth = (
+        float(step_time(case, naked, costs=HostCosts(unaligned_share=share)).compute_s) for share in (0.1, 0.2)
+    )
+    flops, rate = 6 * 2.0 * 1024**2 * 20 * 100 * model.layers, case.cluster.gpu.flops_per_s["fp32"]
+
+    assert tenth - fifth == pytest.approx(flops / (0.1 * rate) - flops / (0.2 * rate))
+    assert float(step_time(case, naked).compute_s) < fifth
+    aligned = msgspec.structs.replace(case, model=msgspec.structs.replace(model, head_dim=104))
+    assert step_time(aligned, naked, costs=HostCosts(unaligned_share=0.1)) == step_time(aligned, naked)
+
+
+def test_unaligned_products_by_hand_as_numbers_and_columns():
+    import numpy as np
+
+    assert unaligned_seconds(1000, 500, 200, 1e9) == pytest.approx(0.2)
+    assert list(unaligned_seconds(np.array([1000, 2000]), 500, 200, 1e9)) == pytest.approx([0.2, 0.4])
+    assert [bool(is_aligned(Product(1, n, k))) for n, k in ((64, 104), (64, 108), (150, 64))] == [True, False, False]
+    assert list(is_aligned(Product(1, np.array([64, 108]), 16))) == [True, False]

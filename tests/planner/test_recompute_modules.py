@@ -1,4 +1,5 @@
-"""Megatron-Core's selective recomputation by module, worked out by hand: what a layer still keeps, and what runs again.
+"""Selective recomputation, worked out by hand: what a layer still keeps, and what runs again, by module (Megatron-Core)
+and by every second product (torchtitan).
 
 Definitions: Megatron-LM, core/transformer/transformer_config.py, recompute_modules (commit d98e8a64). No published run
 here measures them. Not here: whole layers and attention's core (test_inventory.py, test_megatron_nanotron.py).
@@ -15,7 +16,8 @@ from planner.basics.quantities import names
 from planner.engines import engine_of, megatron
 from planner.figures.memory import peak_bytes
 from planner.figures.work import unit_work
-from planner.inventory.walk import kept_by_layer
+from planner.inventory import second_products, unit_weights
+from planner.inventory.walk import kept_by_layer, saved_results
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
 from planner.spec import Layout, TrainingJob, presets
@@ -139,3 +141,53 @@ def test_names_are_read_between_commas() -> None:
     assert names("recompute_modules", None) is None
     with pytest.raises(PlannerError, match="has an empty name"):
         names("recompute_modules", "mlp,,moe")
+
+
+def titan(model: Any, engine: str = "torchtitan", **fields: Any) -> Case:
+    layout = Layout(**{"engine": engine, "dp_shard": 8, "zero_stage": 3, "recompute": "sac:matmul"} | fields)
+    runtime = presets.runtime({"torchtitan": "torchtitan", "fsdp2": "accelerate-fsdp2"}[engine])
+    return Case(model, TrainingJob(seq_len=4096), layout, HOPPER, runtime)
+
+
+def test_torchtitan_makes_every_second_product_again_and_counts_no_router() -> None:
+    def second(model: Any) -> list[str]:
+        return [one.name.rpartition(".")[2] for one in second_products(unit_weights(model)["layer"], model)]
+
+    assert second(LLAMA) == ["k_proj", "o_proj", "up_proj"]
+    assert second(QWEN) == ["k_proj", "o_proj"]
+    assert second(DEEPSEEK) == ["q_b_proj", "kv_b_proj", "gate_proj", "down_proj"]
+
+
+def test_every_second_product_of_a_llama_is_made_again_by_torchtitan_and_none_by_fsdp2() -> None:
+    again, layer = (1024 + 4096 + 14336) * 4096, (2 * 4096 + 2 * 1024 + 3 * 14336) * 4096
+    titans, others = (unit_work(titan(LLAMA, engine))["layer"] for engine in ("torchtitan", "fsdp2"))
+
+    assert titans.again.product_flops == pytest.approx(2 * 4096 * again)
+    assert titans.forward.product_flops == pytest.approx(2 * 4096 * layer)
+    assert others.again.product_flops == 0
+    assert titans.again.attention_flops == others.again.attention_flops == 0
+    assert unit_work(titan(LLAMA, recompute="full"))["layer"].again.product_flops == titans.forward.product_flops
+
+
+def test_products_made_again_are_the_same_as_columns() -> None:
+    import numpy as np
+
+    micro, tp = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0])
+    column = unit_work(titan(LLAMA, micro_batch_size=micro, tp=tp, sequence_parallel=True))["layer"].again
+    single = [
+        unit_work(titan(LLAMA, micro_batch_size=int(rows), tp=int(split), sequence_parallel=True))["layer"].again
+        for rows, split in zip(micro, tp, strict=True)
+    ]
+
+    assert list(column.product_flops) == pytest.approx([one.product_flops for one in single])
+    assert list(column.operations + 0 * micro) == pytest.approx([one.operations for one in single])
+
+
+def test_results_made_again_are_not_kept() -> None:
+    def kept(engine: str) -> float:
+        one = titan(LLAMA, engine)
+        found = saved_results(LLAMA, engine_of(engine).compute(one), "layer")
+        return sum(size.per_token for size in found.values())
+
+    assert kept("fsdp2") - kept("torchtitan") == 2 * (1024 + 4096 + 14336)
+    assert peak_bytes(titan(LLAMA)) < peak_bytes(titan(LLAMA, recompute="none"))

@@ -193,6 +193,16 @@ BESIDE_IN_BRIDGE = (
 of the tags above). That of qwen3-235b-a22b on B300 has it in v0.3.0, with the
 virtual stages that both rows state."""
 
+ON_JEAN_ZAY = HostCosts(blocking=True, parted_sends=True, unaligned_share=12.21 / 19.5)
+"""Of BLOOM's runs before training (bigscience, train/tr11-176B-ml/chronicles-prequel.md @9e64ede).
+
+"dealing with JZ hanging on the large model": with CUDA_LAUNCH_BLOCKING=1, since 200B on 320 GPUs hung without it; all
+rows with a step time ran on 320 GPUs or more. DeepSpeed 2151c787a (February 2022), runtime/pipe/engine.py: a stage's
+result and its gradient are sent in parts wherever there are tensor ranks. In CUDA 11 products in bf16 whose rows are no
+multiple of 16 bytes run at 12.21 TFLOP/s, others of that size at 132.71 (pytorch/pytorch#83272), of an A100's 19.5 in
+fp32: heads of 150 (hidden 14400) and 108 (13824 over 128 heads). That the runs were in bf16, if with sums in 16 bits,
+is read from the script of the 320-GPU runs, "200B-n40-bf16-mono.slurm": fp16 has 53.89 TFLOP/s there."""
+
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
         network="EFA",
@@ -305,6 +315,7 @@ QUIRKS: dict[str, Quirk] = {
         # which sums gradients in fp32 where runs before summed in 16 bits (also those of the section "bf16"); and
         # --pp-partition-method type:transformer|embedding, so that 2 + layers divide by the stages.
         layout=(("", {"precision": "fp16"}), ("Rebalancing layers", {"precision": "bf16", "ends_count": True})),
+        costs=((r"chronicles-prequel", ON_JEAN_ZAY),),
         note="precision by section: sums of gradients in 16 bits, from Rebalancing layers on in fp32",
     ),
     "NVIDIA-NeMo/Megatron-Bridge": Quirk(
