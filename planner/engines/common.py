@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
@@ -365,7 +367,8 @@ def _expert_calls(case: Case) -> list[Call]:
     tokens = case.tokens / layout.tp if layout.sequence_parallel else case.tokens
     sent = expert.dispatched_bytes(tokens, case.model.hidden, case.model.moe.top_k, result_bytes(case))
     again = layout.recompute == "full" or "moe" in layout.recompute_modules
-    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=again)
+    once = expert.tokens_once(layout, case.model.moe)
+    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=again, once=once)
     return _calls(case, "layer", made)
 
 
@@ -396,4 +399,6 @@ def _layers(case: Case) -> Iterator[tuple[str, Number]]:
 def _calls(case: Case, unit: str, ideal: list[Call]) -> list[Call]:
     """A micro-batch's collectives as an optimizer step's."""
     times = case.layout.grad_accum
-    return [Call(one.op, one.axis, unit, one.phase, one.count * times, one.payload_bytes * times) for one in ideal]
+    return [
+        replace(one, unit=unit, count=one.count * times, payload_bytes=one.payload_bytes * times) for one in ideal
+    ]

@@ -189,7 +189,7 @@ def unit_work(case: Case) -> dict[str, Work]:
         return _unit_work(case.unsplit)
     again, own = (
         (layout.recompute, layout.recompute_modules),
-        (layout.engine, layout.zero_stage, layout.sequence_parallel),
+        (layout.engine, layout.zero_stage, layout.sequence_parallel, layout.token_dispatcher),
     )
     asked = case.walked_model, case.job, case.parts, case.twice, *own, *again, *splits
     if asked not in _WORKS:

@@ -233,6 +233,8 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
         "recompute": _recompute(row, filled, notes),
         "recompute_modules": filled.get("recompute_modules", ()) if stated.recompute is None else (),
     }  # fmt: skip
+    if values["ep"] > 1 and "token_dispatcher" in filled:
+        values["token_dispatcher"] = filled["token_dispatcher"]
     values |= _data_parallel(row, dp, engine, stage, shards, notes)
     values |= _pipeline(stated.vp, pp, model, engine)
     values |= _stages(values, model, filled)

@@ -173,6 +173,13 @@ SET_BY_BRIDGE: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"(?i) llama-3(\.1)?-(70b|405b) |25\.09 NeMo.* qwen3", {"tp_comm_overlap": True}),
     (r" llama-3\S* \S+ NVFP4", {"tp_comm_overlap": False}),
     (r"26\.0.* deepseek-v3 H100-|26\.04.* deepseek-v3 GB200-", {"expandable_segments": True}),
+    (r"25\.09 NeMo.* DeepSeekV3 .*H100-|26\.02 NeMo.* qwen3-30b-a3b H100-", {"token_dispatcher": "deepep"}),
+    (
+        r"(?i)(25\.11|26\.\S+) NeMo.* (deepseek|qwen3).* GB[23]00-|26\.\S+ NeMo.* deepseek-v3 B[23]00-|"
+        r"26\.\S+ NeMo.* qwen3-30b-a3b B300-|26\.(02\.01|04\S*) NeMo.* qwen3-30b-a3b (B200|H100)-|"
+        r"26\.04\.01 NeMo.* (qwen3-235b-a22b|gpt-oss-120b) B300-|26\.04 NeMo.* gpt-oss-120b (GB200|B300|B200)-",
+        {"token_dispatcher": "hybridep"},
+    ),
 )
 """What Megatron-Bridge's recipes set, the last that fits; where nothing fits, they recompute nothing.
 
@@ -181,7 +188,8 @@ By model, GPU and precision in scripts/performance of its tags v0.1.0rc4 (contai
 configs/*/*workload_base_configs.py, recompute_modules; perf_plugins.py, PYTORCH_CUDA_ALLOC_CONF. DeepSeek's moments are
 in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). tp_comm_overlap: src/megatron/bridge/recipes/llama and
 qwen, and scripts/performance/configs/llama*/llama3*_llm_pretrain.py (off in NVFP4) and qwen*/qwen3_llm_pretrain.py (off
-on H100 since 25.11; elsewhere tp is 1). docs/performance-summary.md of 25.09: the first figure
+on H100 since 25.11; elsewhere tp is 1). token_dispatcher: moe_flex_dispatcher_backend where set_workload_base_configs or
+the recipe heeds it (apply_flex_dispatcher_backend; of 25.09 enable_deepep). docs/performance-summary.md of 25.09: the first figure
 is of scales by tensor, as its note on those in brackets implies."""
 
 BESIDE_IN_BRIDGE = (
