@@ -90,28 +90,40 @@ class Fits:
         self, samples: Sequence[Sample], dropped: frozenset[Group]
     ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
         own: dict[str, list[tuple[str, ComputeFit, list[Sample]]]] = {}
+        everywhere: dict[str, list[Sample]] = {}
         for (runtime, gpu), members in timed(samples):
-            key = runtime, gpu, frozenset(one.id for one in members)
-            if key not in self._computes:
-                self._computes[key] = fit_compute(members, self.timer)
-            if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
-                own.setdefault(gpu, []).append((runtime, self._computes[key], members))
+            if runtime in self.carried and members[0].device_kind == ANYWHERE:
+                everywhere.setdefault(runtime, []).extend(members)
+            fitted = self._compute(members)
+            if fitted.speeds is not None and ("speed", runtime, gpu) not in dropped:
+                own.setdefault(gpu, []).append((runtime, fitted, members))
         pairs = [
             _shared({"gpu": gpu}, [fit for _, fit, _ in fits], "fits of one runtime on one device each")
             for gpu, fits in own.items()
             if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
         ]
-        for runtime in sorted(self.carried):
-            elsewhere = [fit for fits in own.values() for name, fit, _ in fits if name == runtime]
-            if elsewhere and ("speed", runtime, ANYWHERE) not in dropped:
-                where = {"runtime": runtime, "gpu": ANYWHERE}
-                pairs.append(_shared(where, elsewhere, "devices that it was fitted on"))
+        for runtime, members in sorted(everywhere.items()):
+            fitted = self._compute(members)
+            if fitted.speeds is not None and ("speed", runtime, ANYWHERE) not in dropped:
+                pairs.append(_entries(fitted, members, runtime, ANYWHERE))
         for gpu, fits in own.items():
-            for runtime, fit, members in fits:
-                about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
-                assert fit.speeds is not None
-                pairs.append(entries(fit.speeds, runtime=runtime, gpu=gpu, **about))
+            pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
         return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
+
+    def _compute(self, members: Sequence[Sample]) -> ComputeFit:
+        key = frozenset(one.id for one in members)
+        if key not in self._computes:
+            self._computes[key] = fit_compute(members, self.timer)
+        return self._computes[key]
+
+
+def _entries(
+    fitted: ComputeFit, members: Sequence[Sample], runtime: str, gpu: str
+) -> tuple[ComputeEntry, OverlapEntry]:
+    """A fit as a calibration writes it."""
+    assert fitted.speeds is not None
+    about = {"n": fitted.n, "spread": _rounded(fitted.spread), "source": sources_text(members)}
+    return entries(fitted.speeds, runtime=runtime, gpu=gpu, **about)
 
 
 def _shared(where: dict[str, str], fits: Sequence[ComputeFit], over: str) -> tuple[ComputeEntry, OverlapEntry]:

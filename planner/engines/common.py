@@ -399,6 +399,4 @@ def _layers(case: Case) -> Iterator[tuple[str, Number]]:
 def _calls(case: Case, unit: str, ideal: list[Call]) -> list[Call]:
     """A micro-batch's collectives as an optimizer step's."""
     times = case.layout.grad_accum
-    return [
-        replace(one, unit=unit, count=one.count * times, payload_bytes=one.payload_bytes * times) for one in ideal
-    ]
+    return [replace(one, unit=unit, count=one.count * times, payload_bytes=one.payload_bytes * times) for one in ideal]

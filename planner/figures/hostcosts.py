@@ -30,7 +30,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     Products took `product_times` as long as the kernels that were measured elsewhere. `exchanges_beside`: experts'
     exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
-    overlap_moe_expert_parallel_comm).
+    overlap_moe_expert_parallel_comm). `layers_graphed`: each layer ran as one CUDA graph, whose operations no host
+    starts one by one; mixtures can where tokens beyond a fixed capacity are dropped.
     """
 
     call_s: float = 0.0
@@ -41,6 +42,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     backward_polls: int = 0
     product_times: float = 1.0
     exchanges_beside: bool = False
+    layers_graphed: bool = False
 
 
 NONE = HostCosts()

@@ -159,10 +159,11 @@ class _Seconds(NamedTuple):
     start_s: Number
 
 
-def loads_of(one: Work, device: Device) -> tuple[_Seconds, _Seconds]:
-    """Forward, and backward with what it computes again."""
+def loads_of(one: Work, device: Device, *, started: bool = True) -> tuple[_Seconds, _Seconds]:
+    """Forward, and backward with what it computes again; the host starts nothing of a CUDA graph."""
+    operation_s = device.known.operation_s if started else 0.0
     forward, backward = (
-        _Seconds(working_seconds(load, device), starting_seconds(load.operations, device.known.operation_s))
+        _Seconds(working_seconds(load, device), starting_seconds(load.operations, operation_s))
         for load in (one.forward, one.backward.and_again(one.again))
     )
     return forward, backward

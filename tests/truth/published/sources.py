@@ -128,22 +128,24 @@ class Host(msgspec.Struct, frozen=True):
 class Quirk(msgspec.Struct, frozen=True):
     """What holds for every row of one source beside its words.
 
-    `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
-    unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
-    rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
-    (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
-    that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
-    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, and `tp_comm_overlap` where tokens
-    are split: as in Layout; `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged
-    stage, `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
-    pattern, in that order; a `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose
-    sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
-    out of memory, by pattern. `host` is known where memory was read while the host was ahead,
-    `costs` are those of rows that have the pattern.
+        `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
+        unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
+        rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
+        (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
+        that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
+        `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, and `tp_comm_overlap` where tokens
+        are split: as in Layout; `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged
+        stage, `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
+        pattern, in that order; a `stage` of the layout counts whatever the row says. `columns` are a row's own that its source states
+    wrongly. Rows stepped with a fused AdamW whose
+        sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
+        out of memory, by pattern. `host` is known where memory was read while the host was ahead,
+        `costs` are those of rows that have the pattern.
     """
 
     runtime: RowRuntime | None = None
     layout: tuple[tuple[str, dict[str, Any]], ...] = ()
+    columns: tuple[tuple[str, dict[str, int]], ...] = ()
     seq_len: tuple[tuple[str, int], ...] = ()
     network: str | None = None
     memory: str | None = None
@@ -192,6 +194,18 @@ on H100 since 25.11; elsewhere tp is 1). token_dispatcher: moe_flex_dispatcher_b
 the recipe heeds it (apply_flex_dispatcher_backend; of 25.09 enable_deepep). docs/performance-summary.md of 25.09: the first figure
 is of scales by tensor, as its note on those in brackets implies."""
 
+WRONG_IN_BRIDGE: tuple[tuple[str, dict[str, int]], ...] = (
+    (r"25\.11 NeMo.* gpt-oss-120b B200-", {"ep": 64}),
+    (r"25\.11 NeMo.* gpt-oss-120b H100-", {"micro_batch": 1, "grad_accum": 32}),
+    (r"25\.11 NeMo.* qwen3-30b-a3b H100-", {"micro_batch": 1, "grad_accum": 64, "vp": 12}),
+    (r"25\.11 NeMo.* qwen3-30b-a3b GB300-", {"micro_batch": 8, "grad_accum": 8}),
+    (r"25\.11 NeMo.* qwen3-235b-a22b B200-", {"vp": 4}),
+)
+"""Columns of mixtures in the table of 25.11 that are not those of the recipe whose GPUs and global batch the row has
+(v0.2.0, scripts/performance/configs/*/workload_base_configs.py, the same in v0.2.1 and v0.2.2). gpt-oss on H100 has the
+GA of B200's line, which with its own MBS makes another GBS than stated; Qwen3 30B on H100 has MBS, VP and GA of
+25.09's line."""
+
 BESIDE_IN_BRIDGE = (
     r"25\.09 NeMo.* DeepSeekV3 .*H100-|(25\.11|26\.\S+) NeMo.* qwen3-235b-a22b H100-|"
     r"(25\.11|26\.02) NeMo.* qwen3-30b-a3b H100-|25\.11 NeMo.* qwen3-235b-a22b B200-|"
@@ -200,6 +214,12 @@ BESIDE_IN_BRIDGE = (
 """Rows whose recipes set moe_a2a_overlap (v0.1.0rc4: scripts/performance/run_script.py; later: workload_base_configs.py
 of the tags above). That of qwen3-235b-a22b on B300 has it in v0.3.0, with the
 virtual stages that both rows state."""
+
+GRAPHED_IN_BRIDGE = (
+    r"25\.09 NeMo.* Qwen3_30B_a3B \(tokendrop\) (GB|B)200-|25\.09 NeMo.* Qwen3_235B\S* \(tokendrop\) GB200-"
+)
+"""Rows whose recipes set cuda_graphs (v0.1.0rc4: scripts/performance/configs/qwen3/*.yaml), which graphs each layer
+whole (Megatron-Core 0.14, core/transformer/transformer_layer.py: cuda_graph_scope "full")."""
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
@@ -339,8 +359,12 @@ QUIRKS: dict[str, Quirk] = {
             ),
             *SET_BY_BRIDGE,
         ),
+        columns=WRONG_IN_BRIDGE,
         parts=(("", {"loss": "in-place"}),),
-        costs=((BESIDE_IN_BRIDGE, HostCosts(exchanges_beside=True)),),
+        costs=(
+            (BESIDE_IN_BRIDGE, HostCosts(exchanges_beside=True)),
+            (GRAPHED_IN_BRIDGE, HostCosts(layers_graphed=True)),
+        ),
         note="layers by chunk, recomputation and formats as in the recipes of the container's time",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
