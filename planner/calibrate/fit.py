@@ -30,7 +30,8 @@ class Fits:
     """Fits of groups of samples, each done once: leaving one model out changes few of them.
 
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
-    that it was not fitted on is told by those that it was.
+    without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
+    wait for it.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Fits:
             if fitted.speeds is not None and ("speed", runtime, gpu) not in dropped:
                 own.setdefault(gpu, []).append((runtime, fitted, members))
         pairs = [
-            _shared({"gpu": gpu}, [fit for _, fit, _ in fits], "fits of one runtime on one device each")
+            _shared(gpu, [fit for _, fit, _ in fits])
             for gpu, fits in own.items()
             if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
         ]
@@ -126,15 +127,15 @@ def _entries(
     return entries(fitted.speeds, runtime=runtime, gpu=gpu, **about)
 
 
-def _shared(where: dict[str, str], fits: Sequence[ComputeFit], over: str) -> tuple[ComputeEntry, OverlapEntry]:
-    """The median of fits, for a runtime that nobody measured on a device, or a device that one was not measured on."""
+def _shared(gpu: str, fits: Sequence[ComputeFit]) -> tuple[ComputeEntry, OverlapEntry]:
+    """The median of fits on a device, for runtimes that nobody measured on it."""
     speeds = [fit.speeds for fit in fits if fit.speeds is not None]
     middle = Speeds(*(statistics.median(one[place] for one in speeds) for place in range(len(Speeds._fields))))
     about: dict[str, Any] = {
-        **where,
+        "gpu": gpu,
         "n": sum(fit.n for fit in fits),
         "spread": _rounded(statistics.median(fit.spread for fit in fits)),
-        "source": f"the median over {len(fits)} {over}",
+        "source": f"the median over {len(fits)} fits of one runtime on one device each",
     }
     return entries(middle, **about)
 

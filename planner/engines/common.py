@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msgspec.structs import replace
-
 from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
@@ -399,4 +397,4 @@ def _layers(case: Case) -> Iterator[tuple[str, Number]]:
 def _calls(case: Case, unit: str, ideal: list[Call]) -> list[Call]:
     """A micro-batch's collectives as an optimizer step's."""
     times = case.layout.grad_accum
-    return [replace(one, unit=unit, count=one.count * times, payload_bytes=one.payload_bytes * times) for one in ideal]
+    return [one.repeated(unit, times) for one in ideal]

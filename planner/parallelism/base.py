@@ -36,6 +36,11 @@ class Call(msgspec.Struct, frozen=True):
     overlappable: bool = False
     once: Routed | None = None
 
+    def repeated(self, unit: str, times: Number) -> Call:
+        """The same calls so many times, of one unit of the model."""
+        counts = {"count": self.count * times, "payload_bytes": self.payload_bytes * times}
+        return msgspec.structs.replace(self, unit=unit, **counts)
+
 
 def ideal_call(op: str, axis: str, phase: str, payload_bytes: Number, count: Number = 1) -> Call:
     """Calls that a technique's paper asks for."""

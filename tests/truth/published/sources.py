@@ -128,19 +128,19 @@ class Host(msgspec.Struct, frozen=True):
 class Quirk(msgspec.Struct, frozen=True):
     """What holds for every row of one source beside its words.
 
-        `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
-        unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
-        rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
-        (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
-        that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
-        `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, and `tp_comm_overlap` where tokens
-        are split: as in Layout; `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged
-        stage, `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
-        pattern, in that order; a `stage` of the layout counts whatever the row says. `columns` are a row's own that its source states
-    wrongly. Rows stepped with a fused AdamW whose
-        sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
-        out of memory, by pattern. `host` is known where memory was read while the host was ahead,
-        `costs` are those of rows that have the pattern.
+    `runtime` replaces the rows' runtime; `network` is theirs where a row names none; `memory` says which figure an
+    unnamed memory kind is held against; `note` is an assumption of every row. `seq_len` are tokens by model name where
+    rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
+    (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
+    that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
+    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, `token_dispatcher` where experts
+    are split, and `tp_comm_overlap` where tokens are: as in Layout; `expandable_segments`: as in Runtime), `columns`
+    replace columns of the row that its source states wrongly, `parts` are kernels, `memory_stage` the logged stage,
+    `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
+    pattern, in that order; a `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose
+    sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
+    out of memory, by pattern. `host` is known where memory was read while the host was ahead,
+    `costs` are those of rows that have the pattern.
     """
 
     runtime: RowRuntime | None = None
@@ -190,9 +190,9 @@ By model, GPU and precision in scripts/performance of its tags v0.1.0rc4 (contai
 configs/*/*workload_base_configs.py, recompute_modules; perf_plugins.py, PYTORCH_CUDA_ALLOC_CONF. DeepSeek's moments are
 in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). tp_comm_overlap: src/megatron/bridge/recipes/llama and
 qwen, and scripts/performance/configs/llama*/llama3*_llm_pretrain.py (off in NVFP4) and qwen*/qwen3_llm_pretrain.py (off
-on H100 since 25.11; elsewhere tp is 1). token_dispatcher: moe_flex_dispatcher_backend where set_workload_base_configs or
-the recipe heeds it (apply_flex_dispatcher_backend; of 25.09 enable_deepep). docs/performance-summary.md of 25.09: the first figure
-is of scales by tensor, as its note on those in brackets implies."""
+on H100 since 25.11; elsewhere tp is 1). token_dispatcher: moe_flex_dispatcher_backend where set_workload_base_configs
+or the recipe heeds it (apply_flex_dispatcher_backend; of 25.09 enable_deepep). docs/performance-summary.md of 25.09:
+the first figure is of scales by tensor, as its note on those in brackets implies."""
 
 WRONG_IN_BRIDGE: tuple[tuple[str, dict[str, int]], ...] = (
     (r"25\.11 NeMo.* gpt-oss-120b B200-", {"ep": 64}),
