@@ -34,8 +34,10 @@ def routed_rows(tokens: Number, top_k: Number, split: Number) -> Number:
     "by expert, sorted again by the rank's experts after the exchange, and both undone; padded rows likewise",
 )
 def sorted_bytes(rows: Number, tokens: Number, row_bytes: Number, sorts: Number) -> Number:
-    """Memory traffic of one pass: each sort reads and writes all rows; the first reads, the last writes tokens, those
-    of the rank, or those that it received where each comes once."""
+    """Memory traffic of one pass: each sort reads and writes all rows; the first reads, the last writes tokens.
+
+    The tokens are the rank's own, or those that it received where each comes once.
+    """
     return (2 * sorts * rows - 2 * (rows - tokens)) * row_bytes
 
 

@@ -24,22 +24,26 @@ def dispatched_bytes(tokens: Number, hidden: Number, top_k: Number, element_byte
 
 
 @formula(
-    unit="parts",
-    source="hypergeometric distribution: top_k different experts of a balanced router, equally many in each part",
+    unit="fraction",
+    source="hypergeometric distribution: different experts of a balanced router, equally many in each part",
 )
-def parts_reached(parts: Number, top_k: int, experts: int) -> Number:
-    """Parts of the experts, on average, that have some of one token's: each is missed by all top_k choices with
-    (e - e/n)(e - e/n - 1)... / e(e - 1)..., where it has e/n of the e experts."""
+def missed_again(parts: Number, chosen: Number, experts: Number) -> Number:
+    """Chance that a token's next expert is in another part than one that so many chosen experts have missed."""
+    return maximum(experts - experts / parts - chosen, 0) / (experts - chosen)
+
+
+def parts_reached(parts: Number, routed: Routed) -> Number:
+    """Parts of the experts, on average, that have some of one token's."""
     missed: Number = 1.0
-    for chosen in range(top_k):
-        missed = missed * maximum(experts - experts / parts - chosen, 0) / (experts - chosen)
+    for chosen in range(routed.top_k):
+        missed = missed * missed_again(parts, chosen, routed.experts)
     return parts * (1 - missed)
 
 
 def sent_once(parts: Number, routed: Routed) -> Number:
     """Share of the copies of tokens that are sent where each part gets a token once, whichever of its experts want it
     (DeepEP, README.md: dispatch to ranks over NVLink, to nodes over RDMA)."""
-    return parts_reached(parts, routed.top_k, routed.experts) / routed.top_k
+    return parts_reached(parts, routed) / routed.top_k
 
 
 def tokens_once(layout: Layout, moe: Moe | None) -> Routed | None:

@@ -30,6 +30,7 @@ from planner.views.render import layout_text
 GUESSES = calibration(UNCALIBRATED)
 SEQ, K, EXPERTS, HIDDEN, BYTES = 4096, 8, 128, 2048, 2
 """Of Qwen3 30B."""
+ROUTED = Routed(K, EXPERTS)
 OLD_PLAN = Path(__file__).parents[1] / "executor" / "old" / "run" / "plan.json"
 
 
@@ -46,13 +47,13 @@ def test_parts_reached_are_the_mean_over_all_choices_of_experts(parts: int, top_
     each = experts // parts
     reached = [len({one // each for one in chosen}) for chosen in combinations(range(experts), top_k)]
 
-    assert parts_reached(parts, top_k, experts) == pytest.approx(sum(reached) / len(reached))
+    assert parts_reached(parts, Routed(top_k, experts)) == pytest.approx(sum(reached) / len(reached))
 
 
 def test_columns_of_parts_are_their_numbers() -> None:
     parts = np.array([1.0, 2.0, 16.0, 128.0])
 
-    assert parts_reached(parts, K, EXPERTS) == pytest.approx([parts_reached(int(one), K, EXPERTS) for one in parts])
+    assert parts_reached(parts, ROUTED) == pytest.approx([parts_reached(int(one), ROUTED) for one in parts])
 
 
 def exchanged(case: Case) -> Any:
@@ -68,8 +69,8 @@ def test_a_token_is_sent_once_to_each_rank_and_once_to_each_node_that_it_leaves_
     assert every.payload_bytes == once.payload_bytes == copies * K
     assert every.wire_bytes == pytest.approx(copies * K * 15 / 16)
     assert every.inter_bytes == pytest.approx(copies * K / 2)
-    assert once.wire_bytes == pytest.approx(copies * parts_reached(16, K, EXPERTS) * 15 / 16)
-    assert once.inter_bytes == pytest.approx(copies * parts_reached(2, K, EXPERTS) / 2)
+    assert once.wire_bytes == pytest.approx(copies * parts_reached(16, ROUTED) * 15 / 16)
+    assert once.inter_bytes == pytest.approx(copies * parts_reached(2, ROUTED) / 2)
     # Nearly every token has experts on both nodes, and of its eight choices some on the same rank.
     assert 0.24 * every.inter_bytes < once.inter_bytes < 0.25 * every.inter_bytes
     assert 0.7 * every.wire_bytes < once.wire_bytes < 0.85 * every.wire_bytes
@@ -115,7 +116,7 @@ def test_rows_are_sorted_and_padded_as_the_dispatcher_leaves_them(name: Any, pre
     case = case_of(precision=precision, token_dispatcher=name)
     assert case.model.moe is not None
     rows = SEQ * K
-    first = SEQ if name == "alltoall" else rows * sent_once(16, Routed(K, EXPERTS))
+    first = SEQ if name == "alltoall" else rows * sent_once(16, ROUTED)
     both = (2 * sorts * rows - 2 * (rows - first)) * HIDDEN * BYTES
 
     assert routed_bytes(case, case.model.moe, BYTES) == (pytest.approx(both), pytest.approx(both))
