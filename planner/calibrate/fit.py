@@ -30,7 +30,8 @@ class Fits:
     """Fits of groups of samples, each done once: leaving one model out changes few of them.
 
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
-    that it was not fitted on is told by those that it was.
+    without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
+    wait for it.
     """
 
     def __init__(
@@ -90,14 +91,15 @@ class Fits:
         self, samples: Sequence[Sample], dropped: frozenset[Group]
     ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
         own: dict[str, list[tuple[str, ComputeFit, list[Sample]]]] = {}
+        everywhere: dict[str, list[Sample]] = {}
         for (runtime, gpu), members in timed(samples):
-            key = runtime, gpu, frozenset(one.id for one in members)
-            if key not in self._computes:
-                self._computes[key] = fit_compute(members, self.timer)
-            if self._computes[key].speeds is not None and ("speed", runtime, gpu) not in dropped:
-                own.setdefault(gpu, []).append((runtime, self._computes[key], members))
+            if runtime in self.carried and members[0].device_kind == ANYWHERE:
+                everywhere.setdefault(runtime, []).extend(members)
+            fitted = self._compute(members)
+            if fitted.speeds is not None and ("speed", runtime, gpu) not in dropped:
+                own.setdefault(gpu, []).append((runtime, fitted, members))
         pairs = [
-            _shared({"gpu": gpu}, [[fit] for _, fit, _ in fits], "fits of one runtime on one device each")
+            _shared(gpu, [[fit] for _, fit, _ in fits], "fits of one runtime on one device each")
             for gpu, fits in own.items()
             if len(fits) >= SHARED and ("speed", "shared", gpu) not in dropped
         ]
@@ -107,33 +109,41 @@ class Fits:
                 by_runtime.setdefault(runtime, []).append(fit)
         with_kernels = [kept for fits in by_runtime.values() if (kept := [fit for fit in fits if _by_kernels(fit)])]
         if len(with_kernels) >= SHARED and ("speed", "shared", ANYWHERE) not in dropped:
-            pairs.append(_shared({"gpu": ANYWHERE}, with_kernels, "runtimes that were fitted on any device"))
-        for runtime in sorted(self.carried):
-            elsewhere = by_runtime.get(runtime, [])
-            if elsewhere and ("speed", runtime, ANYWHERE) not in dropped:
-                where = {"runtime": runtime, "gpu": ANYWHERE}
-                pairs.append(_shared(where, [[fit] for fit in elsewhere], "devices that it was fitted on"))
+            pairs.append(_shared(ANYWHERE, with_kernels, "runtimes that were fitted on any device"))
+        for runtime, members in sorted(everywhere.items()):
+            fitted = self._compute(members)
+            if fitted.speeds is not None and ("speed", runtime, ANYWHERE) not in dropped:
+                pairs.append(_entries(fitted, members, runtime, ANYWHERE))
         for gpu, fits in own.items():
-            for runtime, fit, members in fits:
-                about = {"n": fit.n, "spread": _rounded(fit.spread), "source": sources_text(members)}
-                assert fit.speeds is not None
-                pairs.append(entries(fit.speeds, runtime=runtime, gpu=gpu, **about))
+            pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
         return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
+
+    def _compute(self, members: Sequence[Sample]) -> ComputeFit:
+        key = frozenset(one.id for one in members)
+        if key not in self._computes:
+            self._computes[key] = fit_compute(members, self.timer)
+        return self._computes[key]
 
 
 def _by_kernels(fit: ComputeFit) -> bool:
     return fit.speeds is not None and fit.speeds.pace > 0
 
 
-def _shared(
-    where: dict[str, str], members: Sequence[Sequence[ComputeFit]], over: str
+def _entries(
+    fitted: ComputeFit, members: Sequence[Sample], runtime: str, gpu: str
 ) -> tuple[ComputeEntry, OverlapEntry]:
-    """The median over members of the median of each one's fits, for a runtime that nobody measured on a device, or a
-    device that a runtime was not measured on; of an operation's seconds without those of hosts that waited, where there
-    are others."""
+    """A fit as a calibration writes it."""
+    assert fitted.speeds is not None
+    about = {"n": fitted.n, "spread": _rounded(fitted.spread), "source": sources_text(members)}
+    return entries(fitted.speeds, runtime=runtime, gpu=gpu, **about)
+
+
+def _shared(gpu: str, members: Sequence[Sequence[ComputeFit]], over: str) -> tuple[ComputeEntry, OverlapEntry]:
+    """The median over members of the median of each one's fits, for runtimes that nobody measured on such devices; of
+    an operation's seconds without those of hosts that waited, where there are others."""
     fits = [fit for some in members for fit in some]
     about: dict[str, Any] = {
-        **where,
+        "gpu": gpu,
         "n": sum(fit.n for fit in fits),
         "spread": _rounded(statistics.median(fit.spread for fit in fits)),
         "source": f"the median over {len(members)} {over}",

@@ -366,7 +366,8 @@ def _expert_calls(case: Case) -> list[Call]:
     tokens = case.tokens / layout.tp if layout.sequence_parallel else case.tokens
     sent = expert.dispatched_bytes(tokens, case.model.hidden, case.model.moe.top_k, result_bytes(case))
     again = layout.recompute == "full" or "moe" in layout.recompute_modules
-    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=again)
+    once = expert.tokens_once(layout, case.model.moe)
+    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=again, once=once)
     return _calls(case, "layer", made)
 
 
@@ -396,5 +397,4 @@ def _layers(case: Case) -> Iterator[tuple[str, Number]]:
 
 def _calls(case: Case, unit: str, ideal: list[Call]) -> list[Call]:
     """A micro-batch's collectives as an optimizer step's."""
-    times = case.layout.grad_accum
-    return [Call(one.op, one.axis, unit, one.phase, one.count * times, one.payload_bytes * times) for one in ideal]
+    return [one.repeated(unit, case.layout.grad_accum) for one in ideal]

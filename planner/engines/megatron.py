@@ -44,6 +44,7 @@ rules: tuple[Rule, ...] = (
         "counted_ends",
         "recompute_modules",
         "tp_comm_overlap",
+        "token_dispatcher",
     ),
     *STAGES,
     *tensor_rules(replicates_kv_heads=True, pads_vocabulary=True),

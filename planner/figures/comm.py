@@ -18,6 +18,7 @@ from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import NEIGHBOURLY, PAIRWISE, WIRE, transport_of
+from planner.parallelism.expert import sent_once
 from planner.parallelism.groups import axis_size, axis_stride
 from planner.spec import Cluster, Link
 from planner.spec.plan import Collective
@@ -98,8 +99,13 @@ def sent_in(cluster: Cluster, call: Call, ranks: Number, inside: tuple[Number, .
     """A call with the bytes that each tier sees of a group, of which so many ranks share a domain of each level."""
     transport = transport_of(cluster.gpu.kind)
     node = sum(tier.gpus < cluster.gpus_per_node for tier in cluster.levels[:-1])
-    wire_bytes = WIRE[transport][call.op](call.payload_bytes, ranks)
-    leaving = tuple(leaving_bytes(call.op, transport, call.payload_bytes, ranks, one) for one in inside)
+    once = call.once
+
+    def sent_to(parts: Number) -> Number:
+        return call.payload_bytes if once is None else call.payload_bytes * sent_once(parts, once)
+
+    wire_bytes = WIRE[transport][call.op](sent_to(ranks), ranks)
+    leaving = tuple(leaving_bytes(call.op, transport, sent_to(ranks / one), ranks, one) for one in inside)
     return Traffic(
         **msgspec.structs.asdict(call),
         ranks=ranks,

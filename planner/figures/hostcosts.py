@@ -33,7 +33,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     experts' exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
     overlap_moe_expert_parallel_comm). `blocking`: the host waited for each operation before it started the next
     (CUDA_LAUNCH_BLOCKING=1). `parted_sends`: each rank of a tensor group sent its part of a stage's result, and the
-    next stage's ranks gathered the rest (DeepSpeed's pipe_partitioned and grad_partitioned).
+    next stage's ranks gathered the rest (DeepSpeed's pipe_partitioned and grad_partitioned). `layers_graphed`: each
+    layer ran as one CUDA graph, whose operations no host starts one by one; mixtures can where tokens beyond a fixed
+    capacity are dropped.
     """
 
     call_s: float = 0.0
@@ -47,6 +49,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     exchanges_beside: bool = False
     blocking: bool = False
     parted_sends: bool = False
+    layers_graphed: bool = False
 
 
 NONE = HostCosts()

@@ -5,7 +5,7 @@ Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
@@ -176,22 +176,28 @@ class _Seconds(NamedTuple):
     start_s: Number
 
 
-def loads_of(one: Work, device: Device, kernels_s: tuple[Number, Number] | None = None) -> tuple[_Seconds, _Seconds]:
-    """Forward, and backward with what it computes again; `kernels_s` are the seconds of their kernels, where known."""
+def loads_of(
+    one: Work, device: Device, kernels_s: tuple[Number, Number] | None = None, *, started: bool = True
+) -> tuple[_Seconds, _Seconds]:
+    """Forward, and backward with what it computes again; `kernels_s` are the seconds of their kernels, where known. The
+    host starts nothing of a CUDA graph."""
     known = (None, None) if kernels_s is None else kernels_s
+    operation_s = device.known.operation_s if started else 0.0
     forward, backward = (
-        _Seconds(working_seconds(load, device, one_s), starting_seconds(load.operations, device.known.operation_s))
+        _Seconds(working_seconds(load, device, one_s), starting_seconds(load.operations, operation_s))
         for load, one_s in zip((one.forward, one.backward.and_again(one.again)), known, strict=True)
     )
     return forward, backward
 
 
-def loads_by_unit(case: Case, work: dict[str, Work], device: Device) -> dict[str, tuple[_Seconds, _Seconds]]:
-    """`loads_of` of each unit; of columns the kernels of each row that splits a micro-batch and its weights differently
-    are timed once, for all blocks of a search that have it."""
+def loads_by_unit(
+    case: Case, work: dict[str, Work], device: Device, graphed: Collection[str] = ()
+) -> dict[str, tuple[_Seconds, _Seconds]]:
+    """`loads_of` of each unit, of `graphed` ones with nothing that the host starts; of columns the kernels of each row
+    that splits a micro-batch and its weights differently are timed once, for all blocks of a search that have it."""
     chip, rows = device.kernels, device.rows
     if chip is None or rows is None or device.unaligned_flops_per_s is not None:
-        return {unit: loads_of(one, device) for unit, one in work.items()}
+        return {unit: loads_of(one, device, started=unit not in graphed) for unit, one in work.items()}
     import numpy as np  # columns only
 
     timed = _timed_of(case, chip, device.known)
@@ -210,7 +216,7 @@ def loads_by_unit(case: Case, work: dict[str, Work], device: Device) -> dict[str
         timed.update(zip((asked[place] for place in missing), np.stack(found).T.tolist(), strict=True))
     seconds = np.array([timed[row] for row in asked]).T[:, rows.place]
     return {
-        unit: loads_of(one, device, (seconds[2 * place], seconds[2 * place + 1]))
+        unit: loads_of(one, device, (seconds[2 * place], seconds[2 * place + 1]), started=unit not in graphed)
         for place, (unit, one) in enumerate(work.items())
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from planner.basics.arith import Number, where
 from planner.basics.formula import formula
 from planner.parallelism.case import Case
+from planner.parallelism.expert import sent_once, tokens_once
 from planner.spec import Moe
 
 BIAS_BYTES = (28, 40)
@@ -30,10 +31,13 @@ def routed_rows(tokens: Number, top_k: Number, split: Number) -> Number:
 @formula(
     unit="bytes",
     source="Megatron-Core's token dispatcher with fused permutation (core/transformer/moe/token_dispatcher.py): sorted "
-    "by expert, sorted again by the rank's experts after the exchange, and both undone",
+    "by expert, sorted again by the rank's experts after the exchange, and both undone; padded rows likewise",
 )
 def sorted_bytes(rows: Number, tokens: Number, row_bytes: Number, sorts: Number) -> Number:
-    """Memory traffic of one pass: each sort reads and writes all rows; the first reads, the last writes tokens."""
+    """Memory traffic of one pass: each sort reads and writes all rows; the first reads, the last writes tokens.
+
+    The tokens are the rank's own, or those that it received where each comes once.
+    """
     return (2 * sorts * rows - 2 * (rows - tokens)) * row_bytes
 
 
@@ -48,8 +52,9 @@ def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Nu
     layout, hidden = case.layout, case.model.hidden
     split = _split(case)
     rows = routed_rows(case.tokens, moe.top_k, split)
-    sorts = where((layout.ep > 1) & (layout.ep < moe.experts), 4, 2)
-    moved = sorted_bytes(rows, case.tokens / split, hidden * element_bytes, sorts)
+    once = tokens_once(layout, moe)
+    read = case.tokens / split if once is None else rows * sent_once(layout.ep, once)
+    moved = sorted_bytes(rows, read, hidden * element_bytes, _sorts(case, moe))
     if not (moe.bias and layout.facts.starts_each_expert):
         return moved, moved
     beside = (
@@ -58,6 +63,21 @@ def routed_bytes(case: Case, moe: Moe, element_bytes: float) -> tuple[Number, Nu
     )
     forward, backward = (moved + one for one in beside)
     return forward, backward
+
+
+def _sorts(case: Case, moe: Moe) -> Number:
+    """Times that one pass writes all rows in another order or place.
+
+    NCCL's all-to-all wants them sorted by rank before it, and leaves them to be sorted by the rank's experts after it;
+    DeepEP and HybridEP send tokens, which are sorted by expert once they are there (Megatron-Core,
+    core/transformer/moe/token_dispatcher.py). In 8 and 4 bits each expert's rows are padded before its products and cut
+    after them (experts.py, quantization_padding and quantization_unpadding), which HybridEP does as it sorts
+    (moe_utils.py, skip_routed_expert_padding).
+    """
+    layout = case.layout
+    sorts = 2 if layout.token_dispatcher != "alltoall" else where((layout.ep > 1) & (layout.ep < moe.experts), 4, 2)
+    pads = case.job.narrows and layout.facts.starts_each_expert and layout.token_dispatcher != "hybridep"
+    return sorts + 2 if pads else sorts
 
 
 def gated_again_bytes(case: Case, moe: Moe, element_bytes: float) -> Number:

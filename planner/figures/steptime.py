@@ -45,7 +45,7 @@ from planner.figures.pipelinetime import pipeline_seconds
 from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
-from planner.parallelism.case import UNITS, Case
+from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.spec.calibration import Calibration, Coefficients
 
 CLIP_ACCESSES = 3
@@ -209,7 +209,8 @@ def step_parts(
         return unknown, None
     compute, both = {}, {}
     calling = calling_of(case, costs)
-    loads = loads_by_unit(case, work, device)
+    graphed = LAYERS if costs.layers_graphed else ()
+    loads = loads_by_unit(case, work, device, graphed)
     waiting = waited_of(case, known, device)
     if costs.exchanges_beside:
         busy = {unit: Passes(*(load.busy_s for load in one)) for unit, one in loads.items()}

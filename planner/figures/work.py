@@ -202,8 +202,9 @@ _WORKS: dict[Hashable, dict[str, Work]] = {}
 def work_categories(case: Case) -> tuple[Hashable, ...]:
     """What `unit_work` reads of a case beside the numbers that split a micro-batch and its weights."""
     layout = case.layout
-    own = layout.engine, layout.zero_stage, layout.sequence_parallel, layout.recompute, layout.recompute_modules
-    return case.walked_model, case.job, case.parts, case.twice, *own
+    own = layout.engine, layout.zero_stage, layout.sequence_parallel, layout.token_dispatcher
+    again = layout.recompute, layout.recompute_modules
+    return case.walked_model, case.job, case.parts, case.twice, *own, *again
 
 
 def _unit_work(whole: Case) -> dict[str, Work]:

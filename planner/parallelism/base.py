@@ -13,10 +13,18 @@ WHOLE_MODEL = "model"
 """Unit of the ideal's collectives: papers count bytes, not buckets."""
 
 
+class Routed(msgspec.Struct, frozen=True):
+    """How a balanced router deals tokens: to `top_k` of `experts`, which are spread evenly over a group."""
+
+    top_k: int
+    experts: int
+
+
 class Call(msgspec.Struct, frozen=True):
     """Collectives of one kind in one optimizer step. `payload_bytes` is of all `count` calls together.
 
-    An engine's calls under 1 KB are control messages and not listed.
+    An engine's calls under 1 KB are control messages and not listed. With `once` a payload of copies of tokens is sent
+    without those that its receiver has already: one of a token to each rank, one to each domain that it leaves for.
     """
 
     op: str
@@ -26,6 +34,12 @@ class Call(msgspec.Struct, frozen=True):
     count: Number
     payload_bytes: Number
     overlappable: bool = False
+    once: Routed | None = None
+
+    def repeated(self, unit: str, times: Number) -> Call:
+        """The same calls so many times, of one unit of the model."""
+        counts = {"count": self.count * times, "payload_bytes": self.payload_bytes * times}
+        return msgspec.structs.replace(self, unit=unit, **counts)
 
 
 def ideal_call(op: str, axis: str, phase: str, payload_bytes: Number, count: Number = 1) -> Call:

@@ -60,13 +60,14 @@ _USUAL = {
     "reduce_scatter": reduce_scatter_bytes,
     "broadcast": broadcast_bytes,
     "all_to_all": all_to_all_bytes,
+    "dispatch": all_to_all_bytes,
     "send": send_bytes,
 }
 WIRE = {"nccl": _USUAL, "gloo": _USUAL | {"reduce_scatter": gloo_reduce_scatter_bytes}}
 """Bytes sent a rank, by transport and operation."""
 
 
-PAIRWISE = frozenset({"all_to_all"})
+PAIRWISE = frozenset({"all_to_all", "dispatch"})
 """Operations whose every byte has one receiver, so that a hierarchy cannot save any."""
 
 NEIGHBOURLY = frozenset({"send"})

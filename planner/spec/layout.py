@@ -14,6 +14,7 @@ else:
     Engine = Literal[tuple(ENGINES)]  # so that a file with another name is refused when it is read
 CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
 CountedEnds = Literal["none", "embedding", "head", "both"]
 """What counts as a layer beside the layers where they are dealt to stages."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
@@ -55,6 +56,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     among them. `grad_accum` counts the pipeline's micro-batches. `zero_secondary_shard` is the group that keeps a
     second copy of gathered weights (ZeRO++'s hpZ; 0 for none).
     `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
+    `token_dispatcher` is the library that sends tokens to experts: NCCL (alltoall), DeepEP or HybridEP.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -89,6 +91,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allgather_bucket_elements: int = 0
     overlap_comm: bool = False
     tp_comm_overlap: bool = False
+    token_dispatcher: TokenDispatcher = "alltoall"
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000

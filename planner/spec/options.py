@@ -12,7 +12,15 @@ from typing import Literal, get_args
 import msgspec
 
 from planner.spec.job import AdapterKind, BaseFormat, Implementation, Method, OptimizerName, Packing, Precision, Storage
-from planner.spec.layout import RECOMPUTE, RECOMPUTE_MODULES, STRATEGIES, CountedEnds, CpMethod, PpSchedule
+from planner.spec.layout import (
+    RECOMPUTE,
+    RECOMPUTE_MODULES,
+    STRATEGIES,
+    CountedEnds,
+    CpMethod,
+    PpSchedule,
+    TokenDispatcher,
+)
 
 Kind = Literal[
     "flag", "switch", "choice", "whole", "length", "real", "share", "memory", "wholes", "names", "name", "file",
@@ -181,6 +189,8 @@ TABLE = (
            replaced_by=SPLIT),
     Option("tp_comm_overlap", "switch", "Megatron-Core: collectives of tensor ranks beside products.", "layout",
            axis="tp"),
+    Option("token_dispatcher", "choice", "Megatron-Core: what sends tokens to experts.", "layout",
+           choices=get_args(TokenDispatcher), default="alltoall", axis="ep"),
     Option("runtime", "name", "Runtime preset, or an engine: whose code runs.", trust=1, presets=("runtimes",)),
     Option("strategy", "choice", "This strategy alone.", "question", trust=1,
            choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),

@@ -54,6 +54,8 @@ def layout_text(layout: Layout) -> str:
         switches.append("sequence parallel")
     if layout.tp_comm_overlap and layout.tp > 1:
         switches.append("tensor collectives overlapped")
+    if layout.token_dispatcher != "alltoall" and layout.ep > 1:
+        switches.append(f"tokens sent by {layout.token_dispatcher}")
     return " ".join(sizes or ["one rank"]) + "".join(f", {switch}" for switch in switches)
 
 

@@ -22,15 +22,18 @@ RUNTIME = "accelerate-ddp"
 
 
 @cache
-def timed(gpu: str, pace: float, model: str = "gpt2") -> tuple[Sample, ...]:
-    """Steps of one runtime on one device as long as its kernels alone times a pace."""
+def timed(
+    gpu: str, pace: float, model: str = "gpt2", operation_s: float = 1e-5, sequences: int = 8
+) -> tuple[Sample, ...]:
+    """Steps of one runtime on one device as long as its kernels alone times a pace, or as its host takes to start
+    them."""
     timer, made = Timer(BASE), []
     cluster = presets.cluster(CLUSTERS[gpu], gpus=8)
     for micro in range(1, LEAST + 2):
-        layout = Layout(engine="ddp", dp_replicate=8, micro_batch_size=8 * micro)
+        layout = Layout(engine="ddp", dp_replicate=8, micro_batch_size=sequences * micro)
         case = Case(presets.model(model), TrainingJob(seq_len=1024), layout, cluster, presets.runtime(RUNTIME))
         one = Sample(id=f"{gpu} {model} {micro}", source=gpu, model=model, case=case, live_bytes=1.0)
-        seconds = timer.seconds(one, Speeds(0.75, 0.4, operation_s=1e-5, hidden_share=1.0, pace=pace))
+        seconds = timer.seconds(one, Speeds(0.75, 0.4, operation_s=operation_s, hidden_share=1.0, pace=pace))
         assert seconds is not None
         made.append(msgspec.structs.replace(one, step_s=seconds))
     return tuple(made)
@@ -67,6 +70,20 @@ def test_a_pace_that_devices_do_not_share_is_kept_for_those_it_was_fitted_on() -
     assert found.calibration.of(RUNTIME, "b200-180gb", "cuda").compute.pace == pytest.approx(1.9, abs=0.03)
     (left,) = (one for one in found.lines if one.what == "time" and one.gpu == "b200-180gb")
     assert left.fitted.median < 0.05 < left.left_gpu.median
+
+
+@pytest.mark.slow
+def test_what_a_host_takes_is_told_by_the_device_whose_steps_wait_for_it() -> None:
+    host_s = 8e-5
+    waiting = timed("b200-180gb", 1.0, operation_s=host_s, sequences=1)
+    samples = [*waiting, *timed("h100-sxm-80gb", 1.0, operation_s=host_s, sequences=64)]
+    fits = fit.Fits(Timer(BASE), BASE, carried=(RUNTIME,))
+    made = fits.calibration(samples, "mine")
+
+    own = {one.gpu: one.operation_s for one in made.compute if one.runtime == RUNTIME}
+    assert own["h100-sxm-80gb"] < host_s
+    assert own["b200-180gb"] == pytest.approx(host_s)
+    assert [one.operation_s for one in anywhere(made)] == [pytest.approx(host_s)]
 
 
 def test_a_device_s_measurements_never_meet_the_fit_that_predicts_it() -> None:

@@ -205,6 +205,6 @@ def test_a_runtime_counts_once_in_what_all_share_however_many_devices_it_was_fit
     def fits(*paces: float) -> list[ComputeFit]:
         return [ComputeFit(speeds=Speeds(0.7, 0.4, 1e-5, 1.0, pace), n=10, spread=0.1) for pace in paces]
 
-    compute, overlap = fit._shared({"gpu": "cuda"}, [fits(1.0, 1.1, 1.2), fits(1.3), fits(1.5)], "runtimes")
+    compute, overlap = fit._shared("cuda", [fits(1.0, 1.1, 1.2), fits(1.3), fits(1.5)], "runtimes")
     assert compute.pace == pytest.approx(1.3) and compute.runtime is None and compute.n == 50
     assert compute.source == "the median over 3 runtimes" and overlap.hidden_share == 1.0

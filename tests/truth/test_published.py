@@ -253,6 +253,60 @@ def test_conditions_are_those_of_simumax_b200_and_of_recipes_that_exchange_besid
     assert all(found[name].case.model.moe for name in beside)
 
 
+def test_bridge_s_rows_have_the_dispatcher_of_their_recipe():
+    found = {one.row.id: one for one in reader.each([TRUTH / "megatron_bridge.jsonl"]) if one.case is not None}
+    words = {row.id: row for row in published_rows()}
+
+    def of(container: str, model: str, gpu: str) -> set[str]:
+        """moe_flex_dispatcher_backend of rows of a container, a model and a GPU."""
+        said = [(words[name], one.case.layout.token_dispatcher) for name, one in found.items()]
+        return {
+            sender
+            for row, sender in said
+            if f" {container} NeMo" in str(row.source.path_or_table)
+            and model in str(row.model.name).lower()
+            and str(row.hardware.gpu).startswith(f"{gpu}-")
+        }
+
+    # v0.4.2, v0.4.0, v0.3.1, v0.3.0, v0.2.0 and v0.1.0rc4, each recipe as it was run through its own code
+    assert of("26.04.01", "qwen3-235b", "B300") == {"hybridep"}
+    assert of("26.04", "qwen3-235b", "B300") == of("26.04.01", "qwen3-235b", "B200") == {"alltoall"}
+    assert of("26.04", "gpt-oss", "B200") == of("26.04.01", "gpt-oss", "B300") == {"hybridep"}
+    assert of("26.04.01", "gpt-oss", "B200") == of("26.04", "gpt-oss", "GB300") == {"alltoall"}
+    assert of("26.02.01", "qwen3-30b", "B200") == {"hybridep"}
+    assert of("26.02", "qwen3-30b", "B200") == of("25.11", "qwen3-30b", "B200") == {"alltoall"}
+    assert of("26.02", "qwen3-30b", "H100") == of("25.09", "deepseek", "H100") == {"deepep"}
+    assert of("26.02", "qwen3-30b", "B300") == of("25.11", "deepseek", "GB200") == {"hybridep"}
+    assert of("25.11", "deepseek", "B200") == of("25.09", "deepseek", "GB200") == {"alltoall"}
+    assert {one.case.layout.token_dispatcher for one in found.values() if one.case.model.moe is None} == {"alltoall"}
+
+
+def test_bridge_s_table_of_25_11_has_columns_that_its_recipes_have_not():
+    rows = {row.id: row for row in published_rows() if row.id.startswith("megatron_bridge")}
+    gpt_oss, qwen = rows["megatron_bridge-255"], rows["megatron_bridge-256"]
+
+    stated = gpt_oss.layout
+    assert stated.dp * stated.micro_batch * stated.grad_accum == 128 != stated.global_batch
+    layout = case_of(gpt_oss).layout
+    assert (layout.micro_batch_size, layout.grad_accum, layout.global_batch_size) == (1, 32, 512)
+    layout = case_of(qwen).layout
+    assert (layout.micro_batch_size, layout.grad_accum, layout.virtual_stages) == (1, 64, 12)
+    assert layout.global_batch_size == qwen.layout.global_batch
+    assert any("as its recipe" in note for note in row_case(qwen).assumptions)
+
+
+def test_layers_of_runs_that_drop_tokens_were_graphs_where_the_recipe_says_so():
+    found = {one.row.id: one for one in reader.each([TRUTH / "megatron_bridge.jsonl"])}
+    words = {row.id: row for row in published_rows()}
+    graphed = {name for name, one in found.items() if one.costs.layers_graphed}
+
+    assert {(words[name].hardware.gpu[:4], str(words[name].model.name)) for name in graphed} == {
+        ("B200", "Qwen3_30B_a3B (tokendrop)"),
+        ("GB20", "Qwen3_30B_a3B (tokendrop)"),
+        ("GB20", "Qwen3_235B_a22B (tokendrop)"),
+    }
+
+
 def test_galvatrons_rows_are_of_4096_tokens_and_of_the_stage_whose_rank_is_named():
     rows = {row.id: row for row in published_rows() if row.id.startswith("galvatron")}
     first, last = (rows[f"galvatron_profile-{place}"] for place in ("033", "034"))

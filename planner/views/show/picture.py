@@ -19,6 +19,7 @@ from planner.figures.comm import Traffic, traffic
 from planner.figures.saving import advice_text
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE, transport_of
+from planner.parallelism.expert import tokens_once
 from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coordinates, mesh_sizes, node_of
 from planner.spec import Cluster, Layout
 from planner.spec.plan import Plan
@@ -332,8 +333,18 @@ def _sent(plan: Plan) -> list[Traffic] | None:
             rule = "is not a collective that this version knows"
             raise PlannerError("plan: prediction.collectives", f"{call.op}/{call.group}", rule, "Make the plan again")
     case = Case.of(plan)
+    once = tokens_once(plan.layout, plan.model.moe)
     told = [
-        Call(call.op, call.group, call.unit, call.phase, call.count, call.payload_bytes, call.overlappable)
+        Call(
+            call.op,
+            call.group,
+            call.unit,
+            call.phase,
+            call.count,
+            call.payload_bytes,
+            call.overlappable,
+            once if call.group == "ep" else None,
+        )
         for call in calls
         if axis_size(plan.layout, call.group) > 1
     ]

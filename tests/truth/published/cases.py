@@ -21,7 +21,7 @@ from planner.parallelism.rules import check
 from planner.spec import Layout, ModelSpec, Runtime, Step, presets
 from planner.spec.engines import ENGINES
 from tests.truth.published import sources
-from tests.truth.published.jobs import filled_of, job_of, quirk_of, said_of
+from tests.truth.published.jobs import columns_of, filled_of, job_of, quirk_of, said_of
 from tests.truth.published.machines import cluster_of
 from tests.truth.published.models import model_of
 from tests.truth.published.notes import Notes, unknown
@@ -56,6 +56,9 @@ def _row_case(row: WordRow) -> RowCase:
     if row.method not in ("full", "pretrain", "lora", "qlora", "adapter"):
         raise CannotPredict(f"method {row.method} is not modelled")
     notes = Notes()
+    if columns := columns_of(row):
+        row = msgspec.structs.replace(row, layout=msgspec.structs.replace(row.layout, **columns))
+        notes.add(f"stated otherwise: {', '.join(f'{name} {value}' for name, value in columns.items())}, as its recipe")
     runtime_facts = _row_runtime(row)
     if runtime_facts is not None:
         notes.add(runtime_facts.guess)
@@ -243,6 +246,8 @@ def _layout(row: WordRow, model: ModelSpec, runtime: Runtime, stage: str, shards
         "recompute": _recompute(row, filled, notes),
         "recompute_modules": filled.get("recompute_modules", ()) if stated.recompute is None else (),
     }  # fmt: skip
+    if values["ep"] > 1 and "token_dispatcher" in filled:
+        values["token_dispatcher"] = filled["token_dispatcher"]
     values |= _data_parallel(row, dp, engine, stage, shards, notes)
     values |= _pipeline(stated.vp, pp, model, engine)
     values |= _stages(values, model, filled)

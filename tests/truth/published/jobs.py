@@ -39,6 +39,14 @@ def filled_of(row: WordRow) -> dict[str, Any]:
     return filled
 
 
+def columns_of(row: WordRow) -> dict[str, int]:
+    """The row's columns that its source states wrongly, as they were."""
+    found: dict[str, int] = {}
+    for pattern, columns in quirk_of(row).columns:
+        found |= columns if re.search(pattern, said_of(row)) else {}
+    return found
+
+
 def job_of(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes) -> TrainingJob:
     """The row's job (CannotPredict with the reason)."""
     layout = row.layout

@@ -133,9 +133,10 @@ class Quirk(msgspec.Struct, frozen=True):
     rows state none, or another number than their table's code ran. `layout` fills what rows leave open, as a guess
     (`precision` is what a section ran, whatever rows say; `ends_count`: embedding and head are a layer of a stage where
     that divides; `chunks`: layers of each chunk, of every cut its code names; `narrow_weights`: with 8-bit recipes;
-    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, and `tp_comm_overlap` where tokens
-    are split: as in Layout; `expandable_segments`: as in Runtime), `parts` are kernels, `memory_stage` the logged
-    stage, `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
+    `narrow_gradients` and `narrow_moments`: as in TrainingJob; `recompute_modules`, `token_dispatcher` where experts
+    are split, and `tp_comm_overlap` where tokens are: as in Layout; `expandable_segments`: as in Runtime), `columns`
+    replace columns of the row that its source states wrongly, `parts` are kernels, `memory_stage` the logged stage,
+    `optimizer` fields of it and `refuse` reasons, of rows whose title, notes, model, GPU and precision have the
     pattern, in that order; a `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose
     sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
     out of memory, by pattern. `host` is known where memory was read while the host was ahead,
@@ -144,6 +145,7 @@ class Quirk(msgspec.Struct, frozen=True):
 
     runtime: RowRuntime | None = None
     layout: tuple[tuple[str, dict[str, Any]], ...] = ()
+    columns: tuple[tuple[str, dict[str, int]], ...] = ()
     seq_len: tuple[tuple[str, int], ...] = ()
     network: str | None = None
     memory: str | None = None
@@ -173,6 +175,13 @@ SET_BY_BRIDGE: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"(?i) llama-3(\.1)?-(70b|405b) |25\.09 NeMo.* qwen3", {"tp_comm_overlap": True}),
     (r" llama-3\S* \S+ NVFP4", {"tp_comm_overlap": False}),
     (r"26\.0.* deepseek-v3 H100-|26\.04.* deepseek-v3 GB200-", {"expandable_segments": True}),
+    (r"25\.09 NeMo.* DeepSeekV3 .*H100-|26\.02 NeMo.* qwen3-30b-a3b H100-", {"token_dispatcher": "deepep"}),
+    (
+        r"(?i)(25\.11|26\.\S+) NeMo.* (deepseek|qwen3).* GB[23]00-|26\.\S+ NeMo.* deepseek-v3 B[23]00-|"
+        r"26\.\S+ NeMo.* qwen3-30b-a3b B300-|26\.(02\.01|04\S*) NeMo.* qwen3-30b-a3b (B200|H100)-|"
+        r"26\.04\.01 NeMo.* (qwen3-235b-a22b|gpt-oss-120b) B300-|26\.04 NeMo.* gpt-oss-120b (GB200|B300|B200)-",
+        {"token_dispatcher": "hybridep"},
+    ),
 )
 """What Megatron-Bridge's recipes set, the last that fits; where nothing fits, they recompute nothing.
 
@@ -181,8 +190,21 @@ By model, GPU and precision in scripts/performance of its tags v0.1.0rc4 (contai
 configs/*/*workload_base_configs.py, recompute_modules; perf_plugins.py, PYTORCH_CUDA_ALLOC_CONF. DeepSeek's moments are
 in recipes/deepseek/deepseek_v3.py of every tag (exp_avg_dtype). tp_comm_overlap: src/megatron/bridge/recipes/llama and
 qwen, and scripts/performance/configs/llama*/llama3*_llm_pretrain.py (off in NVFP4) and qwen*/qwen3_llm_pretrain.py (off
-on H100 since 25.11; elsewhere tp is 1). docs/performance-summary.md of 25.09: the first figure
-is of scales by tensor, as its note on those in brackets implies."""
+on H100 since 25.11; elsewhere tp is 1). token_dispatcher: moe_flex_dispatcher_backend where set_workload_base_configs
+or the recipe heeds it (apply_flex_dispatcher_backend; of 25.09 enable_deepep). docs/performance-summary.md of 25.09:
+the first figure is of scales by tensor, as its note on those in brackets implies."""
+
+WRONG_IN_BRIDGE: tuple[tuple[str, dict[str, int]], ...] = (
+    (r"25\.11 NeMo.* gpt-oss-120b B200-", {"ep": 64}),
+    (r"25\.11 NeMo.* gpt-oss-120b H100-", {"micro_batch": 1, "grad_accum": 32}),
+    (r"25\.11 NeMo.* qwen3-30b-a3b H100-", {"micro_batch": 1, "grad_accum": 64, "vp": 12}),
+    (r"25\.11 NeMo.* qwen3-30b-a3b GB300-", {"micro_batch": 8, "grad_accum": 8}),
+    (r"25\.11 NeMo.* qwen3-235b-a22b B200-", {"vp": 4}),
+)
+"""Columns of mixtures in the table of 25.11 that are not those of the recipe whose GPUs and global batch the row has
+(v0.2.0, scripts/performance/configs/*/workload_base_configs.py, the same in v0.2.1 and v0.2.2). gpt-oss on H100 has the
+GA of B200's line, which with its own MBS makes another GBS than stated; Qwen3 30B on H100 has MBS, VP and GA of
+25.09's line."""
 
 BESIDE_IN_BRIDGE = (
     r"25\.09 NeMo.* DeepSeekV3 .*H100-|(25\.11|26\.\S+) NeMo.* qwen3-235b-a22b H100-|"
@@ -202,6 +224,12 @@ result and its gradient are sent in parts wherever there are tensor ranks. In CU
 multiple of 16 bytes run at 12.21 TFLOP/s, others of that size at 132.71 (pytorch/pytorch#83272), of an A100's 19.5 in
 fp32: heads of 150 (hidden 14400) and 108 (13824 over 128 heads). That the runs were in bf16, if with sums in 16 bits,
 is read from the script of the 320-GPU runs, "200B-n40-bf16-mono.slurm": fp16 has 53.89 TFLOP/s there."""
+
+GRAPHED_IN_BRIDGE = (
+    r"25\.09 NeMo.* Qwen3_30B_a3B \(tokendrop\) (GB|B)200-|25\.09 NeMo.* Qwen3_235B\S* \(tokendrop\) GB200-"
+)
+"""Rows whose recipes set cuda_graphs (v0.1.0rc4: scripts/performance/configs/qwen3/*.yaml), which graphs each layer
+whole (Megatron-Core 0.14, core/transformer/transformer_layer.py: cuda_graph_scope "full")."""
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
@@ -342,8 +370,12 @@ QUIRKS: dict[str, Quirk] = {
             ),
             *SET_BY_BRIDGE,
         ),
+        columns=WRONG_IN_BRIDGE,
         parts=(("", {"loss": "in-place"}),),
-        costs=((BESIDE_IN_BRIDGE, HostCosts(exchanges_beside=True)),),
+        costs=(
+            (BESIDE_IN_BRIDGE, HostCosts(exchanges_beside=True)),
+            (GRAPHED_IN_BRIDGE, HostCosts(layers_graphed=True)),
+        ),
         note="layers by chunk, recomputation and formats as in the recipes of the container's time",
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
