@@ -18,8 +18,7 @@ from planner.basics.errors import PlannerError, did_you_mean
 from planner.calibrate import old_rows
 from planner.calibrate.rows import Measured, OldRow, Row, Unread, each_row, row_of
 from planner.engines import engine_of
-from planner.figures import hostcosts
-from planner.figures.hostcosts import HostCosts
+from planner.figures.conditions import NONE, Conditions
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
 from planner.spec import Cluster
@@ -40,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     `memory_kind` is the prediction that the row's peak is compared with (allocated, reserved or device; None: no peak
     was measured). `assumptions` are facts that the row leaves open. `label` is its model and layout in a few words.
-    `costs` are known of the hosts of some published rows' source, and none of a row of one's own.
+    `conditions` are known of the hosts of some published rows' source, and none of a row of one's own.
     """
 
     row: Row
@@ -50,7 +49,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     memory_kind: str | None = None
     assumptions: tuple[str, ...] = ()
     label: str = ""
-    costs: HostCosts = hostcosts.NONE
+    conditions: Conditions = NONE
 
 
 Reader = Callable[[Sequence[str | os.PathLike[str]]], Iterable[Asked | Unread]]

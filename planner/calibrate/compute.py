@@ -86,7 +86,9 @@ class Timer:
         """The predicted step of a sample."""
         key = sample.id, speeds
         if key not in self._seconds:
-            self._seconds[key] = scalar(step_time(sample.case, self._trial(speeds), costs=sample.costs).step_s)
+            self._seconds[key] = scalar(
+                step_time(sample.case, self._trial(speeds), conditions=sample.conditions).step_s
+            )
         return self._seconds[key]
 
     def _trial(self, speeds: Speeds) -> Calibration:
@@ -131,7 +133,7 @@ def fit_compute(samples: Sequence[Sample], timer: Timer) -> ComputeFit:
     best = speeds_of(timer.base, counted[0])
     least = _badness(counted, timer, best)
     measured = counted[0].case.runtime.kernels == MEASURED
-    waited = any(one.costs.blocking for one in counted)
+    waited = any(one.conditions.blocking for one in counted)
     if waited and best.pace:
         # The host's time is added to the device's, so that one coefficient makes up for the other: both at once.
         pairs = [best._replace(pace=pace, operation_s=each) for pace in GRID["pace"] for each in GRID["operation_s"]]

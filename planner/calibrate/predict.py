@@ -140,7 +140,7 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
     on_first = asked.row.measured.memory_stage == "first"
     logged = _logged(case, asked, _allocated(case, walks, first_stage=True) if on_first else allocated)
     device, needed = fullest["device"], float(needed_bytes(case, allocated))
-    time = step_time(case, calibration, costs=asked.costs)
+    time = step_time(case, calibration, conditions=asked.conditions)
     speed = throughput(case, time)
     bands = coefficients(case, calibration).bands
     edges = partial(_device_bytes, walks=walks)

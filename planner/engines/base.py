@@ -82,7 +82,7 @@ class Engine(Protocol):
     # it starts them so. Asked through `hidden_of` (figures/tensorhiding.py), columns as `collectives`.
 
     # hooks(case, unit) -> HookOperations, where an engine's own code runs around every module or for every gradient:
-    # asked through `engine_operations` (figures/hostcosts.py), columns as `collectives`.
+    # asked through `engine_operations` (figures/conditions.py), columns as `collectives`.
 
     # pools(case) -> Pools, where an engine gathers on a stream of its own, whose memory no other tensor is given. Asked
     # through `stream_pools`, columns as `resident`.

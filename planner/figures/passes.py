@@ -17,9 +17,8 @@ from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.engines.common import parallel_calls
-from planner.figures import hostcosts
 from planner.figures.comm import Traffic, traffic
-from planner.figures.hostcosts import HostCosts, call_seconds
+from planner.figures.conditions import NONE, Conditions, call_seconds
 from planner.figures.kernels.device import Device as Chip
 from planner.figures.kernels.device import device_of as chip_of
 from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
@@ -134,18 +133,16 @@ class Device(msgspec.Struct, frozen=True):
     unaligned_flops_per_s: float | None = None
 
 
-def device_of(
-    case: Case, work: dict[str, Work], known: Coefficients, costs: HostCosts = hostcosts.NONE
-) -> Device | None:
+def device_of(case: Case, work: dict[str, Work], known: Coefficients, conditions: Conditions = NONE) -> Device | None:
     """None where the device's rates are unknown."""
     gpu, peak = case.cluster.gpu, matmul_rate(case, work)
     if peak is None or gpu.memory_bytes_per_s is None:
         return None
     chip, layout = kernels_of(case, known.compute), case.layout
     rows = distinct_rows(*(getattr(layout, axis) for axis in KERNEL_SPLITS)) if chip else None
-    waits = gpu.kind == "cpu" or costs.blocking
+    waits = gpu.kind == "cpu" or conditions.blocking
     scalar = gpu.flops_per_s.get("fp32")
-    unaligned = scalar * costs.unaligned_share if costs.unaligned_share and scalar is not None else None
+    unaligned = scalar * conditions.unaligned_share if conditions.unaligned_share and scalar is not None else None
     return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), waits, known.compute, chip, rows, unaligned)
 
 
@@ -348,11 +345,11 @@ def exchanges_beside(
     }
 
 
-def calling_of(case: Case, costs: HostCosts) -> dict[str, Passes] | None:
+def calling_of(case: Case, conditions: Conditions) -> dict[str, Passes] | None:
     """Seconds that the host takes to make those calls, where it is known to take any."""
-    if not costs.call_s:
+    if not conditions.call_s:
         return None
-    return _by_unit(case, [(call, call_seconds(call, costs)) for call in _within(case)])
+    return _by_unit(case, [(call, call_seconds(call, conditions)) for call in _within(case)])
 
 
 def _within(case: Case) -> list[Traffic]:

@@ -12,9 +12,8 @@ import msgspec
 
 from planner.basics.arith import Number, is_column
 from planner.engines.base import Call
-from planner.figures import hostcosts
 from planner.figures.comm import traffic
-from planner.figures.hostcosts import HostCosts, polls_of
+from planner.figures.conditions import NONE, Conditions, polls_of
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import Passes, on_stage
 from planner.figures.stepparts import Chunks, Slowest
@@ -26,7 +25,7 @@ from planner.spec.calibration import Coefficients
 
 
 def pipeline_seconds(
-    case: Case, units: dict[str, Passes], known: Coefficients, costs: HostCosts = hostcosts.NONE
+    case: Case, units: dict[str, Passes], known: Coefficients, conditions: Conditions = NONE
 ) -> tuple[Number, Slowest | None, Chunks | None]:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
     played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns."""
@@ -34,12 +33,12 @@ def pipeline_seconds(
     if not case.pipelined:
         passes = on_stage(case, units)
         return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
-    p2p_s = _send_seconds(case, known, costs)
+    p2p_s = _send_seconds(case, known, conditions)
     if is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         return _pipeline_bound_s(case, units, p2p_s), None, None
     forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
-    if costs.poll_s:
-        polls = [polls_of(costs, len(forward), chunk) for chunk in range(len(forward))]
+    if conditions.poll_s:
+        polls = [polls_of(conditions, len(forward), chunk) for chunk in range(len(forward))]
         forward = [pass_s + poll_s for pass_s, (poll_s, _) in zip(forward, polls, strict=True)]
         backward = [pass_s + poll_s for pass_s, (_, poll_s) in zip(backward, polls, strict=True)]
     played_s = makespan_s(
@@ -85,11 +84,11 @@ def _pipeline_bound_s(case: Case, units: dict[str, Passes], p2p_s: Number) -> Nu
     return bound_s
 
 
-def _send_seconds(case: Case, known: Coefficients, costs: HostCosts) -> Number:
+def _send_seconds(case: Case, known: Coefficients, conditions: Conditions) -> Number:
     """One micro-batch's activations on their way over one boundary, and gathered again where ranks send parts."""
     layout = case.layout
     whole = layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case)
-    parted = costs.parted_sends and not layout.sequence_parallel
+    parted = conditions.parted_sends and not layout.sequence_parallel
     split = layout.cp * (layout.tp if layout.sequence_parallel or parted else 1)
     calls = [Call("send", "pp", "boundary", "forward", 1, boundary_bytes(*whole, split))]
     if parted:

@@ -16,10 +16,9 @@ from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.common import implementation, updated
-from planner.figures import hostcosts
 from planner.figures.comm import Traffic, traffic
+from planner.figures.conditions import NONE, Conditions, bucket_seconds, slowed
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
-from planner.figures.hostcosts import HostCosts, bucket_seconds, slowed
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     SPLITS,
@@ -178,41 +177,43 @@ def step_time(
     case: Case,
     calibration: Calibration,
     calls: list[tuple[Traffic, Number]] | None = None,
-    costs: HostCosts = hostcosts.NONE,
+    conditions: Conditions = NONE,
 ) -> StepTime:
     """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
 
-    Collectives beside the pipeline, and the optimizer's step, are those of the first stage. `costs` are known of some
-    published runs' hosts.
+    Collectives beside the pipeline, and the optimizer's step, are those of the first stage. `conditions` are known of
+    some published runs.
     """
-    return step_parts(case, calibration, calls, costs)[0]
+    return step_parts(case, calibration, calls, conditions)[0]
 
 
 def step_parts(
     case: Case,
     calibration: Calibration,
     calls: list[tuple[Traffic, Number]] | None = None,
-    costs: HostCosts = hostcosts.NONE,
+    conditions: Conditions = NONE,
 ) -> tuple[StepTime, StepParts | None]:
     """`step_time` with what it adds up, which is None where seconds are."""
-    known, layout = slowed(coefficients(case, calibration), costs), case.layout
+    known, layout = slowed(coefficients(case, calibration), conditions), case.layout
     accum = layout.grad_accum
     work = unit_work(case)
     first = case.at(next(case.stages()))
     calls = step_traffic(first) if calls is None else calls
-    seconds = [collective_seconds(call, case.cluster.levels, known) + bucket_seconds(call, costs) for call, _ in calls]
+    seconds = [
+        collective_seconds(call, case.cluster.levels, known) + bucket_seconds(call, conditions) for call, _ in calls
+    ]
     comm_s: Number = sum(seconds) + 0.0
     model_flops, hardware_flops = _flops(case, work)
-    device = device_of(case, work, known, costs)
+    device = device_of(case, work, known, conditions)
     unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
     if device is None:
         return unknown, None
     compute, both = {}, {}
-    calling = calling_of(case, costs)
-    graphed = LAYERS if costs.layers_graphed else ()
+    calling = calling_of(case, conditions)
+    graphed = LAYERS if conditions.layers_graphed else ()
     loads = loads_by_unit(case, work, device, graphed)
     waiting = waited_of(case, known, device)
-    if costs.exchanges_beside:
+    if conditions.exchanges_beside:
         busy = {unit: Passes(*(load.busy_s for load in one)) for unit, one in loads.items()}
         waiting = exchanges_beside(case, known, waiting, busy)
     for unit, one in loads.items():
@@ -221,7 +222,7 @@ def step_parts(
     own = on_stage(first, both)
     beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
-    pipeline_s, slowest, chunks = pipeline_seconds(case, both, known, costs)
+    pipeline_s, slowest, chunks = pipeline_seconds(case, both, known, conditions)
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
     waits = waits_of(first, own, calls, seconds, known)
     updated_on_host_s = None if waits is None else update_seconds(first)
@@ -286,7 +287,7 @@ def least_step_seconds(case: Case, calibration: Calibration) -> Number | None:
         unit: Passes(*map(of_split, passes_of(loads[unit], device, waiting)))
         for unit, waiting in waited_of(split, known, device).items()
     }
-    return of_staged(pipeline_seconds(staged, both, known, hostcosts.NONE)[0])
+    return of_staged(pipeline_seconds(staged, both, known, NONE)[0])
 
 
 def whole_pass_seconds(case: Case, calibration: Calibration) -> float:

@@ -15,7 +15,7 @@ from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.beside import adapters_beside, unpacking
-from planner.figures.hostcosts import engine_operations
+from planner.figures.conditions import engine_operations
 from planner.figures.kernels.step import Asked
 from planner.figures.routing import bias_operations, gated_again_bytes, routed_bytes
 from planner.figures.unitkernels import (

@@ -20,7 +20,7 @@ from planner.calibrate.rows import append_rows
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.cli import planner
 from planner.decide.planning import make_plan
-from planner.figures.hostcosts import HostCosts
+from planner.figures.conditions import Conditions
 from planner.parallelism.case import Case
 from planner.spec import Allocator, Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, Calibration, ComputeEntry, calibration
@@ -139,7 +139,7 @@ def test_a_pace_of_attention_is_searched_where_software_has_another_than_the_mea
     assert (len(seen) > 1) == searched
 
 
-WAITED = HostCosts(blocking=True)
+WAITED = Conditions(blocking=True)
 
 
 class Added(Timer):
@@ -151,13 +151,15 @@ class Added(Timer):
         return layers * (0.020 * micro * speeds.pace + 60 * speeds.operation_s)
 
 
-def added(speeds: Speeds, costs: HostCosts, runtime: str = "accelerate-ddp") -> list[Sample]:
+def added(speeds: Speeds, conditions: Conditions, runtime: str = "accelerate-ddp") -> list[Sample]:
     """Runs of one runtime with known speeds, a few percent off in turn."""
     made = []
     for number in range(12):
         case = case_of("gpt2", micro_batch_size=1 + number % 4)
         case = msgspec.structs.replace(case, runtime=msgspec.structs.replace(case.runtime, name=runtime))
-        one = Sample(id=f"{runtime} {number}", source="made", model="gpt2", case=case, live_bytes=1.0, costs=costs)
+        one = Sample(
+            id=f"{runtime} {number}", source="made", model="gpt2", case=case, live_bytes=1.0, conditions=conditions
+        )
         seconds = Added(BASE).seconds(one, speeds)
         assert seconds is not None
         made.append(msgspec.structs.replace(one, step_s=seconds * (1 + 0.01 * (number % 3 - 1))))
@@ -167,7 +169,7 @@ def added(speeds: Speeds, costs: HostCosts, runtime: str = "accelerate-ddp") -> 
 def test_of_hosts_that_waited_pace_and_operations_are_found_together():
     """One by one, neither is worth a move that the other would have to follow."""
     true = PACED._replace(pace=1.1, operation_s=1.6e-4)
-    waited, free = (fit_compute(added(true, costs), Added(BASE)) for costs in (WAITED, HostCosts()))
+    waited, free = (fit_compute(added(true, conditions), Added(BASE)) for conditions in (WAITED, Conditions()))
 
     assert (waited.speeds.pace, waited.speeds.operation_s, waited.waited) == (pytest.approx(1.1), 1.6e-4, True)
     assert free.speeds.operation_s < 1.6e-4 and free.spread > waited.spread and not free.waited
@@ -175,13 +177,14 @@ def test_of_hosts_that_waited_pace_and_operations_are_found_together():
 
 def test_what_hosts_that_waited_took_for_an_operation_tells_nothing_of_others():
     slow = PACED._replace(pace=1.1, operation_s=1.6e-4)
-    free = added(PACED._replace(pace=1.1, operation_s=1e-5), HostCosts(), "a")
+    free = added(PACED._replace(pace=1.1, operation_s=1e-5), Conditions(), "a")
     waited = {name: added(slow, WAITED, name) for name in "bcd"}
 
     def shared(*some: list[Sample]) -> ComputeEntry:
         made = fit.Fits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
-        (found,) = [entry for entry in made.compute if entry.runtime is None]
-        return found
+        here, anywhere = [entry for entry in made.compute if entry.runtime is None]
+        assert (here.gpu, anywhere.gpu, here.operation_s) == ("h100-sxm-80gb", "cuda", anywhere.operation_s)
+        return here
 
     assert shared(free, waited["b"], waited["c"]).operation_s < 3e-5
     assert shared(free, waited["b"], waited["c"]).pace == pytest.approx(1.1)

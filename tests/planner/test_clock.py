@@ -13,7 +13,7 @@ import pytest
 from planner.ask.question import Question, case_of
 from planner.engines.base import Call
 from planner.figures.comm import traffic
-from planner.figures.hostcosts import NONE, HostCosts, polls_of
+from planner.figures.conditions import NONE, Conditions, polls_of
 from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
@@ -41,11 +41,11 @@ def timed(
     layout: Layout,
     cluster: str = "dgx-h100",
     gpus: int = 8,
-    costs: HostCosts = NONE,
+    conditions: Conditions = NONE,
     **job: object,
 ) -> StepTime:
     asked = Question(presets.model("1b"), presets.cluster(cluster, gpus), TrainingJob(**job), given)
-    return step_time(case_of(asked, layout), given, costs=costs)
+    return step_time(case_of(asked, layout), given, conditions=conditions)
 
 
 DDP = Layout(engine="ddp", dp_replicate=8)
@@ -96,13 +96,13 @@ def test_communication_that_is_not_hidden_is_waited_for():
     assert hidden < half < none == pytest.approx(raw)
 
 
-CALLS = HostCosts(call_s=1.0)
+CALLS = Conditions(call_s=1.0)
 SPLIT = Layout(engine="nanotron", tp=8, pp=2, grad_accum=4, zero_stage=1)
 
 
 def test_a_host_that_takes_long_to_call_decides_what_a_layer_takes_and_adds_nothing_below():
     plain, within, beyond = (
-        timed(known(), SPLIT, gpus=16, costs=HostCosts(call_s=each)).step_s for each in (0.0, 1e-9, 1.0)
+        timed(known(), SPLIT, gpus=16, conditions=Conditions(call_s=each)).step_s for each in (0.0, 1e-9, 1.0)
     )
 
     assert plain == within < beyond
@@ -110,7 +110,8 @@ def test_a_host_that_takes_long_to_call_decides_what_a_layer_takes_and_adds_noth
 
 def test_a_hosts_calls_take_as_long_in_larger_micro_batches():
     one, four = (
-        timed(known(), msgspec.structs.replace(SPLIT, micro_batch_size=micro), gpus=16, costs=CALLS) for micro in (1, 4)
+        timed(known(), msgspec.structs.replace(SPLIT, micro_batch_size=micro), gpus=16, conditions=CALLS)
+        for micro in (1, 4)
     )
 
     assert one.compute_s + one.exposed_comm_s + one.bubble_s == pytest.approx(
@@ -119,11 +120,11 @@ def test_a_hosts_calls_take_as_long_in_larger_micro_batches():
 
 
 def test_a_call_takes_longer_by_the_ranks_of_its_group_and_where_it_leaves_the_node():
-    inside, outside = HostCosts(call_s=1.0), HostCosts(call_s=1.0, crossing=1.5)
+    inside, outside = Conditions(call_s=1.0), Conditions(call_s=1.0, crossing=1.5)
 
-    def taken(tp: int, costs: HostCosts) -> float:
+    def taken(tp: int, conditions: Conditions) -> float:
         layout = Layout(engine="nanotron", tp=tp, pp=2, grad_accum=4, zero_stage=1)
-        return float(timed(known(), layout, gpus=2 * tp, costs=costs).step_s)
+        return float(timed(known(), layout, gpus=2 * tp, conditions=conditions).step_s)
 
     assert taken(8, inside) == taken(8, outside) == pytest.approx(2 * taken(4, inside), rel=1e-3)
     assert taken(16, outside) == pytest.approx(3 * taken(8, inside), rel=1e-3)
@@ -132,16 +133,18 @@ def test_a_call_takes_longer_by_the_ranks_of_its_group_and_where_it_leaves_the_n
 def test_groups_of_one_rank_call_nobody():
     alone = Layout(engine="nanotron", pp=2, dp_shard=8, grad_accum=4, zero_stage=1)
 
-    assert timed(known(), alone, gpus=16, costs=CALLS) == timed(known(), alone, gpus=16)
+    assert timed(known(), alone, gpus=16, conditions=CALLS) == timed(known(), alone, gpus=16)
 
 
 def test_buckets_of_gradients_call_too_and_one_buffer_does_not():
-    costs = HostCosts(call_s=1.0, bucket_share=0.25)
+    conditions = Conditions(call_s=1.0, bucket_share=0.25)
 
     def longer(zero: int) -> float:
         ranks = {"dp_replicate": 8} if zero == 0 else {"dp_shard": 8}
         layout = Layout(engine="nanotron", pp=2, grad_accum=4, zero_stage=zero, **ranks)
-        return float(timed(known(), layout, gpus=16, costs=costs).comm_s - timed(known(), layout, gpus=16).comm_s)
+        return float(
+            timed(known(), layout, gpus=16, conditions=conditions).comm_s - timed(known(), layout, gpus=16).comm_s
+        )
 
     buckets = longer(0) / (0.25 * 8)
     assert buckets == pytest.approx(round(buckets)) and buckets > 1
@@ -151,15 +154,15 @@ def test_buckets_of_gradients_call_too_and_one_buffer_does_not():
 def test_polled_sends_by_hand():
     """Two stages, four micro-batches: each pass has one neighbour, so 4 and 2 waits; 1F1B of equal stages takes
     (4 + 2 - 1) forwards and as many backwards."""
-    polled = HostCosts(poll_s=100.0, forward_polls=4, backward_polls=2)
-    none, some = (timed(known(), SPLIT, gpus=16, costs=each).step_s for each in (HostCosts(), polled))
+    polled = Conditions(poll_s=100.0, forward_polls=4, backward_polls=2)
+    none, some = (timed(known(), SPLIT, gpus=16, conditions=each).step_s for each in (Conditions(), polled))
 
     assert some == pytest.approx(5 * 600.0, rel=1e-3)
     assert none < 5
 
 
 def test_middle_stages_wait_for_two_neighbours():
-    polled = HostCosts(poll_s=100.0, forward_polls=4, backward_polls=2)
+    polled = Conditions(poll_s=100.0, forward_polls=4, backward_polls=2)
 
     assert [polls_of(polled, 3, stage) for stage in range(3)] == [(400, 200), (800, 400), (400, 200)]
     assert polls_of(polled, 1, 0) == (0, 0)
@@ -201,7 +204,8 @@ PIPED = Layout(engine="deepspeed-pipeline", tp=4, pp=2, dp_shard=2, grad_accum=8
 
 def test_a_host_that_waits_for_each_operation_adds_what_starting_takes():
     free, waited = (
-        timed(known(operation_s=1e-7), DDP, costs=HostCosts(blocking=blocking)).compute_s for blocking in (False, True)
+        timed(known(operation_s=1e-7), DDP, conditions=Conditions(blocking=blocking)).compute_s
+        for blocking in (False, True)
     )
     asked = Question(presets.model("1b"), presets.cluster("dgx-h100", 8), TrainingJob(), calibration())
     case = case_of(asked, DDP)
@@ -211,16 +215,16 @@ def test_a_host_that_waits_for_each_operation_adds_what_starting_takes():
     )
 
     assert waited - free == pytest.approx(1e-7 * started, rel=1e-3)
-    assert timed(known(operation_s=0.0), DDP, costs=HostCosts(blocking=True)).compute_s == pytest.approx(free)
+    assert timed(known(operation_s=0.0), DDP, conditions=Conditions(blocking=True)).compute_s == pytest.approx(free)
 
 
 def test_a_send_in_parts_takes_its_part_of_the_time_and_a_gather():
-    def send_s(costs: HostCosts) -> float:
+    def send_s(conditions: Conditions) -> float:
         asked = Question(presets.model("1b"), presets.cluster("dgx-h100", 16), TrainingJob(), calibration())
-        _, parts = step_parts(case_of(asked, PIPED), known(), costs=costs)
+        _, parts = step_parts(case_of(asked, PIPED), known(), conditions=conditions)
         return float(parts.chunks.send_s)
 
-    whole, parted = send_s(NONE), send_s(HostCosts(parted_sends=True))
+    whole, parted = send_s(NONE), send_s(Conditions(parted_sends=True))
     case = case_of(Question(presets.model("1b"), presets.cluster("dgx-h100", 16), TrainingJob(), calibration()), PIPED)
     payload = boundary_bytes(1, case.job.seq_len, case.model.hidden, 2.0, 1)
     sent, gathered = traffic(
@@ -247,14 +251,14 @@ def test_products_with_unaligned_rows_run_at_a_share_of_the_scalar_rate():
     case = Case(model, TrainingJob(seq_len=1024), layout, presets.cluster("dgx-a100", 8), runtime)
     naked = known(pace=1.0, attention_pace=1.0)
     tenth, fifth = (
-        float(step_time(case, naked, costs=HostCosts(unaligned_share=share)).compute_s) for share in (0.1, 0.2)
+        float(step_time(case, naked, conditions=Conditions(unaligned_share=share)).compute_s) for share in (0.1, 0.2)
     )
     flops, rate = 6 * 2.0 * 1024**2 * 20 * 100 * model.layers, case.cluster.gpu.flops_per_s["fp32"]
 
     assert tenth - fifth == pytest.approx(flops / (0.1 * rate) - flops / (0.2 * rate))
     assert float(step_time(case, naked).compute_s) < fifth
     aligned = msgspec.structs.replace(case, model=msgspec.structs.replace(model, head_dim=104))
-    assert step_time(aligned, naked, costs=HostCosts(unaligned_share=0.1)) == step_time(aligned, naked)
+    assert step_time(aligned, naked, conditions=Conditions(unaligned_share=0.1)) == step_time(aligned, naked)
 
 
 def test_unaligned_products_by_hand_as_numbers_and_columns():

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from planner.figures.hostcosts import NONE, HostCosts, slowed
+from planner.figures.conditions import NONE, Conditions, slowed
 from planner.figures.kernels.device import named
 from planner.figures.kernels.products import cast_seconds
 from planner.figures.kernels.step import Attention, Grouped, grouped_kernel_seconds, kernels_seconds
@@ -122,7 +122,9 @@ def test_rows_of_experts_are_cast_before_a_product_in_8_bits() -> None:
 
 def test_products_of_a_source_take_longer_and_its_attention_does_not() -> None:
     case = case_of("llama-3-8b", ep=1)
-    plain, slow = (step_parts(case, GUESSES, costs=costs)[1] for costs in (NONE, HostCosts(product_times=1.35)))
+    plain, slow = (
+        step_parts(case, GUESSES, conditions=conditions)[1] for conditions in (NONE, Conditions(product_times=1.35))
+    )
     assert plain is not None and slow is not None
     device = device_for(case, plain.work, coefficients(case, GUESSES))
     assert device is not None and device.kernels is not None
@@ -138,7 +140,9 @@ def test_products_of_a_source_take_longer_and_its_attention_does_not() -> None:
 def test_exchanges_beside_the_other_pass_are_waited_for_as_far_as_they_exceed_it(ep: int) -> None:
     case = case_of(ep=ep)
     known = coefficients(case, GUESSES)
-    plain, beside = (step_parts(case, GUESSES, costs=costs)[1] for costs in (NONE, HostCosts(exchanges_beside=True)))
+    plain, beside = (
+        step_parts(case, GUESSES, conditions=conditions)[1] for conditions in (NONE, Conditions(exchanges_beside=True))
+    )
     assert plain is not None and beside is not None
     device = device_for(case, plain.work, known)
     assert device is not None
@@ -148,7 +152,9 @@ def test_exchanges_beside_the_other_pass_are_waited_for_as_far_as_they_exceed_it
     for place in (0, 1):
         left_s = max(float(waited[place]) - busy[1 - place], 0.0)
         assert beside.units["layer"][place] == pytest.approx(busy[place] + left_s)
-    assert step_time(case, GUESSES, costs=HostCosts(exchanges_beside=True)).step_s < step_time(case, GUESSES).step_s
+    assert (
+        step_time(case, GUESSES, conditions=Conditions(exchanges_beside=True)).step_s < step_time(case, GUESSES).step_s
+    )
 
 
 def test_a_layer_of_experts_takes_its_bytes_longer_at_the_memorys_rate() -> None:

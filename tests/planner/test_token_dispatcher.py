@@ -13,7 +13,7 @@ from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.common import parallel_calls
 from planner.figures.comm import traffic
-from planner.figures.hostcosts import HostCosts
+from planner.figures.conditions import Conditions
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
 from planner.figures.routing import routed_bytes
@@ -150,7 +150,7 @@ def test_the_host_starts_no_operations_of_layers_that_are_graphs() -> None:
     )
     case = case_of()
     quick_s, plain_s, graphed_s = (
-        step_time(case, known, costs=HostCosts(layers_graphed=graphed)).step_s
+        step_time(case, known, conditions=Conditions(layers_graphed=graphed)).step_s
         for known, graphed in ((GUESSES, False), (slow, False), (slow, True))
     )
 

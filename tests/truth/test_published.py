@@ -20,7 +20,7 @@ from planner.basics.units import GIB
 from planner.calibrate.asked import CannotPredict, each
 from planner.calibrate.predict import replay
 from planner.calibrate.rows import Collective, Measured, Source, each_row
-from planner.figures.hostcosts import NONE
+from planner.figures.conditions import NONE
 from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
 from tests.truth.published import reader, sources
@@ -234,8 +234,8 @@ def test_bridge_s_recipes_overlap_tensor_collectives_of_llamas_but_in_nvfp4_and_
 def test_conditions_are_those_of_simumax_b200_and_of_recipes_that_exchange_beside_the_other_pass():
     found = {one.row.id: one for one in reader.each([TRUTH / "megatron_bridge.jsonl", TRUTH / "simumax_b200.jsonl"])}
     words = {row.id: row for row in published_rows()}
-    beside = {name for name, one in found.items() if one.costs.exchanges_beside}
-    slower = {name for name, one in found.items() if one.costs.product_times != 1.0}
+    beside = {name for name, one in found.items() if one.conditions.exchanges_beside}
+    slower = {name for name, one in found.items() if one.conditions.product_times != 1.0}
 
     assert slower == {name for name, one in found.items() if name.startswith("simumax") and one.case is not None}
     said = {(words[name].hardware.gpu[:4], str(words[name].model.name)) for name in beside}
@@ -298,7 +298,7 @@ def test_bridge_s_table_of_25_11_has_columns_that_its_recipes_have_not():
 def test_layers_of_runs_that_drop_tokens_were_graphs_where_the_recipe_says_so():
     found = {one.row.id: one for one in reader.each([TRUTH / "megatron_bridge.jsonl"])}
     words = {row.id: row for row in published_rows()}
-    graphed = {name for name, one in found.items() if one.costs.layers_graphed}
+    graphed = {name for name, one in found.items() if one.conditions.layers_graphed}
 
     assert {(words[name].hardware.gpu[:4], str(words[name].model.name)) for name in graphed} == {
         ("B200", "Qwen3_30B_a3B (tokendrop)"),
@@ -373,7 +373,7 @@ def test_shared_walks_give_what_a_walk_of_its_own_gives():
 def test_a_published_row_with_its_plan_by_value_is_predicted_alike_by_the_planner_alone(tmp_path):
     for name in ("simumax_b200", "qwen_finetune_profile", "torchtitan", "nccl_bandwidth"):
         # A row of one's own has no conditions of a source's runs.
-        published = [msgspec.structs.replace(one, costs=NONE) for one in reader.each([TRUTH / f"{name}.jsonl"])]
+        published = [msgspec.structs.replace(one, conditions=NONE) for one in reader.each([TRUTH / f"{name}.jsonl"])]
         path = tmp_path / f"{name}.jsonl"
         assert command.exit_code(commands, ["plans", str(TRUTH / path.name), "-o", str(path)]) == 0
 

@@ -11,8 +11,7 @@ import re
 import msgspec
 
 from planner.engines import nanotron
-from planner.figures import hostcosts
-from planner.figures.hostcosts import HostCosts, calling_seconds
+from planner.figures.conditions import NONE, Conditions, calling_seconds
 from planner.parallelism import tensor
 from planner.parallelism.case import Case
 from tests.truth.published.sources import Host, Quirk
@@ -47,18 +46,18 @@ def device_s(case: Case) -> float:
 def host_s(host: Host, case: Case) -> float:
     """Seconds that the host takes for a layer's gathers and scatters in forward."""
     crosses = case.layout.tp > case.cluster.gpus_per_node
-    each_s = host.costs.call_s * (host.costs.crossing if crosses else 1.0)
+    each_s = host.conditions.call_s * (host.conditions.crossing if crosses else 1.0)
     return float(calling_seconds(2 * tensor.PAIRS, case.layout.tp, each_s))
 
 
-def costs_of(quirk: Quirk, said: str, case: Case) -> HostCosts:
+def conditions_of(quirk: Quirk, said: str, case: Case) -> Conditions:
     """What a source's run took beside what the planner counts, by the words that its row says; of the costs of hosts,
     none where it has no pipeline over nodes."""
     layout, host = case.layout, quirk.host
-    known = [costs for pattern, costs in quirk.costs if re.search(pattern, said)]
+    known = [conditions for pattern, conditions in quirk.conditions if re.search(pattern, said)]
     if known:
         return known[-1]
     if host is None or not case.pipelined or layout.world_size <= host.from_gpus:
-        return hostcosts.NONE
+        return NONE
     waited = layout.world_size == host.waiting_gpus
-    return host.costs if waited else msgspec.structs.replace(host.costs, poll_s=0.0)
+    return host.conditions if waited else msgspec.structs.replace(host.conditions, poll_s=0.0)

@@ -14,7 +14,7 @@ from planner.calibrate.asked import Asked, CannotPredict, asked
 from planner.calibrate.collective import group
 from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
-from tests.truth.published.ahead import costs_of, forwards_ahead
+from tests.truth.published.ahead import conditions_of, forwards_ahead
 from tests.truth.published.cases import largest, memory_kind, memory_stage, row_case, step_seconds
 from tests.truth.published.jobs import quirk_of, said_of
 from tests.truth.published.machines import known_cluster
@@ -42,8 +42,10 @@ def question(row: Row) -> Asked:
     ahead = forwards_ahead(quirk.host, known.case)
     timed = msgspec.structs.replace(row.measured, step_time_s=step_seconds(row, known.case), forwards_ahead=ahead)
     row = msgspec.structs.replace(row, measured=msgspec.structs.replace(timed, **largest(row, known.case)))
-    costs = costs_of(quirk, said_of(row), known.case)
-    return msgspec.structs.replace(found, row=row, case=known.case, assumptions=known.assumptions, costs=costs)
+    conditions = conditions_of(quirk, said_of(row), known.case)
+    return msgspec.structs.replace(
+        found, row=row, case=known.case, assumptions=known.assumptions, conditions=conditions
+    )
 
 
 def label(row: WordRow) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from planner.figures.hostcosts import HostCosts
+from planner.figures.conditions import Conditions
 from planner.spec import Step
 
 
@@ -111,14 +111,14 @@ LARGEST = ((r"micro.?batch", "micro_batch"), (r"seq|length|context|tokens", "seq
 
 
 class Host(msgspec.Struct, frozen=True):
-    """How the hosts of a source's runs came along: what they took (`costs`), in pipelines on more than `from_gpus`, and
-    with waits for every send on `waiting_gpus` alone; and so how far they were ahead of their devices.
+    """How the hosts of a source's runs came along: what they took (`conditions`), in pipelines on more than
+    `from_gpus`, and with waits for every send on `waiting_gpus` alone; and so how far they were ahead of their devices.
 
     A host that needed longer for a layer than the device is `pp` - `lag` forwards ahead, and in groups of more than
     `most_ranks` not at all.
     """
 
-    costs: HostCosts
+    conditions: Conditions
     from_gpus: int
     lag: int
     most_ranks: int
@@ -140,7 +140,7 @@ class Quirk(msgspec.Struct, frozen=True):
     pattern, in that order; a `stage` of the layout counts whatever the row says. Rows stepped with a fused AdamW whose
     sharding has the pattern `fused`. A wall time is that of `samples` sequences. `largest` is what the next step of was
     out of memory, by pattern. `host` is known where memory was read while the host was ahead,
-    `costs` are those of rows that have the pattern.
+    `conditions` are those of rows that have the pattern.
     """
 
     runtime: RowRuntime | None = None
@@ -158,7 +158,7 @@ class Quirk(msgspec.Struct, frozen=True):
     largest: tuple[tuple[str, str], ...] = ()
     optimizer: tuple[tuple[str, dict[str, Any]], ...] = ()
     host: Host | None = None
-    costs: tuple[tuple[str, HostCosts], ...] = ()
+    conditions: tuple[tuple[str, Conditions], ...] = ()
 
 
 FUSED_STEP = r"\+optimizer in backward|\+activation offload|\+8-bit AdamW"
@@ -215,7 +215,7 @@ BESIDE_IN_BRIDGE = (
 of the tags above). That of qwen3-235b-a22b on B300 has it in v0.3.0, with the
 virtual stages that both rows state."""
 
-ON_JEAN_ZAY = HostCosts(blocking=True, parted_sends=True, unaligned_share=12.21 / 19.5)
+ON_JEAN_ZAY = Conditions(blocking=True, parted_sends=True, unaligned_share=12.21 / 19.5)
 """Of BLOOM's runs before training (bigscience, train/tr11-176B-ml/chronicles-prequel.md @9e64ede).
 
 "dealing with JZ hanging on the large model": with CUDA_LAUNCH_BLOCKING=1, since 200B on 320 GPUs hung without it; all
@@ -244,7 +244,7 @@ QUIRKS: dict[str, Quirk] = {
         # What a call, a bucket and a poll took was read off these same runs of 1B and 3B. Two tensors go forward and
         # one gradient back, each with two loops of messages ahead (p2p.py).
         host=Host(
-            costs=HostCosts(
+            conditions=Conditions(
                 call_s=0.21e-3, crossing=1.4, bucket_share=0.25, poll_s=0.081, forward_polls=4, backward_polls=2
             ),
             from_gpus=8,
@@ -336,14 +336,14 @@ QUIRKS: dict[str, Quirk] = {
         note="communication was not overlapped and cross-entropy was fused: predicted with overlap and Megatron's",
         # Its own operators on its B200 (tests/truth/kernels/training_ops.csv, products in bf16) take 1.35 times as long
         # in the median as those of the kernel tables, in each of three layouts.
-        costs=(("B200-", HostCosts(product_times=1.35)),),
+        conditions=(("B200-", Conditions(product_times=1.35)),),
     ),
     "bigscience-workshop/bigscience": Quirk(
         # train/tr11-176B-ml/chronicles-prequel.md, "Rebalancing layers": from there on a BF16 optimizer just written,
         # which sums gradients in fp32 where runs before summed in 16 bits (also those of the section "bf16"); and
         # --pp-partition-method type:transformer|embedding, so that 2 + layers divide by the stages.
         layout=(("", {"precision": "fp16"}), ("Rebalancing layers", {"precision": "bf16", "ends_count": True})),
-        costs=((r"chronicles-prequel", ON_JEAN_ZAY),),
+        conditions=((r"chronicles-prequel", ON_JEAN_ZAY),),
         note="precision by section: sums of gradients in 16 bits, from Rebalancing layers on in fp32",
     ),
     "NVIDIA-NeMo/Megatron-Bridge": Quirk(
@@ -372,9 +372,9 @@ QUIRKS: dict[str, Quirk] = {
         ),
         columns=WRONG_IN_BRIDGE,
         parts=(("", {"loss": "in-place"}),),
-        costs=(
-            (BESIDE_IN_BRIDGE, HostCosts(exchanges_beside=True)),
-            (GRAPHED_IN_BRIDGE, HostCosts(layers_graphed=True)),
+        conditions=(
+            (BESIDE_IN_BRIDGE, Conditions(exchanges_beside=True)),
+            (GRAPHED_IN_BRIDGE, Conditions(layers_graphed=True)),
         ),
         note="layers by chunk, recomputation and formats as in the recipes of the container's time",
     ),

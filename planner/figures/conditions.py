@@ -1,5 +1,5 @@
-"""What hosts take beside starting the model's operations: an engine's own code, which every run of it has; and what
-published runs took or spared, conditions of one source's runs, which an answer to a user never assumes.
+"""Conditions of published runs, which took or spared what an answer to a user never assumes; and what an engine's own
+code takes of the host, in every run of it.
 
 Works on one layout and on columns. Not here: which runs had conditions (tests/truth/published), or what a host takes to
 start operations (passes.py).
@@ -21,8 +21,8 @@ from planner.parallelism.case import Case
 from planner.spec.calibration import Coefficients
 
 
-class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the hosts of some runs. The defaults are none.
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs of one source had beside what is counted of every run. The defaults are nothing.
 
     Each collective inside a pass takes the host `call_s` for each rank of its group, `crossing` times that where the
     group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
@@ -52,7 +52,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     layers_graphed: bool = False
 
 
-NONE = HostCosts()
+NONE = Conditions()
 """Of every answer to a user."""
 
 
@@ -70,30 +70,35 @@ def polling_seconds(neighbours: Number, polls: Number, poll_s: Number) -> Number
     return neighbours * polls * poll_s
 
 
-def call_seconds(call: Traffic, costs: HostCosts) -> Number:
+def call_seconds(call: Traffic, conditions: Conditions) -> Number:
     """Seconds that the host takes for all calls of one kind inside passes."""
-    return calling_seconds(call.count, call.ranks, costs.call_s * where(call.inter_bytes > 0, costs.crossing, 1.0))
+    return calling_seconds(
+        call.count, call.ranks, conditions.call_s * where(call.inter_bytes > 0, conditions.crossing, 1.0)
+    )
 
 
-def slowed(known: Coefficients, costs: HostCosts) -> Coefficients:
+def slowed(known: Coefficients, conditions: Conditions) -> Coefficients:
     """Coefficients with products that take `product_times` as long, attention as long as before."""
-    if costs.product_times == 1.0:
+    if conditions.product_times == 1.0:
         return known
-    compute, times = known.compute, costs.product_times
+    compute, times = known.compute, conditions.product_times
     paced = replace(compute, pace=compute.pace * times, attention_pace=compute.attention_pace / times)
     return replace(known, compute=paced)
 
 
-def bucket_seconds(call: Traffic, costs: HostCosts) -> Number:
+def bucket_seconds(call: Traffic, conditions: Conditions) -> Number:
     """Seconds that calls beside the passes are longer: none but of buckets of gradients."""
-    return costs.bucket_share * call_seconds(call, costs) if costs.call_s and call.unit == "bucket" else 0.0
+    return (
+        conditions.bucket_share * call_seconds(call, conditions) if conditions.call_s and call.unit == "bucket" else 0.0
+    )
 
 
-def polls_of(costs: HostCosts, stages: int, stage: int) -> tuple[float, float]:
+def polls_of(conditions: Conditions, stages: int, stage: int) -> tuple[float, float]:
     """Seconds that a forward and a backward pass of one stage (0-based) wait for sends."""
     neighbours = (stage > 0) + (stage < stages - 1)
     forward_s, backward_s = (
-        float(polling_seconds(neighbours, polls, costs.poll_s)) for polls in (costs.forward_polls, costs.backward_polls)
+        float(polling_seconds(neighbours, polls, conditions.poll_s))
+        for polls in (conditions.forward_polls, conditions.backward_polls)
     )
     return forward_s, backward_s
 
