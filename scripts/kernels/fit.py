@@ -48,9 +48,11 @@ def write(only: tuple[str, ...]) -> None:
         if nearest is None or one.group.gpu in found:
             continue
         times = by_best(one.group, one.seconds, nearest, BEST)
-        print(f"{one.group.gpu:20} best product: {times and times.share} of the peak, {nearest.share} of {nearest.gpu}")
-        if times is not None:
-            rewrite(one.group.gpu, {"products": [times]})
+        if times is None:
+            print(f"{one.group.gpu:20} best product: power decides, or no share of the peak; stays with {nearest.gpu}")
+            continue
+        print(f"{one.group.gpu:20} best product: {times.share:.3f} of the peak, {nearest.share:.3f} on {nearest.gpu}")
+        rewrite(one.group.gpu, {"products": [times]})
     backward = {one.group.gpu: one for one in measured("training_ops") if one.group.variant == "backward"}
     for gpu, sections in found.items():
         rewrite(gpu, sections)
