@@ -6,7 +6,7 @@ Not here: the fits themselves (planner/calibrate/kernels/fit.py).
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -41,18 +41,7 @@ def write(only: tuple[str, ...]) -> None:
         found.setdefault(one.group.gpu, {}).setdefault(SECTION[one.group.kind], []).append(times)
         off, most = (100 * (value or 0) for value in (times.spread, times.spread_p90))
         print(f"{one.group.gpu:20} {one.name:26} {times.n:4} rows {off:5.1f} / {most:5.1f} %", flush=True)
-    for one in measured("best_products", only=only):
-        device = named(one.group.gpu)
-        assert device is not None
-        nearest = msgspec.structs.replace(device.times, products=()).product(one.group.variant)
-        if nearest is None or one.group.gpu in found:
-            continue
-        times = by_best(one.group, one.seconds, nearest, BEST)
-        if times is None:
-            print(f"{one.group.gpu:20} best product: power decides, or no share of the peak; stays with {nearest.gpu}")
-            continue
-        print(f"{one.group.gpu:20} best product: {times.share:.3f} of the peak, {nearest.share:.3f} on {nearest.gpu}")
-        rewrite(one.group.gpu, {"products": [times]})
+    write_best(only, found)
     backward = {one.group.gpu: one for one in measured("training_ops") if one.group.variant == "backward"}
     for gpu, sections in found.items():
         rewrite(gpu, sections)
@@ -65,6 +54,22 @@ def write(only: tuple[str, ...]) -> None:
         source = f"{forward.source}; backward: {told}"
         attention = msgspec.structs.replace(forward, backward_share=share, source=source)
         rewrite(gpu, {**sections, "attention": [attention], "memory": moving(gpu, sections, told)})
+
+
+def write_best(only: tuple[str, ...], tabled: Collection[str]) -> None:
+    """Write the files of GPUs without a table of products, from the fastest that somebody measured on them."""
+    for one in measured("best_products", only=only):
+        gpu, device = one.group.gpu, named(one.group.gpu)
+        assert device is not None
+        nearest = msgspec.structs.replace(device.times, products=()).product(one.group.variant)
+        if nearest is None or gpu in tabled:
+            continue
+        times = by_best(one.group, one.seconds, nearest, BEST)
+        if times is None:
+            print(f"{gpu:20} best product: power decides, or no share of the peak; stays with {nearest.gpu}")
+            continue
+        print(f"{gpu:20} best product: {times.share:.3f} of the peak, {nearest.share:.3f} on {nearest.gpu}")
+        rewrite(gpu, {"products": [times]})
 
 
 def moving(gpu: str, sections: Sections, source: str) -> list[Fitted]:

@@ -7,7 +7,7 @@ minimiser (least_squares.py), or who is left out when errors are judged (scripts
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -156,16 +156,12 @@ def by_best(group: Group, measured_s: Column, nearest: ProductTimes, source: str
     def with_share(share: float) -> ProductTimes:
         return msgspec.structs.replace(nearest, share=share, ramp=ramp)
 
-    def over(share: float) -> float:
-        return float(seconds_of(group, device, with_share(share))[0] / measured_s[0])
+    def off(share: float) -> float:
+        return math.log(float(seconds_of(group, device, with_share(share))[0]) / measured_s[0])
 
-    low, high = LEAST_SHARE, MOST_SHARE
-    if not over(high) <= 1 <= over(low):
+    if not off(MOST_SHARE) <= 0 <= off(LEAST_SHARE):
         return None
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if over(middle) > 1 else (low, middle)
-    found = with_share((low + high) / 2)
+    found = with_share(_as_measured(off, LEAST_SHARE, MOST_SHARE))
     if nearest.flop_j * found.share * rates[0] > device.power_w:
         return None
     said = f"{source}; all but share: {nearest.gpu}"
@@ -183,7 +179,11 @@ def backward_share(group: Group, measured_s: Column, forward: AttentionTimes) ->
         one = msgspec.structs.replace(forward, backward_share=share)
         return float(np.median(np.log(seconds_of(group, device, one) / measured_s)))
 
-    low, high = 0.1, 3.0
+    return _as_measured(off, 0.1, 3.0)
+
+
+def _as_measured(off: Callable[[float], float], low: float, high: float) -> float:
+    """The share of a rate at which `off`, the logarithm of predicted over measured seconds, falls to zero."""
     for _ in range(40):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if off(middle) > 0 else (low, middle)
