@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 PAYLOADS = tuple(4096 * 4**power for power in range(9))
 """Bytes: 4 KB to 256 MB."""
+FEW = PAYLOADS[1:6:2]
+"""For a quick probe. The largest, 4 MB, is sent at the network's rate: what limits a network lets a burst of some 100 KB
+pass first."""
 EACH_S = 0.1
 LONGEST_S = 0.25
 """A call that takes longer is the last of its kind; a slow network still carries some megabytes, as in a step."""
@@ -58,7 +61,7 @@ def partitions(nodes: int, ranks_per_node: int) -> list[list[list[int]]]:
 def _exchanges(bench: Bench, op: str, ranks: list[int], nodes: int, group: Any) -> Rows:
     """One operation over this rank's group, larger and larger, while the other groups do the same."""
     rows: Rows = []
-    for payload in PAYLOADS[:3] if bench.task.quick else PAYLOADS:
+    for payload in FEW if bench.task.quick else PAYLOADS:
         elements = payload // 4 // len(ranks) * len(ranks)
         seconds = bench.slowest(_call(bench, op, ranks, elements, group), EACH_S)
         rows.append({"op": op, "ranks": len(ranks), "nodes": nodes, "payload_bytes": 4.0 * elements})
