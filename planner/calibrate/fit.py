@@ -22,7 +22,8 @@ ANYWHERE = "cuda"
 
 
 Group = tuple[str, ...]
-"""What is judged, kept or dropped as one: ("allocator", runtime), ("speed", runtime, gpu); "shared" for a runtime."""
+"""What is judged, kept or dropped as one: ("allocator", runtime), ("speed", runtime, gpu), ("host", runtime, ANYWHERE);
+"shared" for a runtime."""
 FIELDS = ("fragmentation", "workspace_bytes", "context_bytes", "churn")
 
 
@@ -31,7 +32,8 @@ class Fits:
 
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
     without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
-    wait for it.
+    wait for it. Where that speed is dropped, an operation's seconds on the host are told alone: they are the software's,
+    whatever the device's own pace.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Fits:
         for fits in own.values():
             for runtime, fit, _ in fits:
                 by_runtime.setdefault(runtime, []).append(fit)
+        hosts: list[ComputeEntry] = []
         with_kernels = [kept for fits in by_runtime.values() if (kept := [fit for fit in fits if _by_kernels(fit)])]
         if len(with_kernels) >= SHARED and ("speed", "shared", ANYWHERE) not in dropped:
             pairs.append(_shared(ANYWHERE, with_kernels, "runtimes that were fitted on any device"))
@@ -114,9 +117,16 @@ class Fits:
             fitted = self._compute(members)
             if fitted.speeds is not None and ("speed", runtime, ANYWHERE) not in dropped:
                 pairs.append(_entries(fitted, members, runtime, ANYWHERE))
+            elif fitted.speeds is not None and not fitted.waited and ("host", runtime, ANYWHERE) not in dropped:
+                hosts.append(_host(fitted, members, runtime))
         for gpu, fits in own.items():
             pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
-        return [compute for compute, _ in pairs], [overlap for _, overlap in pairs]
+        return [*hosts, *(compute for compute, _ in pairs)], [overlap for _, overlap in pairs]
+
+    def carried_groups(self, dropped: Collection[Group]) -> frozenset[Group]:
+        """What is told of each carried runtime's other devices: its speed, or its host alone where that is dropped."""
+        told = (("speed" if ("speed", each, ANYWHERE) not in dropped else "host", each) for each in self.carried)
+        return frozenset((what, each, ANYWHERE) for what, each in told) - frozenset(dropped)
 
     def _compute(self, members: Sequence[Sample]) -> ComputeFit:
         key = frozenset(one.id for one in members)
@@ -136,6 +146,19 @@ def _entries(
     assert fitted.speeds is not None
     about = {"n": fitted.n, "spread": _rounded(fitted.spread), "source": sources_text(members)}
     return entries(fitted.speeds, runtime=runtime, gpu=gpu, **about)
+
+
+def _host(fitted: ComputeFit, members: Sequence[Sample], runtime: str) -> ComputeEntry:
+    """What the host takes for an operation, alone."""
+    assert fitted.speeds is not None
+    return ComputeEntry(
+        runtime=runtime,
+        gpu=ANYWHERE,
+        operation_s=fitted.speeds.operation_s,
+        n=fitted.n,
+        spread=_rounded(fitted.spread),
+        source=sources_text(members),
+    )
 
 
 def _shared(gpu: str, members: Sequence[Sequence[ComputeFit]], over: str) -> tuple[ComputeEntry, OverlapEntry]:

@@ -18,6 +18,8 @@ from planner.spec.calibration import Calibration
 
 CLEARLY = 0.05
 """Share by which the error on left-out measurements must fall: less may be luck."""
+ALIKE = 0.01
+"""Share by which a device's error must move to be called better or worse."""
 OF_ONE_MODEL = 16
 """Measurements needed where all are of one model, so that none of another model can contradict them."""
 LONGER_TAIL = 1.25
@@ -66,24 +68,26 @@ def unproven(
 def carried_in_vain(
     samples: Sequence[Sample], alone: Sequence[Residual], carried: Sequence[Residual], groups: Collection[Group]
 ) -> dict[Group, str]:
-    """Runtimes whose fits on other devices are no better for a device that was left out than what is there without
-    them, on most of their devices or over all: each with the reason."""
+    """What fits on other devices tell that is no better for a device that was left out than what is there without
+    them, on most of the devices where they differ or over all: each with the reason."""
     found: dict[Group, str] = {}
     for group in sorted(groups):
-        ids = {one.id for one in samples if one.runtime == group[1] and one.step_s is not None}
+        what, runtime, _ = group
+        ids = {one.id for one in samples if one.runtime == runtime and one.step_s is not None}
         old, new = (errors_in(residuals, ids, "time_error") for residuals in (alone, carried))
-        better = 0
+        better = worse = 0
         devices = sorted({one.gpu for one in samples if one.id in ids})
         for gpu in devices:
             here = {one.id for one in samples if one.id in ids and one.gpu == gpu}
-            before, after = (errors_in(residuals, here, "time_error") for residuals in (alone, carried))
-            better += badness(after) < badness(before)
-        if 2 * better <= len(devices) or badness(new) >= badness(old) * (1 - CLEARLY):
+            before, after = (badness(errors_in(residuals, here, "time_error")) for residuals in (alone, carried))
+            better += after < before * (1 - ALIKE)
+            worse += after > before * (1 + ALIKE)
+        if better <= worse or badness(new) >= badness(old) * (1 - CLEARLY):
             medians = [errors_of(some).median for some in (new, old)]
             found[group] = (
-                f"speed of {group[1]} on devices that it was not fitted on: by those that it was {medians[0]:.1%} off "
+                f"{what} of {runtime} on devices that it was not fitted on: by those that it was {medians[0]:.1%} off "
                 f"in the median against {medians[1]:.1%} without them where a device was left out, better on {better} "
-                f"of {len(devices)}, keeps its default"
+                f"and worse on {worse} of {len(devices)}, keeps its default"
             )
     return found
 

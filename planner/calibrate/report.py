@@ -136,9 +136,10 @@ def of_samples(
         if not unproven and kept.EVERYWHERE not in gone:
             unproven = kept.shared_in_vain(samples, before, holdout.unseen(samples, fitted, timer))
         if not unproven:
-            carried = frozenset(("speed", runtime, fit.ANYWHERE) for runtime in fits.carried)
-            alone = holdout.left_out(samples, holdout.by_gpu, partial(fitted, gone=gone | carried), timer)
-            unproven = kept.carried_in_vain(samples, alone, by_gpu, carried - gone)
+            told = fits.carried_groups(gone)
+            without_any = gone | {(what, runtime, gpu) for _, runtime, gpu in told for what in ("speed", "host")}
+            alone = holdout.left_out(samples, holdout.by_gpu, partial(fitted, gone=without_any), timer)
+            unproven = kept.carried_in_vain(samples, alone, by_gpu, told)
         if not unproven:
             break
         dropped |= unproven

@@ -19,8 +19,9 @@ It has {entries} fitted entries, of {samples} measurements of training steps and
 A fit stays only if, where its model was left out, it predicts better than the guesses that were there before.
 Errors are median / ninth decile of |predicted / measured - 1| over n measurements.
 Where a runtime was measured with one model only, a fifth of its rows was left out at a time.
-Where a GPU was left out, one fit of its runtime to all other GPUs tells of it if that is better on most of them, else
-what other runtimes share, else the guesses.
+Where a GPU was left out, one fit of its runtime to all other GPUs tells of it if that is better on more of them than
+worse, else what other runtimes share, with that fit's time of an operation on the host if that is better in turn, else
+the guesses.
 """
 
 

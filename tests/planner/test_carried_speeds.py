@@ -4,11 +4,12 @@ kernels take alone."""
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
 
-from planner.calibrate import fit, holdout, report
+from planner.calibrate import fit, holdout, kept, report
 from planner.calibrate.allocator import LEAST
 from planner.calibrate.compute import GRID, LEAST_PACE, Speeds, Timer, fit_compute
 from planner.calibrate.samples import Sample
@@ -84,6 +85,34 @@ def test_what_a_host_takes_is_told_by_the_device_whose_steps_wait_for_it() -> No
     assert own["h100-sxm-80gb"] < host_s
     assert own["b200-180gb"] == pytest.approx(host_s)
     assert [one.operation_s for one in anywhere(made)] == [pytest.approx(host_s)]
+
+    speed: fit.Group = ("speed", RUNTIME, fit.ANYWHERE)
+    host: fit.Group = ("host", RUNTIME, fit.ANYWHERE)
+    assert fits.carried_groups(()) == {speed}
+    assert fits.carried_groups({speed}) == {host}
+    assert fits.carried_groups({speed, host}) == set()
+    (alone,) = anywhere(fits.calibration(samples, "mine", frozenset({speed})))
+    assert (alone.operation_s, alone.pace) == (pytest.approx(host_s), None)
+    assert not anywhere(fits.calibration(samples, "mine", frozenset({speed, host})))
+
+
+@pytest.mark.slow
+def test_a_host_is_judged_alone_once_its_runtime_s_speed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    host_s, judge = 8e-5, kept.carried_in_vain
+
+    def judged(samples: Any, alone: Any, carried: Any, groups: frozenset[fit.Group]) -> dict[fit.Group, str]:
+        speeds = [group for group in groups if group[0] == "speed"]
+        return dict.fromkeys(speeds, "dropped") if speeds else judge(samples, alone, carried, groups)
+
+    monkeypatch.setattr(kept, "carried_in_vain", judged)
+    samples = [
+        one for gpu in CLUSTERS for model in ("gpt2", "gpt2-xl") for one in timed(gpu, 1.0, model, host_s, sequences=1)
+    ]
+    found = report.of_samples(samples, BASE, "mine")
+
+    assert "dropped" in found.kept
+    assert [(one.pace, one.operation_s) for one in anywhere(found.calibration)] == [(None, pytest.approx(host_s))]
+    assert all(one.left_gpu.median < 0.01 < one.before.median for one in found.lines if one.what == "time")
 
 
 def test_a_device_s_measurements_never_meet_the_fit_that_predicts_it() -> None:

@@ -187,6 +187,24 @@ def test_pairs_of_few_measurements_and_equal_predictions_tell_nothing_of_a_share
     assert kept.shared_in_vain(many, off(many, {"a": 0.1}), off(many, {"a": 0.1})) == {}
 
 
+def test_a_carried_speed_is_kept_where_it_is_better_on_more_devices_than_worse() -> None:
+    some = steps(("a", "h100"), ("a", "b200"), ("a", "a100"))
+    group = ("host", "a", "cuda")
+
+    def at(**errors: float) -> list[Any]:
+        return [SimpleNamespace(sample=one, time_error=errors[one.gpu], memory_error=None) for one in some]
+
+    def reasons(**errors: float) -> list[str]:
+        return list(kept.carried_in_vain(some, at(h100=0.2, b200=0.2, a100=0.2), at(**errors), {group}).values())
+
+    assert reasons(h100=0.1, b200=0.1, a100=0.2) == []
+    assert reasons(h100=0.1, b200=0.1, a100=0.201) == []  # so little is the same
+    assert reasons(h100=0.185, b200=0.185, a100=0.9) != []  # worse over all
+    assert reasons(h100=0.199, b200=0.199, a100=0.199) != []  # so little may be luck
+    (reason,) = reasons(h100=0.01, b200=0.21, a100=0.2)
+    assert reason.startswith("host of a on devices") and "better on 1 and worse on 1 of 3" in reason
+
+
 def test_the_unseen_are_predicted_without_their_runtime_and_without_their_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
