@@ -32,8 +32,8 @@ class Fits:
 
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
     without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
-    wait for it. Where that speed is dropped, an operation's seconds on the host are told alone: they are the software's,
-    whatever the device's own pace.
+    wait for it. Where that speed is dropped, an operation's seconds on the host are told alone: they are of the
+    software, whatever the device's own pace.
     """
 
     def __init__(

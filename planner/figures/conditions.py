@@ -35,7 +35,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     (CUDA_LAUNCH_BLOCKING=1). `parted_sends`: each rank of a tensor group sent its part of a stage's result, and the
     next stage's ranks gathered the rest (DeepSpeed's pipe_partitioned and grad_partitioned). `layers_graphed`: each
     layer ran as one CUDA graph, whose operations no host starts one by one; mixtures can where tokens beyond a fixed
-    capacity are dropped.
+    capacity are dropped. `sent_alone`: no collective ran beside compute, neither of gradients nor of tensor groups.
     """
 
     call_s: float = 0.0
@@ -50,6 +50,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool = False
     parted_sends: bool = False
     layers_graphed: bool = False
+    sent_alone: bool = False
 
 
 NONE = Conditions()
@@ -78,7 +79,10 @@ def call_seconds(call: Traffic, conditions: Conditions) -> Number:
 
 
 def slowed(known: Coefficients, conditions: Conditions) -> Coefficients:
-    """Coefficients with products that take `product_times` as long, attention as long as before."""
+    """Coefficients with products that take `product_times` as long, attention as long as before, and with nothing
+    hidden of what was sent alone."""
+    if conditions.sent_alone:
+        known = replace(known, overlap=replace(known.overlap, hidden_share=0.0))
     if conditions.product_times == 1.0:
         return known
     compute, times = known.compute, conditions.product_times

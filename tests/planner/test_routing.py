@@ -136,6 +136,16 @@ def test_products_of_a_source_take_longer_and_its_attention_does_not() -> None:
     assert slowed(coefficients(case, GUESSES), NONE) == coefficients(case, GUESSES)
 
 
+def test_nothing_that_a_source_sends_alone_is_hidden() -> None:
+    case = case_of("llama-3-8b", ep=1, dp_shard=64, tp=2)
+    plain, alone = (step_time(case, GUESSES, conditions=each) for each in (NONE, Conditions(sent_alone=True)))
+
+    assert plain.comm_s == alone.comm_s
+    assert float(plain.exposed_comm_s) < 0.9 * float(plain.comm_s)
+    # A unit of few products waits for its host, with or without what it sends.
+    assert 0.995 * float(alone.comm_s) < float(alone.exposed_comm_s) <= float(alone.comm_s)
+
+
 @pytest.mark.parametrize("ep", [8, 64])
 def test_exchanges_beside_the_other_pass_are_waited_for_as_far_as_they_exceed_it(ep: int) -> None:
     case = case_of(ep=ep)

@@ -236,8 +236,10 @@ def test_conditions_are_those_of_simumax_b200_and_of_recipes_that_exchange_besid
     words = {row.id: row for row in published_rows()}
     beside = {name for name, one in found.items() if one.conditions.exchanges_beside}
     slower = {name for name, one in found.items() if one.conditions.product_times != 1.0}
+    alone = {name for name, one in found.items() if one.conditions.sent_alone}
+    ours = {name for name, one in found.items() if name.startswith("simumax") and one.case is not None}
 
-    assert slower == {name for name, one in found.items() if name.startswith("simumax") and one.case is not None}
+    assert slower == alone == ours
     said = {(words[name].hardware.gpu[:4], str(words[name].model.name)) for name in beside}
     assert said == {
         ("H100", "DeepSeekV3 (dropless)"),

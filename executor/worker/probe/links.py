@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PAYLOADS = tuple(4096 * 4**power for power in range(9))
 """Bytes: 4 KB to 256 MB."""
 FEW = PAYLOADS[1:6:2]
-"""For a quick probe. The largest, 4 MB, is sent at the network's rate: what limits a network lets a burst of some 100 KB
-pass first."""
+"""For a quick probe. The largest, 4 MB, is sent at the network's rate: what limits a network lets a burst of some
+100 KB pass first."""
 EACH_S = 0.1
 LONGEST_S = 0.25
 """A call that takes longer is the last of its kind; a slow network still carries some megabytes, as in a step."""
