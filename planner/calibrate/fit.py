@@ -109,10 +109,10 @@ class Fits:
         for fits in own.values():
             for runtime, fit, _ in fits:
                 by_runtime.setdefault(runtime, []).append(fit)
-        hosts: list[ComputeEntry] = []
         with_kernels = [kept for fits in by_runtime.values() if (kept := [fit for fit in fits if _by_kernels(fit)])]
         if len(with_kernels) >= SHARED and ("speed", "shared", ANYWHERE) not in dropped:
             pairs.append(_shared(ANYWHERE, with_kernels, "runtimes that were fitted on any device"))
+        hosts: list[ComputeEntry] = []
         for runtime, members in sorted(everywhere.items()):
             fitted = self._compute(members)
             if fitted.speeds is not None and ("speed", runtime, ANYWHERE) not in dropped:
@@ -144,21 +144,19 @@ def _entries(
 ) -> tuple[ComputeEntry, OverlapEntry]:
     """A fit as a calibration writes it."""
     assert fitted.speeds is not None
-    about = {"n": fitted.n, "spread": _rounded(fitted.spread), "source": sources_text(members)}
-    return entries(fitted.speeds, runtime=runtime, gpu=gpu, **about)
+    return entries(fitted.speeds, runtime=runtime, gpu=gpu, **_about(fitted, members))
 
 
 def _host(fitted: ComputeFit, members: Sequence[Sample], runtime: str) -> ComputeEntry:
     """What the host takes for an operation, alone."""
     assert fitted.speeds is not None
-    return ComputeEntry(
-        runtime=runtime,
-        gpu=ANYWHERE,
-        operation_s=fitted.speeds.operation_s,
-        n=fitted.n,
-        spread=_rounded(fitted.spread),
-        source=sources_text(members),
-    )
+    about = _about(fitted, members)
+    return ComputeEntry(runtime=runtime, gpu=ANYWHERE, operation_s=fitted.speeds.operation_s, **about)
+
+
+def _about(fitted: ComputeFit, members: Sequence[Sample]) -> dict[str, Any]:
+    """What an entry says of its fit."""
+    return {"n": fitted.n, "spread": _rounded(fitted.spread), "source": sources_text(members)}
 
 
 def _shared(gpu: str, members: Sequence[Sequence[ComputeFit]], over: str) -> tuple[ComputeEntry, OverlapEntry]:
