@@ -160,7 +160,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def chain(self) -> tuple[KernelTimes, ...]:
-        """This GPU's, then the nearest one's, and so on."""
+        """This GPU's, then those of the nearest ones, and of those nearest to these."""
         return (self, *self.others)
 
     def product(self, number_format: str) -> ProductTimes | None:
@@ -224,5 +224,15 @@ def kernel_times(gpu: str, found_in: tuple[str, ...] | None = None) -> KernelTim
     own = _read(gpu, found_in)
     if own is None:
         return None
-    others = (_read(name, found_in) for name in own.nearest)
-    return msgspec.structs.replace(own, others=tuple(one for one in others if one is not None))
+    return msgspec.structs.replace(own, others=tuple(_nearest(own, found_in)))
+
+
+def _nearest(own: KernelTimes, folders: tuple[str, ...]) -> Iterator[KernelTimes]:
+    """The files of a GPU's nearest ones, then of those that are nearest to these, each once."""
+    names, known = list(own.nearest), {own.gpu}
+    for name in names:  # grows
+        one = None if name in known else _read(name, folders)
+        known.add(name)
+        if one is not None:
+            names += one.nearest
+            yield one

@@ -6,6 +6,7 @@ Not here: how near they are to measurements (test_kernel_tables.py, and `make ke
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,9 +21,10 @@ from planner.figures.kernels.device import Device, device_of, named
 from planner.figures.kernels.experts import expert_rows, experts_seconds, grouped_seconds, routed
 from planner.figures.kernels.moving import moving_seconds
 from planner.figures.kernels.products import Product, cast_seconds, kernel_seconds, product_seconds, products_seconds
+from planner.figures.kernels.step import formats_known
 from planner.figures.kernels.waves import bounded_seconds, cold_bytes, held_back_seconds, waves_of
 from planner.spec import presets
-from planner.spec.kernel_times import KernelTimes, MemoryTimes, ProductTimes, kernel_times
+from planner.spec.kernel_times import FOLDER, KernelTimes, MemoryTimes, ProductTimes, folders, kernel_times
 
 PLAIN = ProductTimes(
     format="bf16", stepped=1.0, tile_s=0.0, launch_s=0.0, memory_share=1.0, flop_j=1e-30, byte_j=1e-30, settle_s=0.0,
@@ -170,13 +172,29 @@ def test_what_nobody_measured_is_the_nearest_gpus_and_says_so():
     assert device_of(msgspec.structs.replace(presets.gpu("h100-sxm-80gb"), memory_bytes_per_s=None)) is None
 
 
+def test_a_new_gpu_needs_to_name_one_that_is_near(tmp_path: Path):
+    """Whose own nearest ones then tell the rest: an H100's backward of attention is a B200's."""
+    (tmp_path / FOLDER).mkdir()
+    chip = "multiprocessors = 132\nl2_bytes = 5e7\nnearest = {}\n"
+    (tmp_path / FOLDER / "near.toml").write_text(chip.format('["h100-sxm-80gb"]'))
+    (tmp_path / FOLDER / "apart.toml").write_text(chip.format("[]"))
+    near, apart = (kernel_times(name, (str(tmp_path), *folders())) for name in ("near", "apart"))
+
+    assert [one.gpu for one in near.others][:2] == ["h100-sxm-80gb", kernel_times("h100-sxm-80gb").nearest[0]]
+    assert near.attend(backward=True) == named("h100-sxm-80gb").times.attend(backward=True)
+    known, unknown = (Device("mine", {"bf16": 1e15, "fp8": 2e15}, 3e12, 700.0, times) for times in (near, apart))
+    assert formats_known(known, ("bf16", "fp8"))
+    assert not formats_known(unknown, ("bf16",))
+
+
 @pytest.mark.parametrize("gpu", WITH_NUMBERS)
 def test_every_file_is_of_a_gpu_names_known_ones_and_has_a_product(gpu: str):
     times = kernel_times(gpu)
     told = {"first_tile"} if times.first_tile else set()
     assert set(times.sources) == {"multiprocessors", "l2_bytes", "nearest"} | told
-    assert len(times.others) == len(times.nearest) > 0
-    assert gpu not in times.nearest
+    chain = [one.gpu for one in times.chain]
+    assert chain[: len(times.nearest) + 1] == [gpu, *times.nearest] and len(times.nearest) > 0
+    assert len(set(chain)) == len(chain)
     assert times.product("bf16") is not None
     assert all(one.source and (one.n or one.source.startswith("guess")) for one in times.products)
 

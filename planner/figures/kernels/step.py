@@ -53,8 +53,10 @@ Asked = Product | Grouped | Attention
 
 
 def formats_known(device: Device, formats: Iterable[str]) -> bool:
-    """Whether the device has a rate for each number format, and numbers to time its products with."""
-    return all(device.peak(one) is not None and _product_times(device, one) is not None for one in formats)
+    """Whether the device has a rate for each number format, and numbers to time its products, experts and attention."""
+    if device.peak("bf16") is None or device.times.attend(backward=True) is None:
+        return False
+    return all(device.peak(one) is not None and _expert_times(device, one) is not None for one in formats)
 
 
 def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = None) -> Number:
