@@ -60,7 +60,7 @@ rules: tuple[Rule, ...] = (
         fix=lambda case: "Use pp=1, or engine megatron or deepspeed-pipeline",
     ),
     accepts("method", ("full",), "torchtitan is predicted for full training only"),
-    accepts("precision", ("bf16", "fp32", "pure-bf16"), "torchtitan is predicted without loss scaling and 8 bits"),
+    accepts("precision", ("bf16", "fp32", "pure-bf16", "fp8"), "torchtitan is predicted without loss scaling"),
     accepts("optimizer", ("adamw",), "torchtitan's optimizers are Adam and AdamW"),
     *COMMON,
     *JOB,

@@ -37,14 +37,15 @@ NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
 ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
-LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16, **dict.fromkeys(fused.IN_PIECES, 4)}
+IN_ONE_KERNEL = (*fused.IN_PIECES, "recomputed")
+LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16, **dict.fromkeys(IN_ONE_KERNEL, 4)}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
 GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
 CORE_OPERATIONS = {"flash": 1, "unfused": 8}
-LOSS_OPERATIONS = dict.fromkeys(fused.IN_PIECES, 1)
+LOSS_OPERATIONS = dict.fromkeys(IN_ONE_KERNEL, 1)
 EAGER_LOSS_OPERATIONS = 8
 TABLE_OPERATIONS = 12
 """The embedding, and the rotary tables that are made once a pass."""

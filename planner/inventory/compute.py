@@ -32,6 +32,7 @@ KERNELS = {
         "native",
         "megatron",
         "compiled",
+        "recomputed",
         "in-place",
         "nanotron",
         "chunked",

@@ -126,6 +126,14 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
     return tuple(tape.new(size) for size in tables)
 
 
+ON_NARROW_LOGITS = {
+    "compiled": fused.compiled_cross_entropy,
+    "recomputed": fused.recomputed_cross_entropy,
+    "in-place": fused.in_place_cross_entropy,
+}
+"""Losses that read the logits as the head made them, whatever they compute in."""
+
+
 def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tensor:
     """Final norm, head and loss, as the kernels have it. Lets go of x once it is normalised."""
     weights = {weight.name: weight for weight in tail_weights(model)}
@@ -163,12 +171,8 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     logits = compute.gather_logits(tape, logits, head)
     if model.logit_soft_cap is not None:
         logits = soft_cap(tape, logits)
-    if loss_kernel == "compiled":
-        loss = fused.compiled_cross_entropy(tape, logits)
-        tape.drop(normal)
-        return loss
-    if loss_kernel == "in-place":
-        loss = fused.in_place_cross_entropy(tape, logits)
+    if one_kernel := ON_NARROW_LOGITS.get(loss_kernel):
+        loss = one_kernel(tape, logits)
         tape.drop(normal)
         return loss
     if loss_kernel in ("megatron", "nanotron"):

@@ -173,6 +173,20 @@ def in_place_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     return loss
 
 
+def recomputed_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """Cross-entropy on fp32 logits as torch.compile makes it: their maximum and the sum of their exponentials stay, two
+    fp32 figures a token beside the 16-bit logits, of which backward makes the 16-bit gradient. Takes over the variable.
+
+    torch 2.13, the graphs that inductor makes of torchtitan's cross_entropy_loss (components/loss.py): the cast and
+    the softmax are made again.
+    """
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+    figures = tape.new(Size(per_token=8.0))
+    tape.record(loss, (logits, figures), lambda grad: tape.grad_of(logits))
+    tape.drop(logits, figures)
+    return loss
+
+
 def compiled_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """Cross-entropy on this rank's part of the vocabulary as torch.compile makes it of Megatron-LM's in 16 bits: the
     softmax is written over the logits, and backward makes two more, the softmax without the targets and its product

@@ -14,7 +14,10 @@ from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.engines.common import parallel_calls
+from planner.figures.kernels.products import Product
 from planner.figures.memory import moments_of
+from planner.figures.work import unit_work
+from planner.inventory import Stage, walk
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE
 from planner.parallelism.rules import check
@@ -195,6 +198,20 @@ def test_a_torchtitan_pipeline_gathers_and_reduces_once_a_step_and_reduces_in_fp
     assert (gathered.phase, gathered.count, gathered.payload_bytes) == ("forward", 16, 2 * layers)
     reduced = found(calls, op="reduce_scatter", axis="dp_shard", unit="layer")
     assert (reduced.count, reduced.payload_bytes) == (16, 4 * layers)
+
+
+def test_torchtitans_float8_multiplies_in_eight_bits_and_keeps_sixteen():
+    """torchao's float8 keeps an input as it came, and nothing scales a loss."""
+    eight, sixteen = (case_of("torchtitan", dp_shard=8, precision=one) for one in ("fp8", "bf16"))
+    titan = engine_of("torchtitan")
+
+    check(eight, titan.rules)
+    with pytest.raises(PlannerError, match="without loss scaling"):
+        check(case_of("torchtitan", dp_shard=8, precision="fp16"), titan.rules)
+    assert {one.format for one in unit_work(eight)["layer"].forward.kernels if isinstance(one, Product)} == {"fp8"}
+    middle = Stage(False, False, 0, 2)
+    wide, narrow = (walk(one.model, titan.compute(one), middle).kept for one in (sixteen, eight))
+    assert narrow == wide
 
 
 def test_zero_0_holds_everything_whole_and_sends_one_all_reduce():

@@ -170,6 +170,29 @@ def test_older_torchtitan_files_have_their_degrees_elsewhere():
     assert (found["micro_batch_size"], found["grad_accum"]) == (1, 4)
 
 
+@pytest.mark.parametrize(
+    ("changes", "engine", "unmodelled"),
+    [
+        ({}, "torchtitan", []),
+        ({"compile": {"enable": False, "components": ["loss"]}}, "torchtitan", []),
+        ({"compile": {"enable": True}}, "torchtitan-compiled", []),
+        ({"compile": {"enable": True, "components": ["loss", "model"]}}, "torchtitan-compiled", []),
+        ({"compile": {"enable": True, "components": ["model"]}}, "torchtitan-compiled", ["compile.components"]),
+        (
+            {"compile": {"enable": True, "components": ["loss"]}}, "torchtitan",
+            ["compile.components", "compile.enable"],
+        ),
+        ({"training": {"compile": True}}, "torchtitan-compiled", []),
+        ({"compile": {"enable": True}, "parallelism": {"data_parallel_shard_degree": 1}}, "ddp", ["compile.enable"]),
+    ],
+)  # fmt: skip
+def test_torchtitans_compiled_layers_are_a_runtime(changes: dict[str, Any], engine: str, unmodelled: list[str]):
+    found = read_table("torchtitan", {"model": {"name": "llama3", "flavor": "8B"}} | changes)
+
+    assert found.options["engine"][0] == engine
+    assert sorted(one.key for one in found.ignored if one.effect == "not modelled") == unmodelled
+
+
 def test_hybrid_sharding_keeps_a_copy_on_each_node():
     table = {"distributed_type": "FSDP", "num_processes": 16, "num_machines": 2}
     found = read_table("Accelerate", table | {"fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}).options

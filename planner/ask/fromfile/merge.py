@@ -16,6 +16,7 @@ from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, Line, Understood
 from planner.ask.options import cluster_of, model_of
 from planner.basics.errors import PlannerError
+from planner.spec import presets
 from planner.spec.engines import ENGINES
 from planner.spec.options import OPTIONS, TABLE
 
@@ -106,7 +107,7 @@ def _named(line: Line, found: Understood, given: Given) -> Line:
         value, how = hub.find(line.value, found.path, tuple(given.get("presets") or ()))
         return msgspec.structs.replace(line, value=value, note="; ".join(filter(None, (line.note, how))))
     if line.option == "engine":
-        engine = next((name for name in line.value if name in ENGINES), None)
+        engine = next((name for name in line.value if name in ENGINES or name in presets.names("runtimes")), None)
         if engine is None:
             rule = f"means engine {line.value[0]}, which this version does not know"
             fix = "Say which runtime stands in for it: --runtime NAME (planner presets runtimes lists them)"
@@ -114,7 +115,7 @@ def _named(line: Line, found: Understood, given: Given) -> Line:
         note = line.note
         if engine != line.value[0]:
             note = f"{line.value[0]}'s own engine is not known to this version: {engine} is estimated"
-        return Line(line.keys, "runtime", ENGINES[engine].runtime, note)
+        return Line(line.keys, "runtime", ENGINES[engine].runtime if engine in ENGINES else engine, note)
     return line
 
 

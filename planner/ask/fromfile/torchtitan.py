@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
 
 NAME = "torchtitan"
@@ -29,6 +30,8 @@ SCHEDULES = {
     "zbvzerobubble": "zb-v",
     "zb-h1": "zb-h1",
 }
+COMPILE = ("compile.enable", f"{TRAINING}.compile")
+"""Where files have the switch: since August 2025, and before."""
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop", "fused_opt_states_bf16": None}
 LOOPED_STAGES = 2
 """Stages a rank of a looped schedule when the file does not say (torchtitan's pipeline_parallel.py)."""
@@ -49,11 +52,12 @@ HARMLESS = (
     "memory_estimation.*", "training.dataset*", "training.gc_*", "training.deterministic", "training.warmup_steps",
     "training.mixed_precision_reduce", "optimizer.beta*", "optimizer.eps",
     "model.tokenizer_path", "model.print_after_conversion", "model.norm_type",
-    "experimental.custom_*", "model.hf_assets_path", "compile.components", "activation_checkpoint.*",
+    "experimental.custom_*", "model.hf_assets_path", "activation_checkpoint.*",
 )  # fmt: skip
 NOT_MODELLED = {
-    "training.compile": "compiled code keeps less and runs faster",
-    "compile.enable": "compiled code keeps less and runs faster",
+    "training.compile": "compiled code keeps less and runs faster, known here where weights are sharded",
+    "compile.enable": "compiled code keeps less and runs faster, known here where weights are sharded",
+    "compile.components": "the loss under torch.compile where layers are, and layers where the loss is",
     "float8.*": "float8's own switches",
     "quantize.*": "the quantization's own switches",
     "mx.*": "the MX formats' own switches",
@@ -102,6 +106,21 @@ def _model(sheet: Sheet) -> None:
     sheet.means("model", names, "model.name", "model.flavor")
 
 
+def _engine(sheet: Sheet) -> None:
+    """torchtitan itself, or with its layers and its loss under torch.compile (compile.components, both unless the file
+    says otherwise)."""
+    key, parts = next((key for key in COMPILE if sheet.flag(key)), None), "compile.components"
+    compiled = sheet.data.get(parts) or ("model", "loss")
+    if key is None or "model" not in compiled:
+        sheet.means("engine", ("torchtitan", "fsdp2"), note="torchtitan runs FSDP2")
+    else:
+        sheet.means(
+            "engine", ("torchtitan-compiled", "fsdp2"), key, note="torchtitan runs FSDP2 around compiled layers"
+        )
+    if key is None or {"model", "loss"} <= set(compiled):
+        sheet.ignore(parts, NO_CHANGE)
+
+
 def _place(sheet: Sheet, name: str) -> str:
     """Where a file of any age has a key of [parallelism]."""
     places = [f"{table}.{name}" for table in (PARALLEL, "experimental", TRAINING)]
@@ -129,7 +148,7 @@ def _degrees(sheet: Sheet) -> dict[str, int]:
     if sizes["dp_shard"] == 1 and product == sizes["dp_replicate"]:
         sheet.means("engine", ("ddp",), note="nothing is sharded")
     else:
-        sheet.means("engine", ("torchtitan", "fsdp2"), note="torchtitan runs FSDP2")
+        _engine(sheet)
         sheet.means("zero_stage", 3, note="torchtitan runs FSDP2")
     key = _place(sheet, "fsdp_reshard_after_forward")
     policies = {"default": sizes["pp"] == 1, "always": True, "never": False}
