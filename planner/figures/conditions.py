@@ -28,7 +28,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
     `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
 
-    Products took `product_times` as long as the kernels that were measured elsewhere. Products with rows that are no
+    Products took `product_times` as long as the kernels that were measured elsewhere, attention `attention_times`.
+    Products with rows that are no
     multiple of 16 bytes ran at `unaligned_share` of the device's fp32 rate; 0: as fast as others. `exchanges_beside`:
     experts' exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
     overlap_moe_expert_parallel_comm). `blocking`: the host waited for each operation before it started the next
@@ -45,6 +46,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     forward_polls: int = 0
     backward_polls: int = 0
     product_times: float = 1.0
+    attention_times: float = 1.0
     unaligned_share: float = 0.0
     exchanges_beside: bool = False
     blocking: bool = False
@@ -79,14 +81,15 @@ def call_seconds(call: Traffic, conditions: Conditions) -> Number:
 
 
 def slowed(known: Coefficients, conditions: Conditions) -> Coefficients:
-    """Coefficients with products that take `product_times` as long, attention as long as before, and with nothing
+    """Coefficients with products that take `product_times` as long and attention `attention_times`, and with nothing
     hidden of what was sent alone."""
     if conditions.sent_alone:
         known = replace(known, overlap=replace(known.overlap, hidden_share=0.0))
-    if conditions.product_times == 1.0:
+    products, attention = conditions.product_times, conditions.attention_times
+    if products == attention == 1.0:
         return known
-    compute, times = known.compute, conditions.product_times
-    paced = replace(compute, pace=compute.pace * times, attention_pace=compute.attention_pace / times)
+    compute = known.compute
+    paced = replace(compute, pace=compute.pace * products, attention_pace=compute.attention_pace * attention / products)
     return replace(known, compute=paced)
 
 

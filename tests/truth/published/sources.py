@@ -46,7 +46,7 @@ COMPILED = {"norm": "fused", "rotary": "fused", "mlp": "fused"}
 RUNTIMES: dict[str, RowRuntime] = {
     "nanotron": RowRuntime({"*": "nanotron"}, own=True),
     "megatron": RowRuntime({"*": "megatron-core"}, own=True),
-    "torchtitan": RowRuntime({"*": "torchtitan"}, own=True),
+    "torchtitan": RowRuntime({"*": "torchtitan"}, own=True, compiled=COMPILED | {"loss": "recomputed"}),
     "megatron-deepspeed": RowRuntime(
         {"*": "deepspeed-pipeline"},
         kernels="megatron",
@@ -231,6 +231,12 @@ GRAPHED_IN_BRIDGE = (
 """Rows whose recipes set cuda_graphs (v0.1.0rc4: scripts/performance/configs/qwen3/*.yaml), which graphs each layer
 whole (Megatron-Core 0.14, core/transformer/transformer_layer.py: cuda_graph_scope "full")."""
 
+FLASH_2_ON_HOPPER = Conditions(attention_times=1.75)
+"""FlashAttention-3, which like the measured kernels has Hopper's own instructions, is 1.5 to 2.0 times as fast as
+FlashAttention-2 there (Shah et al. 2024, arXiv 2407.08608, abstract): the middle. torch's scaled_dot_product_attention
+runs FlashAttention-2 on H100 and H200 until it prefers cuDNN (sdp_utils.cpp, check_prefer_cudnn_attention, which torch
+2.9 has off and 2.13 on)."""
+
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
         network="EFA",
@@ -380,6 +386,11 @@ QUIRKS: dict[str, Quirk] = {
         ),
         note="layers by chunk, recomputation and formats as in the recipes of the container's time",
     ),
+    # 9dec370, train.py: the loss is left to run eagerly (e8977b007), until components/loss.py compiles it.
+    "pytorch/torchtitan": Quirk(
+        parts=((r"h100_202412", {"loss": "eager-fp32"}),),
+        conditions=((r"h100_202412|h200_2025-06", FLASH_2_ON_HOPPER),),
+    ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
 }
 """By the rows' `source.repo_or_paper`."""
@@ -444,6 +455,7 @@ NOT_DECODERS = {
 
 GPUS: tuple[tuple[str, str], ...] = (
     (r"H100-80GB.*", "h100-sxm-80gb"),
+    (r"H100-96GB.*", "h100-sxm-96gb"),
     (r"H200-141GB.*", "h200-141gb"),
     (r"A100-80GB.*", "a100-sxm-80gb"),
     (r"A800-80GB.*", "a100-sxm-80gb"),
