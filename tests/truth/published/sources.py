@@ -233,9 +233,9 @@ whole (Megatron-Core 0.14, core/transformer/transformer_layer.py: cuda_graph_sco
 
 FLASH_2_ON_HOPPER = Conditions(attention_times=1.75)
 """FlashAttention-3, which like the measured kernels has Hopper's own instructions, is 1.5 to 2.0 times as fast as
-FlashAttention-2 there (Shah et al. 2024, arXiv 2407.08608, abstract): the middle. torch's scaled_dot_product_attention
-runs FlashAttention-2 on H100 and H200 until it prefers cuDNN (sdp_utils.cpp, check_prefer_cudnn_attention, which torch
-2.9 has off and 2.13 on)."""
+FlashAttention-2 there (Shah et al. 2024, arXiv 2407.08608, abstract): the middle. scaled_dot_product_attention prefers
+cuDNN on such devices in torch 2.13 (sdp_utils.cpp, check_prefer_cudnn_attention) and FlashAttention-2 before. When that
+changed is not known to the month: of NVIDIA's build of May 2025, which the H200 ran, it is a guess."""
 
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
