@@ -13,7 +13,7 @@ from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.inventory import Compute, Weight, fused, optimizers, unit_weights
+from planner.inventory import Compute, Weight, losses, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
@@ -63,7 +63,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
-        "loss_share": fused.piece_share(parts, case.tokens, case.model.vocab),
+        "loss_share": losses.piece_share(parts, case.tokens, case.model.vocab),
         "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
 

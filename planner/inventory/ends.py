@@ -5,7 +5,7 @@ Not here: the layers between them (block.py).
 
 from __future__ import annotations
 
-from planner.inventory import fused, ops
+from planner.inventory import losses, ops
 from planner.inventory.activations import soft_cap
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
@@ -127,9 +127,9 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
 
 
 ON_NARROW_LOGITS = {
-    "compiled": fused.compiled_cross_entropy,
-    "recomputed": fused.recomputed_cross_entropy,
-    "in-place": fused.in_place_cross_entropy,
+    "compiled": losses.compiled_cross_entropy,
+    "recomputed": losses.recomputed_cross_entropy,
+    "in-place": losses.in_place_cross_entropy,
 }
 """Losses that read the logits as the head made them, whatever they compute in."""
 
@@ -143,23 +143,23 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
-    if loss_kernel in fused.IN_PIECES:
+    if loss_kernel in losses.IN_PIECES:
         tape.enter("loss")
         local = compute.local(compute.trained(head))
         share = compute.loss_share if loss_kernel == "linear-chunked" else None
-        loss = fused.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
+        loss = losses.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
         tape.drop(normal)
         return loss
     # LitGPT's pieces are those of fine-tuning with adapters alone.
     if loss_kernel == "chunked" or (loss_kernel == "chunked-fp32" and not compute.trained(head).trainable):
         tape.enter("loss")
         in_fp32 = loss_kernel == "chunked-fp32"
-        loss = fused.chunked_cross_entropy(
+        loss = losses.chunked_cross_entropy(
             tape,
             normal,
             compute.local(compute.trained(head)),
             element_bytes=compute.element_bytes,
-            share=fused.CHUNK / max(fused.CHUNK, compute.seq_len) if in_fp32 else 1 / fused.PIECES,
+            share=losses.CHUNK / max(losses.CHUNK, compute.seq_len) if in_fp32 else 1 / losses.PIECES,
             fp32_results=in_fp32,
             keeps_packed_input=compute.kernels.packed_input == "kept",
             scales_logits=compute.scales_results,
@@ -176,7 +176,7 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         tape.drop(normal)
         return loss
     if loss_kernel in ("megatron", "nanotron"):
-        loss = fused.vocab_parallel_cross_entropy(
+        loss = losses.vocab_parallel_cross_entropy(
             tape, logits, compute.element_bytes, cast_outside=loss_kernel == "nanotron"
         )
         tape.drop(normal)
@@ -187,9 +187,10 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         # Transformers up to 4.44: what is upcast is the model's output, which the script holds until the step; all
         # tokens but the last are copied for the loss.
         shifted = ops.copied(tape, logits32)
-        loss = ops.cross_entropy(tape, shifted)
+        loss = losses.cross_entropy(tape, shifted)
         tape.drop(shifted, logits, normal)
         return loss
-    loss = ops.cross_entropy(tape, logits32)
+    split = compute.kernels.loss_parallel and compute.local(head).shape != head.shape
+    loss = (losses.split_cross_entropy if split else losses.cross_entropy)(tape, logits32)
     tape.drop(logits32, logits, normal)
     return loss

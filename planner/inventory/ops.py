@@ -390,11 +390,3 @@ def split_heads(tape: Tape, x: Tensor) -> Tensor:
     """`view(...).transpose(1, 2)`: no copy forward; the gradient comes back in another layout and is copied."""
     output = tape.view(x)
     return tape.record(output, (), lambda grad: tape.grad_of(x))
-
-
-def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """log-softmax and negative log-likelihood in fp32: keeps the log-probabilities, makes two gradients as large."""
-    log_probabilities = tape.derived(logits, keeps_result=True)
-    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
-    tape.record(loss, (log_probabilities,), lambda grad: tape.grad_of(log_probabilities))
-    return tape.replaced(log_probabilities, loss)
