@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec.preset_files import checked, read_toml, search_path
 
 FOLDER = "kernel_times"
@@ -219,7 +220,8 @@ def folders() -> tuple[str, ...]:
 
 
 def kernel_times(gpu: str, found_in: tuple[str, ...] | None = None) -> KernelTimes | None:
-    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU."""
+    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU. PlannerError where a GPU
+    that it calls near has none."""
     found_in = folders() if found_in is None else found_in
     own = _read(gpu, found_in)
     if own is None:
@@ -229,10 +231,18 @@ def kernel_times(gpu: str, found_in: tuple[str, ...] | None = None) -> KernelTim
 
 def _nearest(own: KernelTimes, folders: tuple[str, ...]) -> Iterator[KernelTimes]:
     """The files of a GPU's nearest ones, then of those that are nearest to these, each once."""
-    names, known = list(own.nearest), {own.gpu}
-    for name in names:  # grows
-        one = None if name in known else _read(name, folders)
-        known.add(name)
-        if one is not None:
-            names += one.nearest
-            yield one
+    asked, known = [own], {own.gpu}
+    for one in asked:  # grows
+        for name in one.nearest:
+            if name in known:
+                continue
+            known.add(name)
+            if (found := _read(name, folders)) is None:
+                field = f"{FOLDER}/{one.gpu}.toml: nearest"
+                raise PlannerError(field, name, "has no file of kernel times", did_you_mean(name, _names(folders)))
+            asked.append(found)
+            yield found
+
+
+def _names(folders: tuple[str, ...]) -> set[str]:
+    return {path.stem for folder in folders for path in (Path(folder) / FOLDER).glob("*.toml")}

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.basics.errors import PlannerError
 from planner.basics.formula import trace
 from planner.figures.kernels.attention import attention_bytes, attention_kernel_seconds, causal_flops
 from planner.figures.kernels.collectives import across_seconds, domain_seconds, log2_up, shared_cards_rate
@@ -185,6 +186,10 @@ def test_a_new_gpu_needs_to_name_one_that_is_near(tmp_path: Path):
     known, unknown = (Device("mine", {"bf16": 1e15, "fp8": 2e15}, 3e12, 700.0, times) for times in (near, apart))
     assert formats_known(known, ("bf16", "fp8"))
     assert not formats_known(unknown, ("bf16",))
+
+    (tmp_path / FOLDER / "wrong.toml").write_text(chip.format('["h100-smx-80gb"]'))
+    with pytest.raises(PlannerError, match=r"wrong.toml: nearest=h100-smx-80gb.*Did you mean .*h100-sxm-80gb"):
+        kernel_times("wrong", (str(tmp_path), *folders()))
 
 
 @pytest.mark.parametrize("gpu", WITH_NUMBERS)
