@@ -143,7 +143,8 @@ def test_hosts_change_places_and_what_one_of_them_lacks_is_passed_over(
     else:
         assert losses == pytest.approx(whole(plan, tmp_path), rel=1e-5)
     red, blue = (checkpoints.steps_of(part(host)) for host in pair.hosts)
-    assert red.keys() == blue.keys()
+    # A checkpoint that waits for the one before is of a later step: then nothing takes the place of red's part of this.
+    assert red.keys() - {newest} == blue.keys() - {newest}
     for step in red:
         assert checkpoints.complete(red[step]) == checkpoints.complete(blue[step])
     nothing_stays(pair)
