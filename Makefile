@@ -113,7 +113,8 @@ kernels: install
 kernels-judge: install
 	@$(BIN)/python -m scripts.kernels judge --process
 
-# What was measured on one machine of ours says nothing of others': own_*.jsonl stays out.
+# What was measured on one machine of ours says nothing of others': own_*.jsonl stays out. unfitted_*.jsonl are for
+# judging alone.
 calibration: install
 	$(BIN)/python -m tests.truth.published calibrate $(filter-out tests/truth/own_% tests/truth/unfitted_%,$(wildcard tests/truth/*.jsonl)) \
 		-o presets/calibrations/published.toml --force > docs/accuracy/fitted.new
