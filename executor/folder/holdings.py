@@ -59,15 +59,20 @@ def whole(holdings: Holdings) -> dict[int, Complete]:
     return {found.step: found for found in _listed(holdings) if not _missing(found, holdings)}
 
 
-def retired(holdings: Holdings, keep_last: int, keep_every: int | None = None) -> list[int]:
+def retired(holdings: Holdings, keep_last: int, keep_every: int | None = None, *, first: int | None = None) -> list[int]:
     """The steps whose checkpoints are deleted in all folders: the whole ones that retention does not keep, and the
-    parts of older ones whose other files no folder has, such as a host keeps that was killed before it deleted its own.
-    Damaged checkpoints do not count and stay."""
+    parts whose other files no folder has where they are older than these, such as a host keeps that was killed before
+    it deleted its own, or where this start of the run, which went on after `first` steps, has come past their step: the
+    other host was killed before it completed its own. Damaged checkpoints do not count and stay."""
     found = whole(holdings)
-    last = sorted(found)[-max(keep_last, 1) :]
-    parts = [one for parts in holdings.values() for one in parts]
-    older = {one.step for one in parts if last and one.step < last[0]} - {one.step for one in parts if one.wrong}
-    return checkpoints.retention(found.keys() | older, keep_last, keep_every)
+    if not found:
+        return []
+    kept = sorted(found)[-max(keep_last, 1) :]
+    held = [one for parts in holdings.values() for one in parts]
+    parts = {one.step for one in held} - {one.step for one in held if one.wrong} - found.keys()
+    older = {step for step in parts if step < kept[0]}
+    passed = {step for step in parts if first is not None and first < step < kept[-1]}
+    return sorted({*checkpoints.retention(found.keys() | older, keep_last, keep_every), *passed})
 
 
 def newest(holdings: Holdings, silent: Collection[str] = ()) -> tuple[Complete | None, list[tuple[str, str]]]:

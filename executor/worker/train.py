@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
 
     reporter = Reporter(plan, folder, rank, first)
     kept = checkpoint_policy.policy(options.checkpoint_every, options.keep_last, options.keep_every)
-    saving = Checkpointing(plan, engine, options.folder, kept, reporter)
+    saving = Checkpointing(plan, engine, options.folder, kept, reporter, first)
     updates = found.optimizer_step if found is not None else 0
     asked = badloss.policy(options.on_bad_loss, options.loss_spike, options.spike_window, options.max_skips)
     guard = Guard(engine, options.folder, asked or badloss.STOP, reporter, first=first, updates=updates)

@@ -149,6 +149,23 @@ def test_the_part_of_a_host_that_was_killed_before_it_deleted_its_own_goes_with_
     assert holdings.retired({}, keep_last=2) == []
 
 
+def test_a_part_that_a_resumed_run_has_come_past_goes(runs: dict[str, Path]) -> None:
+    """It went on after step 20, and its checkpoint of step 30 waited and is of step 31."""
+    for step in (10, 20):
+        written(runs, step)
+    for step in (15, 30, 40):
+        written(runs, step, commits=("red",), number=1)
+        shutil.rmtree(checkpoints.partial(runs["blue"], step, "a"))
+    written(runs, 31)
+    assert holdings.retired(held(runs), keep_last=9, first=20) == [30]  # not 15: who has the rest may come back
+    assert holdings.retired(held(runs), keep_last=9, keep_every=10, first=20) == [30]
+    assert holdings.retired(held(runs), keep_last=1, first=20) == [10, 15, 20, 30]
+    assert holdings.retired(held(runs), keep_last=9) == []
+
+    (checkpoints.steps_of(runs["red"])[30] / NAMES[0]).write_bytes(b"short")
+    assert holdings.retired(held(runs), keep_last=9, first=20) == []
+
+
 def test_what_is_damaged_stays_for_whoever_looks_for_the_reason(runs: dict[str, Path]) -> None:
     for step in (10, 20, 30):
         written(runs, step)

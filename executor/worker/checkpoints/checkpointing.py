@@ -41,9 +41,11 @@ class Ended(PlannerError):
 
 
 class Checkpointing:
-    """One rank's part in deciding. `done` counts the run's steps, those before this start of it included."""
+    """One rank's part in deciding. `done` counts the run's steps, the `first` before this start of it included."""
 
-    def __init__(self, plan: Plan, engine: Engine, run: Path, policy: Policy | None, reporter: Reporter) -> None:
+    def __init__(
+        self, plan: Plan, engine: Engine, run: Path, policy: Policy | None, reporter: Reporter, first: int = 0
+    ) -> None:
         self._plan, self._engine, self._run, self._policy, self._reporter = plan, engine, run, policy, reporter
         self._asked = False
         self._put_off = False
@@ -61,7 +63,7 @@ class Checkpointing:
                 reporter.say(f"removed {', '.join(left)}, which had not been completed")
             self.apart = seen.apart
             self._leads, self._share = seen.leads, len(seen.own) / self._world_size
-            self._saver = Saver(plan, run, seen, policy)
+            self._saver = Saver(plan, run, seen, policy, first)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

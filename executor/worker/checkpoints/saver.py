@@ -53,11 +53,12 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saver:
-    """One rank's writer into its folder of a run whose ranks see `folders`."""
+    """One rank's writer into its folder of a run whose ranks see `folders`; `first` steps were done by earlier starts
+    of the run."""
 
-    def __init__(self, plan: Plan, run: Path, folders: Folders, policy: Policy) -> None:
+    def __init__(self, plan: Plan, run: Path, folders: Folders, policy: Policy, first: int = 0) -> None:
         self._plan, self._run, self._rank = plan, run, folders.rank
-        self._folders, self._policy = folders, policy
+        self._folders, self._policy, self._first = folders, policy, first
         self._thread: threading.Thread | None = None
         self._buffers: list[torch.Tensor] = []
         self._news: deque[Saved] = deque()
@@ -213,7 +214,7 @@ class Saver:
         keep_last, keep_every = self._policy.keep_last, self._policy.keep_every
         if not self._folders.apart:
             return checkpoints.thin(self._run, keep_last, keep_every)
-        gone = holdings.retired(held, keep_last, keep_every)
+        gone = holdings.retired(held, keep_last, keep_every, first=self._first)
         self._folders.say(step, Over(gone=tuple(gone)))
         self._deleted(gone)
         return [checkpoints.STEP.format(one) for one in gone]
