@@ -59,7 +59,9 @@ def whole(holdings: Holdings) -> dict[int, Complete]:
     return {found.step: found for found in _listed(holdings) if not _missing(found, holdings)}
 
 
-def retired(holdings: Holdings, keep_last: int, keep_every: int | None = None, *, first: int | None = None) -> list[int]:
+def retired(
+    holdings: Holdings, keep_last: int, keep_every: int | None = None, *, first: int | None = None
+) -> list[int]:
     """The steps whose checkpoints are deleted in all folders: the whole ones that retention does not keep, and the
     parts whose other files no folder has where they are older than these, such as a host keeps that was killed before
     it deleted its own, or where this start of the run, which went on after `first` steps, has come past their step: the
