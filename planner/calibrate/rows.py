@@ -130,7 +130,7 @@ class OldRow(Row, frozen=True, kw_only=True):
 
 R = TypeVar("R", bound=Row)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
+UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 FORMAT = "docs/adding-a-measurement.md has the format"
 

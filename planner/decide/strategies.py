@@ -66,7 +66,8 @@ def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout,
         bounded = []
         for group in alike:
             progress.at(0)
-            bounded.append((_seconds(question, group[-1], seen), group))
+            if not _illegal(question, group):
+                bounded.append((_seconds(question, group[-1], seen), group))
         for bound, group in sorted(bounded, key=lambda pair: pair[0]):
             if best is not None and (bound >= best.seconds_per_sequence or _loses(question, group, best, seen)):
                 continue
@@ -98,6 +99,12 @@ def _loses(question: Question, group: Group, best: Candidate, seen: Seen) -> boo
     return not able or _seconds(question, able[-1], seen) > best.seconds_per_sequence
 
 
+def _illegal(question: Question, group: Group) -> bool:
+    """Whether an engine's rule speaks against a group: what it would send is not asked then."""
+    first = case_of(question, group[0])
+    return broken(first, engine_of(first.layout.engine).rules) is not None
+
+
 def _seconds(question: Question, layout: Layout, seen: Seen) -> float:
     """Neither the micro-batch's size nor recomputation changes what is sent: `seen` keeps it."""
     key = msgspec.structs.replace(layout, micro_batch_size=1, recompute="none")
@@ -110,7 +117,7 @@ def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate 
     """The largest micro-batch that fits, which is the fastest."""
     first = case_of(question, group[0])
     limit = limit_bytes(question, first)
-    if broken(first, engine_of(first.layout.engine).rules) or device_bytes(first, floor_bytes(first)) > limit:
+    if device_bytes(first, floor_bytes(first)) > limit:
         return None
     lines = memory_lines(first)
     for layout in reversed(group):

@@ -303,7 +303,8 @@ def _rope(keys: _Keys, kind: str) -> tuple[float, float | None, float, RopeScali
         local = 10000.0 if keys.config.get("rope_local_base_freq") is None else keys.number("rope_local_base_freq", 0)
         if isinstance(table, dict) and isinstance(table.get("full_attention"), dict):
             sliding = table.get("sliding_attention")
-            local = float(sliding["rope_theta"]) if isinstance(sliding, dict) and "rope_theta" in sliding else local
+            if isinstance(sliding, dict):
+                local = _Keys(sliding, Path(f"{keys.file}: {table_key}.sliding_attention")).number("rope_theta", local)
             table = table["full_attention"]
     if not isinstance(table, dict) or not all(map(_is_scaling, table.values())):
         raise keys.refusal(table_key, "must be one table of numbers and names", "Known kinds: see presets/README.md")

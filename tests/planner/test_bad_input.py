@@ -18,6 +18,7 @@ from planner.basics.output import check_file, write_whole
 from planner.calibrate.probe import read_probe
 from planner.cli import planner
 from planner.spec.huggingface import decoded, spec_of
+from planner.spec.options import OPTIONS
 from planner.spec.plan import decode_plan
 
 ASKED = ("recommend", "--model", "gpt2", "--gpu", "h100", "--gpus", "1")
@@ -82,6 +83,36 @@ def test_no_value_in_a_config_is_an_internal_error(kind):
             except PlannerError as error:
                 assert len(error.sentence) < 300 and error.exit_code == command.USAGE
     assert read or kind != "llama"
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0, "factor": 8.0}
+
+
+@pytest.mark.parametrize("table", ["full_attention", "sliding_attention", ""])
+def test_no_value_in_a_table_of_positions_is_an_internal_error(table):
+    """`"rope_theta": {}` of sliding layers was one."""
+    config = {**CONFIG, "model_type": "gemma3_text" if table else "llama"}
+    tables = {"full_attention": ROPE, "sliding_attention": ROPE}
+    for key in ROPE:
+        for value in ODD:
+            odd = ROPE | {key: value}
+            try:
+                spec_of(config | {"rope_parameters": tables | {table: odd} if table else odd}, Path("c.json"), "mine")
+            except PlannerError as error:
+                assert len(error.sentence) < 300 and error.exit_code == command.USAGE
+
+
+CHOICES = [(option, value) for option in OPTIONS.values() for value in option.choices]
+
+
+@pytest.mark.parametrize(("option", "value"), CHOICES, ids=[f"{option.name}={value}" for option, value in CHOICES])
+def test_no_choice_by_itself_is_an_internal_error(option, value, capsys):
+    """`--adapter-kind llama-adapter` was one where nobody had asked for adapters."""
+    for words in (("--model", "gpt2", "--gpus", "2"), ("--model", "tiny-llama", "--gpus", "1")):
+        code = command.exit_code(planner, ("estimate", *words, "--gpu", "h100", option.flag, value), name="planner")
+        out, err = capsys.readouterr()
+        assert code in (0, command.USAGE, 3) and "internal" not in err, err
+        assert (out == "") == (code == command.USAGE)
 
 
 def test_a_list_for_a_name_is_refused_with_the_names_there_are(tmp_path, capsys):

@@ -108,6 +108,7 @@ def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
             ":2: measured.oom=yes: expected `bool | null`, got `str`",
         ),
         (json.dumps(changed(ROW, id="b", measured__peak=2)), ":2: measured.peak: is not a field of a row"),
+        (json.dumps(ROW | {"id": "b", "measured": {"a [`[ b": 2}}), ":2: measured.a [: is not a field of a row"),
         (json.dumps(changed(ROW, id="b", schema="row/3")), ":2: schema=row/3: this version reads row/2"),
         (json.dumps(changed(ROW, id="b", plan={})), ":2: plan: must be given, or options, and not both"),
         (json.dumps(PLANNED | {"id": "b", "plan": EDITED}), ":2: plan: content_hash="),
