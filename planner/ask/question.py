@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels
 from planner.inventory.units import repeats
@@ -138,8 +138,8 @@ def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
     does not know."""
     runtime = presets.runtime(ENGINES[name].runtime if name in ENGINES else name, folders=folders)
     if runtime.engine not in ENGINES:
-        known = ", ".join(ENGINES)
-        raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", f"Known: {known}")
+        known = did_you_mean(runtime.engine, ENGINES)
+        raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", known)
     check_kernels(runtime.kernels, runtime.parts)
     return runtime
 

@@ -14,13 +14,17 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int3
 """Bytes an element of each number format takes."""
 
 
+NO_SIZE = 1e9 * GIB
+"""Bytes that no memory has: a file may say so, and its hundred digits hide the rest of a table."""
+
+
 def format_bytes(value: float | None) -> str:
     """Memory for people: binary units, "n/a" for unknown."""
     if value is None:
         return "n/a"
     for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(value) >= size:
-            return f"{value / size:.2f} {unit}"
+            return f"{value / size:.2f} {unit}" if abs(value) < NO_SIZE else f"{value / size:.3g} {unit}"
     return f"{value:.0f} B"
 
 

@@ -10,7 +10,7 @@ import math
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec import ModelSpec, Moe
 from planner.spec.formats import FORMATS
-from planner.spec.model import RopeScaling
+from planner.spec.model import Mla, RopeScaling
 from planner.spec.options import LARGEST_SEQ, of_part
 
 LARGEST = {option.name: int(option.high) for option in of_part("model")} | {
@@ -79,6 +79,8 @@ def check_model(spec: ModelSpec, where: str) -> None:
     _check_facts(spec, where)
     if spec.moe is not None:
         _check_moe(spec, spec.moe, where)
+    if spec.mla is not None:
+        _check_mla(spec.mla, where)
 
 
 def _check_facts(spec: ModelSpec, where: str) -> None:
@@ -119,6 +121,17 @@ def _check_moe(spec: ModelSpec, moe: Moe, where: str) -> None:
             raise PlannerError(f"{where}: moe.{key}", getattr(moe, key), f"must be from {least} to {most}")
     if moe.experts % moe.groups:
         raise PlannerError(f"{where}: moe.groups", moe.groups, f"must divide the {moe.experts} experts")
+
+
+def _check_mla(mla: Mla, where: str) -> None:
+    largest = LARGEST["hidden"]
+    for key in mla.__struct_fields__:
+        value = getattr(mla, key)
+        if value is not None and not 1 <= value <= largest:
+            raise PlannerError(f"{where}: mla.{key}", value, f"must be from 1 to {largest}")
+    if mla.qk_rope_head_dim % 2:
+        rule = "must be even, since rotary positions turn pairs"
+        raise PlannerError(f"{where}: mla.qk_rope_head_dim", mla.qk_rope_head_dim, rule)
 
 
 def _check_rope_scaling(scaling: RopeScaling, frequencies: int, where: str) -> None:

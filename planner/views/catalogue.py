@@ -5,6 +5,7 @@ Not here: finding and reading presets (presets.py).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from planner.basics.errors import LONGEST_LINE, shortened
@@ -34,9 +35,10 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """A line of many words as several; no name or address is cut."""
+    """A line of many words as several; no name or address is cut that a person could read."""
     from textwrap import fill  # takes milliseconds, and only text needs it
 
+    line = re.sub(rf"\S{{{LONGEST_LINE // 2},}}", lambda word: shortened(word[0], LONGEST_LINE // 2), line)
     return fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 

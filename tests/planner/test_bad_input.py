@@ -15,9 +15,11 @@ from executor.cli import executor
 from planner.basics import command
 from planner.basics.errors import LONGEST_LINE, MOST_NAMES, PlannerError, did_you_mean, one_line
 from planner.basics.output import check_file, write_whole
+from planner.basics.units import format_bytes
 from planner.calibrate.probe import read_probe
 from planner.cli import planner
-from planner.spec.huggingface import decoded, spec_of
+from planner.spec import presets
+from planner.spec.huggingface import config_dict, decoded, spec_of
 from planner.spec.options import OPTIONS
 from planner.spec.plan import decode_plan
 
@@ -100,6 +102,18 @@ def test_no_value_in_a_table_of_positions_is_an_internal_error(table):
                 spec_of(config | {"rope_parameters": tables | {table: odd} if table else odd}, Path("c.json"), "mine")
             except PlannerError as error:
                 assert len(error.sentence) < 300 and error.exit_code == command.USAGE
+
+
+MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+@pytest.mark.parametrize("key", MLA)
+def test_a_latent_of_no_width_is_refused(key):
+    """`"kv_lora_rank": 0` was divided by."""
+    config = config_dict(presets.model("deepseek-v2"))
+    for value in (0, -8, 2**40, *([63] if key == "qk_rope_head_dim" else [])):
+        with pytest.raises(PlannerError, match=rf"mla\.{key}={value}: must be|head_dim.*must be"):
+            spec_of({**config, key: value}, Path("config.json"), "mine")
 
 
 CHOICES = [(option, value) for option in OPTIONS.values() for value in option.choices]
@@ -263,3 +277,9 @@ def test_fixes_make_sense_of_what_was_typed(capsys):
         told = refused(capsys, "estimate", "--model", "gpt2", option, value)
         assert told.rstrip()[-6:] not in ("Try 1.", "Try 0."), told
     assert command.exit_code(planner, ("estimate", "--model", "gpt2", "--gpus", "8", "--headroom", "10%")) == 0
+
+
+def test_bytes_that_no_memory_has_are_said_in_few_digits():
+    assert format_bytes(1.5 * 2**30) == "1.50 GiB"
+    assert format_bytes(999_999_999 * 2**30) == "999999999.00 GiB"
+    assert format_bytes(1e300) == "9.31e+290 GiB"
