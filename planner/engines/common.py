@@ -13,7 +13,7 @@ from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.inventory import Compute, Weight, losses, optimizers, unit_weights
+from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
@@ -284,8 +284,8 @@ def residual_bytes(case: Case) -> Number:
 
 def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_early: bool) -> list[Call]:
     layout, parts, payload = case.layout, case.parts, residual_bytes(case)
-    wide = payload * input_ratio
-    sequence = layout.sequence_parallel
+    wide, sequence = payload * input_ratio, layout.sequence_parallel
+    gathers_narrow = case.job.narrows and layout.facts.gathers_narrow
     calls: list[Call] = []
     for unit, layers in _layers(case):
         each = layers if unit == "dense" else layers * _split_pairs(case) / tensor.PAIRS
@@ -298,6 +298,7 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
             input_grads=_column_linears(case, unit) if sums_each_input else tensor.PAIRS,
             input_grad_bytes=wide,
             stops_early=stops_early,
+            gathered_bytes=payload * narrow.gathered_ratio(case.job.precision) if gathers_narrow else payload,
         )
         calls += _calls(case, unit, made)
     if case.here.first and parts.vocab_parallel:
@@ -345,15 +346,14 @@ def _context_calls(case: Case) -> list[Call]:
     element = case.tokens * result_bytes(case)
     # A query goes out and a result comes back: the mean of the two widths, which differ in latent attention.
     queries = element * (model.qk_width + model.v_width) / 2 / layout.tp
-    heads = model.heads if model.mla else model.kv_heads
     key_and_value = (model.qk_width + model.v_width) / model.heads
-    keys_values = element * key_and_value * ceil_div(heads, layout.tp)
+    keys_values = element * key_and_value * ceil_div(model.heads if model.mla else model.kv_heads, layout.tp)
     recomputes = layout.recompute in ("attention", "full") or "core_attn" in layout.recompute_modules
+    back = keys_values * BYTES["fp32"] / result_bytes(case) if layout.facts.torch_ring else None
+    asked = layout.cp_method, queries, keys_values, layout.cp
     calls: list[Call] = []
     for unit, layers in _layers(case):
-        made = context.layer_collectives(
-            layout.cp_method, queries, keys_values, layout.cp, layers, recomputes=recomputes
-        )
+        made = context.layer_collectives(*asked, layers, recomputes=recomputes, passed_back_bytes=back)
         calls += _calls(case, unit, made)
     return calls
 

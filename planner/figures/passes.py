@@ -265,10 +265,11 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
     """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes.
     `kernels_s` are the seconds of the load's kernels, where known."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
+    moved_s = memory_seconds(load.moved_bytes + load.fixed_bytes + load.attention_bytes, *memory)
     if (chip := device.kernels) is not None:
         if kernels_s is None:
             kernels_s = _paced(lambda some: _on_chip(some, chip, device), load.kernels, known)
-        return kernels_s + memory_seconds(load.moved_bytes + load.fixed_bytes + load.score_bytes, *memory)
+        return kernels_s + moved_s
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
     )
@@ -276,7 +277,7 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
     attention_s = attention_seconds(
         load.attention_flops + load.masked_flops, device.peak_flops_per_s, known.attention_share
     )
-    return products_s + attention_s + memory_seconds(load.moved_bytes + load.fixed_bytes, *memory)
+    return products_s + attention_s + moved_s
 
 
 def _on_chip(asked: Iterable[Asked], chip: Chip, device: Device) -> Number:

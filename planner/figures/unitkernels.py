@@ -5,13 +5,15 @@ Works on one layout and on columns. Not here: FLOP and bytes of the same work (w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
 
-from planner.basics.arith import Number, ceil_div, is_column
+from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Asked, Attention, Grouped
 from planner.inventory import Weight
 from planner.inventory.joint import is_joined
+from planner.parallelism import context
 from planner.parallelism.case import Case
 
 SCORES_FORWARD, SCORES_BACKWARD = 9, 11
@@ -19,9 +21,38 @@ SCORES_FORWARD, SCORES_BACKWARD = 9, 11
 both again, softmax with its own result (Megatron-LM's fused softmax, torch's dropout)."""
 
 
-def product_kernels(weight: Weight, rows: Number, number_format: str) -> tuple[list[Asked], list[Asked]]:
+def conversions(case: Case, weights: Iterable[Weight]) -> Iterator[tuple[Weight, Number, Number]]:
+    """Weights in their order, with the shares of their inputs and of their results' gradients that a rank converts to
+    8 or 4 bits for them: its part of the tokens where that comes before they are gathered (inventory/narrow.py,
+    gathered_ratio), and nothing of an input that is converted already."""
+    read = set()
+    for weight in weights:
+        inputs, back = _converted(case, weight)
+        again = case.parts.converts_once and _input_of(weight) in read
+        yield weight, 0.0 if again else inputs, back
+        read.add(_input_of(weight))
+
+
+def _input_of(weight: Weight) -> Hashable:
+    """The input of a linear module: modules beside it that have as many and that tensor ranks split alike read the
+    same."""
+    module, into = weight.name.rpartition(".")[0], weight.shape[-1 - weight.transposed :][0]
+    return module, weight.split, None if is_column(into) else into, weight.expert, weight.trainable
+
+
+def _converted(case: Case, weight: Weight) -> tuple[Number, Number]:
+    split = case.layout.sequence_parallel and weight.split is not None and not weight.expert
+    if not split or not case.layout.facts.gathers_narrow:
+        return 1.0, 1.0
+    part = 1 / case.layout.tp
+    return (part, 1.0) if weight.split == int(weight.transposed) else (1.0, part)
+
+
+def product_kernels(
+    weight: Weight, rows: Number, number_format: str, converted: Number = 1.0, converted_back: Number = 1.0
+) -> tuple[list[Asked], list[Asked]]:
     """Products of `rows` of inputs with one weight: forward; gradients of inputs, and of the weight where it is
-    trained. Experts' are grouped, of equal parts of the rows."""
+    trained. Experts' are grouped, of equal parts of the rows. Shares as `conversions` gives them."""
     out, into = weight.features
     forward: Asked
     inputs: Asked
@@ -30,7 +61,8 @@ def product_kernels(weight: Weight, rows: Number, number_format: str) -> tuple[l
         forward = Grouped(count, rows / count, out, into, 1.0, number_format)
         inputs = weights = Grouped(count, rows / count, into, out, 1.0, number_format)
         return [forward], [inputs, weights] if weight.trainable else [inputs]
-    forward, inputs = Product(rows, out, into, 1.0, number_format), Product(rows, into, out, 1.0, number_format)
+    forward = Product(rows, out, into, 1.0, number_format, converted)
+    inputs = Product(rows, into, out, 1.0, number_format, converted_back)
     return [forward], [inputs, Product(out, into, rows, 1.0, number_format)] if weight.trainable else [inputs]
 
 
@@ -43,8 +75,18 @@ def products_started(case: Case, weight: Weight) -> Number:
     return weight.shape[0] * each if weight.expert and case.layout.facts.starts_each_expert else each
 
 
-def attention_kernels(case: Case, split: Number) -> tuple[tuple[Asked, ...], tuple[Asked, ...], Number]:
-    """Of one layer: forward, backward, and the bytes that scores in memory cost one forward beside its products."""
+class Attended(NamedTuple):
+    """Attention of one layer: its kernels, forward and backward, and the bytes that go through memory beside them:
+    scores, or what blocks of a ring add up to."""
+
+    forward: tuple[Asked, ...]
+    backward: tuple[Asked, ...]
+    forward_bytes: Number = 0.0
+    backward_bytes: Number = 0.0
+
+
+def attention_kernels(case: Case, split: Number) -> Attended:
+    """Attention of one layer; a `split` share of its heads is this rank's."""
     model, job, layout = case.model, case.job, case.layout
     masked = case.masks_documents
     span = job.seq_len if masked else job.attention_span
@@ -55,11 +97,24 @@ def attention_kernels(case: Case, split: Number) -> tuple[tuple[Asked, ...], tup
     sequences = layout.micro_batch_size * (job.seq_len / span)
     if case.parts.attention != "unfused":
         forward = Attention(sequences, span, heads, kv_heads, *widths, False, share)
-        return (forward,), (forward._replace(backward=True),), 0.0
+        return Attended((forward,), (forward._replace(backward=True),), *_ring_bytes(case, split))
     rows = sequences * heads * span
     products = (Product(rows, span, widths[0]), Product(rows, widths[1], span))
     back = tuple(turned for one in products for turned in (one._replace(n=one.k, k=one.n), one))
-    return products, back, SCORES_FORWARD * rows * span
+    return Attended(products, back, SCORES_FORWARD * rows * span, SCORES_BACKWARD * rows * span)
+
+
+def _ring_bytes(case: Case, split: Number) -> tuple[Number, Number]:
+    """Bytes beside attention where torch's ring puts it together of blocks, forward and backward."""
+    model, layout, tokens = case.model, case.layout, case.tokens
+    if not layout.facts.torch_ring or not (is_column(layout.cp) or layout.cp > 1):
+        return 0.0, 0.0
+    each = (model.qk_width + model.v_width) / model.heads
+    keys_values = tokens * each * ceil_div(model.heads if model.mla else model.kv_heads, layout.tp)
+    queries, results, rows = (tokens * split * width for width in (model.qk_width, model.v_width, model.heads))
+    forward = context.torch_forward_bytes(results, rows, keys_values, layout.cp)
+    backward = context.torch_backward_bytes(queries, keys_values, layout.cp)
+    return where(layout.cp > 1, forward, 0.0), where(layout.cp > 1, backward, 0.0)
 
 
 def again_kernels(kernels: Iterable[Asked], products: Number, attention: Number) -> tuple[Asked, ...]:

@@ -19,10 +19,9 @@ from planner.figures.conditions import engine_operations
 from planner.figures.kernels.step import Asked
 from planner.figures.routing import bias_operations, gated_again_bytes, routed_bytes
 from planner.figures.unitkernels import (
-    SCORES_BACKWARD,
-    SCORES_FORWARD,
     again_kernels,
     attention_kernels,
+    conversions,
     product_kernels,
     products_started,
 )
@@ -64,7 +63,7 @@ class Load(msgspec.Struct, frozen=True):
     `operands` are the elements of all matrix products' three matrices: the larger they are beside the FLOP, the smaller
     the products. `masked_flops` are attention's on pairs that a mask hides. `fixed_bytes` do not depend on the tokens:
     weights unpacked, gradients of a table, gradients added up. `kernels` are the same products and attention one by
-    one; `score_bytes` what goes on between the products of attention where its scores are in memory.
+    one; `attention_bytes` what goes through memory beside those of attention: scores that are there, blocks of a ring.
     """
 
     product_flops: Number = 0.0
@@ -75,7 +74,7 @@ class Load(msgspec.Struct, frozen=True):
     fixed_bytes: Number = 0.0
     operations: Number = 0.0
     kernels: tuple[Asked, ...] = ()
-    score_bytes: Number = 0.0
+    attention_bytes: Number = 0.0
 
     @property
     def flops(self) -> Number:
@@ -233,12 +232,12 @@ def _products(case: Case, unit: str) -> _Products:
     modules: Number = 0
     tokens = case.tokens
     number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
-    for weight in case.units()[unit]:
+    for weight, *converted in conversions(case, case.units()[unit]):
         each = product_elements(case, weight)
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
-        ways, back = product_kernels(weight, rows, number_format)
+        ways, back = product_kernels(weight, rows, number_format, *converted)
         kernels += ways
         gradients += back
         modules = modules + products_started(case, weight)
@@ -265,7 +264,7 @@ def _layer_work(case: Case, unit: str) -> Work:
     unpacked, unpacked_back = unpacking(case, unit, element)
     adapts, adapts_back = adapters_beside(case, unit, element)
     hooks = engine_operations(case, unit)
-    attends, returns, score_bytes = attention_kernels(case, split)
+    attended = attention_kernels(case, split)
     moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
     routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)
     elementwise = _elementwise_bytes(case, unit, split)
@@ -276,8 +275,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         masked_flops=square - attention,
         moved_bytes=elementwise + routed,
         operations=found.modules + _layer_operations(case) + (bias_operations(case, moe) if moe else 0),
-        kernels=found.kernels + attends,
-        score_bytes=score_bytes,
+        kernels=found.kernels + attended.forward,
+        attention_bytes=attended.forward_bytes,
     )
     backward = _backward(case, unit, found, forward)
     backward = msgspec.structs.replace(
@@ -287,8 +286,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         moved_bytes=2 * elementwise + returned + adapts_back.moved_bytes,
         fixed_bytes=backward.fixed_bytes + unpacked_back.moved_bytes,
         operations=backward.operations + adapts_back.operations + unpacked_back.operations + hooks.backward,
-        kernels=found.gradients + returns,
-        score_bytes=SCORES_BACKWARD / SCORES_FORWARD * score_bytes,
+        kernels=found.gradients + attended.backward,
+        attention_bytes=attended.backward_bytes,
     )
     forward = msgspec.structs.replace(
         forward,
@@ -307,8 +306,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         fixed_bytes=again_products * forward.fixed_bytes,
         operations=maximum(again_products, again_elementwise) * forward.operations,
         kernels=again_kernels(found.kernels, again_products, 0.0)
-        + again_kernels(attends, again_attention, again_attention),
-        score_bytes=again_attention * score_bytes,
+        + again_kernels(attended.forward, again_attention, again_attention),
+        attention_bytes=again_attention * attended.forward_bytes,
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)
 

@@ -83,6 +83,12 @@ def input_bytes(recipe: Recipe) -> float:
     return float(element_bytes(recipe.bits, recipe.block, recipe.scale_bytes))
 
 
+def gathered_ratio(precision: str) -> float:
+    """Bytes that tensor ranks gather of an input of split linears, or of a gradient of their results, for each byte in
+    16 bits, where each narrows its own tokens first (torchao, float8/float8_tensor_parallel.py)."""
+    return input_bytes(RECIPES[precision]) / BYTES["bf16"]
+
+
 def copies(recipe: Recipe, either_order: bool) -> int:
     """Copies of an operand for products that read it by rows and by columns: one where a device multiplies in either
     order (Blackwell: pytorch/utils.py, is_non_tn_fp8_gemm_supported) and a tensor has one scale."""

@@ -62,8 +62,10 @@ def layer_collectives(
     input_grads: Number = PAIRS,
     input_grad_bytes: Number | None = None,
     stops_early: bool = False,
+    gathered_bytes: Number | None = None,
 ) -> list[Call]:
-    """Collectives of `layers` layers for one micro-batch of `payload_bytes` residual.
+    """Collectives of `layers` layers for one micro-batch of `payload_bytes` residual, of which gathers send
+    `gathered_bytes` where it is brought to a narrower format before.
 
     `regathers`: the kept input is this rank's part, so backward gathers it again. `recomputes`: backward runs the
     forward once more, with its collectives. `input_grads`: sums of an input's gradient in a layer, more than one a pair
@@ -80,9 +82,10 @@ def layer_collectives(
         calls.append(ideal_call("all_reduce", "tp", "backward", again * payload_bytes + sums * wide, again + sums))
         return calls
     again = each if regathers else 0
-    calls.append(_call("all_gather", "forward", each, payload_bytes))
+    gathered = payload_bytes if gathered_bytes is None else gathered_bytes
+    calls.append(_call("all_gather", "forward", each, gathered))
     calls.append(_call("reduce_scatter", "forward", each, payload_bytes))
-    calls.append(_call("all_gather", "backward", each * times + again, payload_bytes))
+    calls.append(_call("all_gather", "backward", each * times + again, gathered))
     calls.append(_call("reduce_scatter", "backward", each * times, payload_bytes))
     return calls
 

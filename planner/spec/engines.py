@@ -32,6 +32,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     asked_schedules: tuple[tuple[str, int], ...] = ()
     pipeline_reshards: bool = True  # whether a pipeline can let weights go between micro-batches
     cp_methods: tuple[str, ...] = ("ring",)  # how sequences are shared; the first is meant when none is named
+    gathers_narrow: bool = False  # tensor ranks convert what they gather to 8 bits before (torchao's float8)
+    torch_ring: bool = False  # context ranks attend by torch's own ring (parallelism/context.py)
     sequence_parallel: bool = False  # splits the residual stream over tensor ranks unless told not to
     adapters: bool = False  # trains LoRA's adapters
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
@@ -180,6 +182,8 @@ _RECORDS = (
         asked_schedules=(("gpipe", 1), ("zb-h1", 1), ("zb-v", 2)),
         pipeline_reshards=False,  # its own default keeps what a pipeline gathers
         cp_methods=("ring", "allgather"),
+        gathers_narrow=True,
+        torch_ring=True,
         sequence_parallel=True,
     ),
     EngineFacts(

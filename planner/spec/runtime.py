@@ -33,7 +33,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit
     weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
     the head is quantised with the layers, `dropouts` whether the dropouts of the family's configuration are in the
-    code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which scores are written out elsewhere.
+    code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which scores are written out elsewhere,
+    `converts_once` whether an input that several linear modules read is converted to 8 bits once for all.
     `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
     keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
     """
@@ -56,6 +57,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     packed_head: bool = False
     dropouts: bool = True
     fused_sinks: bool = False
+    converts_once: bool = False
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

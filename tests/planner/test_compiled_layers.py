@@ -1,4 +1,5 @@
-"""What torch.compile keeps of a real layer and of a loss, beside the parts of `torchtitan-compiled`.
+"""What torch.compile keeps of a real layer and of a loss, and how often it converts an input to 8 bits, beside the
+parts of `torchtitan-compiled`.
 
 The partitioner that decides what stays is the one that inductor runs after; the graphs are run eagerly here, which
 needs no compiler. Not here: what compiled code takes of time.
@@ -81,3 +82,38 @@ def test_a_compiled_loss_keeps_the_logits_and_two_figures_a_token() -> None:
     last = walk(model, Compute(2, 2, kernels=PARTS), Stage(False, True, 0, 1)).kept
     assert last[TERMS.index("logits")].per_token == 2 * model.vocab
     assert measured == 2 * model.vocab + 8
+
+
+def test_compiled_products_of_one_input_convert_it_once() -> None:
+    """As torchao's linears do (0.18, float8/float8_linear.py): each scales its input and weight by their largest."""
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    def narrow(wide: torch.Tensor) -> torch.Tensor:
+        scaled = wide.float() * (448 / wide.abs().amax().float())
+        return scaled.to(torch.float8_e4m3fn).to(wide.dtype)
+
+    def products(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return torch.cat([narrow(x) @ narrow(weight) for weight in weights], dim=-1)
+
+    def conversions(graph: torch.fx.GraphModule) -> int:
+        return sum(node.kwargs.get("dtype") == torch.float8_e4m3fn for node in graph.graph.nodes)
+
+    counted: list[int] = []
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        counted.append(conversions(graph))
+        return make_boxed_func(graph.forward)
+
+    x = torch.randn(8, 16, dtype=torch.bfloat16, requires_grad=True)
+    weights = [torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    compiled = torch.compile(products, backend=backend)(x, *weights)
+
+    assert counted == [1 + len(weights)]
+    assert PARTS.converts_once
+    torch.testing.assert_close(compiled, products(x, *weights))

@@ -41,13 +41,15 @@ ALWAYS_COLD = float("inf")
 
 
 class Product(NamedTuple):
-    """`times` products of m rows by n columns over k."""
+    """`times` products of m rows by n columns over k. In 8 or 4 bits a `converted` share of X is brought to them just
+    before: not what a product before it has converted already."""
 
     m: Number
     n: Number
     k: Number
     times: Number = 1.0
     format: str = "bf16"
+    converted: Number = 1.0
 
 
 ALIGNED = 8
@@ -129,8 +131,9 @@ def product_seconds(
     weight_copies: Number = ALWAYS_COLD,
     sustained: bool = True,
     output_bytes: Number = OUTPUT_BYTES,
+    converted: Number = 1.0,
 ) -> Number:
-    """One product by the numbers `one`; of 8 bits with the cast of X.
+    """One product by the numbers `one`; of 8 bits with the cast of a `converted` share of X.
 
     `weight_copies` come between two uses of W, X and Y are still in the cache where they fit. `sustained`: other
     kernels run before and after, so the clock has settled. `output_bytes` an output element, read and written ones.
@@ -146,7 +149,7 @@ def product_seconds(
     energy_j = one.flop_j * 2 * m * n * k + one.byte_j * moved
     busy_s = held_back_seconds(alone_s, energy_j, device.power_w, 0.0 if sustained else one.settle_s)
     if one.cast_share is not None:
-        busy_s = busy_s + cast_seconds(m, k, device.bytes_per_s, one.cast_share)
+        busy_s = busy_s + converted * cast_seconds(m, k, device.bytes_per_s, one.cast_share)
     return one.launch_s + busy_s
 
 

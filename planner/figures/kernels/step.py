@@ -184,7 +184,7 @@ MOST_KNOWN = 200_000
 def _product(asked: Product, device: Device) -> Number:
     one = _product_times(device, asked.format)
     assert one is not None, asked.format
-    return product_seconds(asked.m, asked.n, asked.k, device, one)
+    return product_seconds(asked.m, asked.n, asked.k, device, one, converted=asked.converted)
 
 
 def _grouped(asked: Grouped, device: Device) -> Number:

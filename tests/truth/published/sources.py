@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from planner.figures.conditions import Conditions
-from planner.spec import Step
+from planner.spec import Step, presets
 
 
 class RowRuntime(msgspec.Struct, frozen=True):
@@ -43,10 +43,12 @@ class RowRuntime(msgspec.Struct, frozen=True):
 COMPILED = {"norm": "fused", "rotary": "fused", "mlp": "fused"}
 """What torch.compile makes of element-wise chains: one kernel that keeps its inputs."""
 
+TITAN = msgspec.structs.asdict(presets.runtime("torchtitan-compiled").parts)
+
 RUNTIMES: dict[str, RowRuntime] = {
     "nanotron": RowRuntime({"*": "nanotron"}, own=True),
     "megatron": RowRuntime({"*": "megatron-core"}, own=True),
-    "torchtitan": RowRuntime({"*": "torchtitan"}, own=True, compiled=COMPILED | {"loss": "recomputed"}),
+    "torchtitan": RowRuntime({"*": "torchtitan"}, own=True, compiled=TITAN),
     "megatron-deepspeed": RowRuntime(
         {"*": "deepspeed-pipeline"},
         kernels="megatron",
