@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from planner.basics.arith import Number, ceil_div, is_column, maximum, where
+from planner.basics.arith import Number, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
@@ -346,8 +346,7 @@ def _context_calls(case: Case) -> list[Call]:
     element = case.tokens * result_bytes(case)
     # A query goes out and a result comes back: the mean of the two widths, which differ in latent attention.
     queries = element * (model.qk_width + model.v_width) / 2 / layout.tp
-    key_and_value = (model.qk_width + model.v_width) / model.heads
-    keys_values = element * key_and_value * ceil_div(model.heads if model.mla else model.kv_heads, layout.tp)
+    keys_values = element * context.key_value_width(model, layout.tp)
     recomputes = layout.recompute in ("attention", "full") or "core_attn" in layout.recompute_modules
     back = keys_values * BYTES["fp32"] / result_bytes(case) if layout.facts.torch_ring else None
     asked = layout.cp_method, queries, keys_values, layout.cp

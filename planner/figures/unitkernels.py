@@ -109,8 +109,7 @@ def _ring_bytes(case: Case, split: Number) -> tuple[Number, Number]:
     model, layout, tokens = case.model, case.layout, case.tokens
     if not layout.facts.torch_ring or not (is_column(layout.cp) or layout.cp > 1):
         return 0.0, 0.0
-    each = (model.qk_width + model.v_width) / model.heads
-    keys_values = tokens * each * ceil_div(model.heads if model.mla else model.kv_heads, layout.tp)
+    keys_values = tokens * context.key_value_width(model, layout.tp)
     queries, results, rows = (tokens * split * width for width in (model.qk_width, model.v_width, model.heads))
     forward = context.torch_forward_bytes(results, rows, keys_values, layout.cp)
     backward = context.torch_backward_bytes(queries, keys_values, layout.cp)

@@ -8,9 +8,10 @@ passes fp32 gradients of keys and values round. Not here: what attention holds m
 
 from __future__ import annotations
 
-from planner.basics.arith import Number
+from planner.basics.arith import Number, ceil_div
 from planner.basics.formula import formula
 from planner.parallelism.base import Call, ideal_call, merged
+from planner.spec import ModelSpec
 
 RING = "Ring Attention, Liu et al. 2023: ranks - 1 blocks of keys and values pass each rank"
 TORCH_RING = "torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py, of 16-bit inputs"
@@ -26,6 +27,12 @@ def ring_bytes(key_value_bytes: Number, ranks: Number) -> Number:
 def gathered_bytes(key_value_bytes: Number, ranks: Number) -> Number:
     """Keys and values of the whole sequence, from one rank's part."""
     return key_value_bytes * ranks
+
+
+def key_value_width(model: ModelSpec, tp: Number) -> Number:
+    """Elements a token of the keys and values that one of `tp` tensor ranks has: in latent attention of every head."""
+    each = (model.qk_width + model.v_width) / model.heads
+    return each * ceil_div(model.heads if model.mla else model.kv_heads, tp)
 
 
 @formula(unit="bytes", source=f"{TORCH_RING}: _SDPAMerger; operands of each operation of the last rank, which has most")

@@ -27,12 +27,16 @@ RUNTIMES = presets.names("runtimes")
 PRECISIONS = ("bf16", *narrow.RECIPES)
 
 
-def case_of(runtime: str, model: str = "llama-3-8b", precision: str = "bf16", **fields: Any) -> Case:
+def case_of(runtime: str, model: str = "llama-3-8b", precision: Any = "bf16", **fields: Any) -> Case:
     found = presets.runtime(runtime)
     tp = fields.get("tp", 1)
-    shape = {"dp_replicate": 1, "dp_shard": 8 // tp if isinstance(tp, int) else 8, "sequence_parallel": True}
-    layout = Layout(engine=found.engine, **shape | fields)  # type: ignore[arg-type]
-    job = TrainingJob(seq_len=4096, precision=precision)  # type: ignore[arg-type]
+    shape: dict[str, Any] = {
+        "dp_replicate": 1,
+        "dp_shard": 8 // tp if isinstance(tp, int) else 8,
+        "sequence_parallel": True,
+    }
+    layout = Layout(engine=found.engine, **shape | fields)
+    job = TrainingJob(seq_len=4096, precision=precision)
     return Case(presets.model(model), job, layout, presets.cluster("dgx-b200", gpus=8), found)
 
 

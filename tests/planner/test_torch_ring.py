@@ -119,8 +119,8 @@ def test_it_moves_and_sends_what_is_said(ranks: int, method: str) -> None:
         }
 
 
-def layer(cp: Any, engine: str = "torchtitan", recompute: str = "none", tp: int = 1) -> Any:
-    layout = Layout(engine=engine, tp=tp, cp=cp, zero_stage=3, recompute=recompute, sequence_parallel=tp > 1)  # type: ignore[arg-type]
+def layer(cp: Any, engine: Any = "torchtitan", recompute: Any = "none", tp: int = 1) -> Any:
+    layout = Layout(engine=engine, tp=tp, cp=cp, zero_stage=3, recompute=recompute, sequence_parallel=tp > 1)
     gpus = 64 if not isinstance(cp, int) else cp * tp
     runtime = presets.runtime("megatron-core" if engine == "megatron" else engine)
     job, cluster = TrainingJob(seq_len=65536), presets.cluster("dgx-h100", gpus)

@@ -44,6 +44,7 @@ COMPILED = {"norm": "fused", "rotary": "fused", "mlp": "fused"}
 """What torch.compile makes of element-wise chains: one kernel that keeps its inputs."""
 
 TITAN = msgspec.structs.asdict(presets.runtime("torchtitan-compiled").parts)
+"""What it makes of torchtitan's layers and loss: that runtime's own kernels."""
 
 RUNTIMES: dict[str, RowRuntime] = {
     "nanotron": RowRuntime({"*": "nanotron"}, own=True),
