@@ -203,7 +203,7 @@ def test_a_plan_with_a_nasty_text_at_any_place_is_refused_or_means_that_text(
             rule = names.path_rule if at[-1] in PLAN_PATHS else names.name_rule
             assert rule(text) is None, (at, text)
             counted["kept"] += 1
-    assert counted["refused"] > 20 * len(texts) and counted["kept"] > 5 * len(texts), counted
+    assert counted["refused"] > 100 and counted["kept"] > 100, counted
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "/" not in text and "\0" not in text and len(text) < 200])
