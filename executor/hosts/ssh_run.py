@@ -216,7 +216,7 @@ class _Run:
 
         def for_nodes() -> None:
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
-            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
+            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)), ready.environment)
             keep_hosts(folder, self.machines)
 
         make_folder(ready, for_nodes)

@@ -6,6 +6,7 @@ being a node (join.py).
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -196,9 +198,10 @@ def holds(job: str) -> bool:
     return show(job).get("JobState") in UNDER_WAY
 
 
-def submitted(path: Path) -> str:
-    """Submit a script; the number of its job."""
-    return _ask("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+def submitted(path: Path, added: Mapping[str, str]) -> str:
+    """Submit a script; the number of its job. Slurm hands the environment of sbatch to the job, and a requeued one:
+    what is `added` to it stands in no file of ours."""
+    return _ask("sbatch", "--parsable", str(path), added=added).strip().partition(";")[0]
 
 
 def end_step(job: str, name: str) -> bool:
@@ -259,10 +262,10 @@ def _quoted(option: str, value: str) -> str:
     return value if re.fullmatch(r"[\w.,:/%@+=-]*", value) else f'"{value}"'
 
 
-def _ask(*words: str) -> str:
+def _ask(*words: str, added: Mapping[str, str] = MappingProxyType({})) -> str:
     """The answer of one of Slurm's programs. PlannerError (exit code 3) where there is none."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=False, env=os.environ | added)
     except FileNotFoundError:
         fix = "Run it where Slurm's commands are, or use --dry-run"
         raise PlannerError("slurm", words[0], "is not installed here", fix, exit_code=3) from None

@@ -53,8 +53,9 @@ class DryRun:
 
     @property
     def commands(self) -> tuple[NodeCommand, ...]:
-        """The nodes' commands, without the values of secrets."""
-        return tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in self.spec.commands)
+        """The nodes' commands, without the values of what a person adds to their environment."""
+        added = self.ready.environment
+        return tuple(msgspec.structs.replace(one, env=masked(one.env, added)) for one in self.spec.commands)
 
 
 def dry_run(
@@ -127,7 +128,7 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
         rundir.check_new(folder)
     rundir.create(folder, found.ready.plan, found.ready.files)
     attempts.keep_asked(found.ready, folder, launcher="join")
-    rundir.write_launch(folder, found.spec)
+    rundir.write_launch(folder, found.spec, found.ready.environment)
     joining.write(folder, joining_of(found.ready, found.port))
     for name, text in scripts.items():
         (folder / name).write_text(text)

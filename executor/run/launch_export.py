@@ -78,8 +78,10 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
 def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     found, script = slurm_run.dry_run(plan, options, echo, asked.sbatch, read_back=False)
     written = slurm_run.write(found, script, options.run_dir, asked.sbatch)
-    notes = ("The folder, and the Python that wrote it, have to be on a disk that all nodes share",)
-    return Exported(options.run_dir, tuple(written), f"sbatch {options.run_dir / slurm.SCRIPT}", notes)
+    notes = ["The folder, and the Python that wrote it, have to be on a disk that all nodes share"]
+    if kept_out := _secrets(found):
+        notes.append(f"No value of --env is in the folder: set {', '.join(kept_out)} where you call sbatch")
+    return Exported(options.run_dir, tuple(written), f"sbatch {options.run_dir / slurm.SCRIPT}", tuple(notes))
 
 
 def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
