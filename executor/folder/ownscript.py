@@ -5,10 +5,12 @@ Not here: running it (executor/worker/script.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_path
 from planner.basics.quoting import identifier
 
 FOLDER = "script"
@@ -18,8 +20,9 @@ LARGEST_BYTES = 2**20
 def copied(script: Sequence[str]) -> dict[str, str]:
     """The program of a script's command line as a file of the run folder; nothing where there is none, which a check
     says. PlannerError where it is no text."""
-    if not script or not (path := Path(script[0])).is_file():
+    if not script or not os.path.isfile(script[0]):  # which raises nothing
         return {}
+    path = Path(check_path(script[0], "--script"))
     if path.stat().st_size > LARGEST_BYTES:
         rule = f"has more than {LARGEST_BYTES} bytes, and it is sent to every node"
         raise PlannerError("--script", path, rule, "Import the rest from a package that every node has")
@@ -33,5 +36,5 @@ def program(folder: Path, script: Sequence[str]) -> tuple[str, ...]:
     if not script:
         return ()
     own, copy = Path(script[0]), folder / FOLDER / identifier(Path(script[0]).name)
-    same = not copy.is_file() or (own.is_file() and own.read_bytes() == copy.read_bytes())
+    same = not copy.is_file() or (os.path.isfile(own) and own.read_bytes() == copy.read_bytes())
     return (str(own if same else copy.absolute()), *script[1:])

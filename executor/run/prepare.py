@@ -24,6 +24,7 @@ from executor.watch.supervise import Echo
 from planner.ask.launchable import OWN, find_backend
 from planner.ask.question import usual_runtime
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_path
 from planner.decide.nearest import changes_text, nearest_launchable
 from planner.engines import engine_of
 from planner.inventory import parameters
@@ -123,6 +124,7 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
 
 def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
     """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
+    check_path(str(options.run_dir.absolute()), "--run-dir")
     backend = backend or load_backend(plan)
     check_launchable(plan, backend)
     badloss.check(options.bad_loss, options.checkpoints)
