@@ -53,17 +53,21 @@ def check_path(path: str, field: str, fix: str = "Rename it") -> str:
     return path
 
 
-def check_texts(value: Any, field: str, paths: Collection[str] = (), fix: str = "Give it another name") -> None:
+def check_texts(
+    value: Any, field: str, paths: Collection[str] = (), free: Collection[str] = (), fix: str = "Give it another name"
+) -> None:
     """Refuse a decoded file (of JSON or TOML) in which any text, key or value, is no name. Values of the keys in
-    `paths` are paths; an empty text passes, as it is the word for "none"."""
+    `paths` are paths, those of `free` are for readers and go nowhere; an empty text is the word for "none"."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             check_name(str(key), field, fix)
-            is_path = key in paths and isinstance(one, str)
-            check_path(one, f"{field}: {key}") if is_path else check_texts(one, _inside(field, key), paths, fix)
+            if key in paths and isinstance(one, str):
+                check_path(one, _inside(field, key))
+            elif key not in free:
+                check_texts(one, _inside(field, key), paths, free, fix)
     elif isinstance(value, list | tuple):
         for one in value:
-            check_texts(one, field, paths, fix)
+            check_texts(one, field, paths, free, fix)
     elif isinstance(value, str) and value:
         check_name(value, field, fix)
 

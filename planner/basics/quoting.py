@@ -1,7 +1,8 @@
 """How a text is written into what another program reads: one function each for a shell, YAML, a comment, a terminal.
 
-Every writer of scripts, manifests, drawings and logs goes through these (tests/test_architecture.py reads their code). JSON
-is msgspec's, XML ElementTree's, which quote every text by construction. Not here: what a name may be (names.py).
+Every writer of scripts, manifests, drawings and logs goes through these (tests/test_architecture.py reads their code).
+JSON is msgspec's and XML ElementTree's, which quote every text by construction. Not here: what a name may be
+(names.py).
 """
 
 from __future__ import annotations
