@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import owned
 from executor.hosts import elsewhere, ssh, ssh_session
 from executor.hosts.checks.check import checked
 from executor.hosts.fleet import Fleet, left
@@ -75,7 +76,6 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
 def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None) -> RunRecord:
     """Run on the hosts. PlannerError, and no folder, where a host refuses before anything was started. A start that
     fails is followed by another as often as the options allow: on the same hosts, and without those that were lost."""
-    reap()
     fleets = [fleet]
 
     def again(failed: Prepared) -> Prepared:
@@ -86,7 +86,9 @@ def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None)
     def find(folder: Path) -> attempts.Place:
         return elsewhere.newest(folder, fleets[-1].used)
 
-    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
+    with owned(ready.options.run_dir, new=not ready.options.again):
+        reap()
+        return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
 
 
 def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared, Fleet]:
@@ -194,8 +196,8 @@ class _Run:
     def execute(self, port: int) -> RunRecord:
         """Make the folder, run, write run.json whatever happens."""
         started, clock, ended = datetime.now(UTC), time.monotonic(), UNKNOWN
-        self._make_folder(port)
         with received_signals() as signals:
+            self._make_folder(port)
             try:
                 ended = self._verdict(self._watch(signals))
             finally:
