@@ -135,7 +135,9 @@ def test_a_node_ends_its_own_processes_and_none_of_another_node_in_its_pid_names
                 supervise.tear_down([], run, grace_s=10)
             else:
                 remote.end_children()
-            assert processes.processes_of(run) == [others.pid]
+            assert processes.processes_of(run, owners[0]) == [] and processes.processes_of(run, owners[1]) == [
+                others.pid
+            ]
         finally:
             for one in (mine, others, other_supervisor):
                 one.kill()
