@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,9 +143,9 @@ def write_of_rank(folder: Path, kind: str, rank: int | str, value: object) -> No
     write_json(folder / kind / f"rank-{rank}.json", value)
 
 
-def write_launch(folder: Path, spec: LaunchSpec) -> None:
-    """launch.json, private: it holds environment values, though no secret ones."""
-    shown = tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in spec.commands)
+def write_launch(folder: Path, spec: LaunchSpec, added: Iterable[str]) -> None:
+    """launch.json, private: it holds environment values, though not of the variables that a person `added`."""
+    shown = tuple(msgspec.structs.replace(one, env=masked(one.env, added)) for one in spec.commands)
     write_json(folder / LAUNCH, msgspec.structs.replace(spec, commands=shown), private=True)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from executor.system.frames import Message
 from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
+from planner.basics.quoting import for_shell
 from planner.decide.smaller import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec import inputs
@@ -146,7 +146,7 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
 def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> tuple[dryrun.DryRun, list[str]]:
     """What would be started, and how each host would be reached."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
-    return found, [shlex.join(ssh_session.words(one)) for one in machines]
+    return found, [for_shell(ssh_session.words(one)) for one in machines]
 
 
 def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
@@ -226,7 +226,7 @@ class _Run:
 
         def for_nodes() -> None:
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
-            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
+            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)), ready.environment)
             keep_hosts(folder, self.machines)
 
         make_folder(ready, for_nodes)
