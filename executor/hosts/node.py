@@ -30,6 +30,7 @@ from executor.system import processes
 from executor.system.frames import Message
 from executor.watch.supervise import meanwhile, received_signals
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_text
 from planner.spec.plan import write_whole
 
 RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
@@ -189,7 +190,7 @@ def remove_stale(runs: Path) -> list[str]:
     removed = []
     for mark in runs.glob(f"*/*.{OWNER}"):
         with suppress(OSError, ValueError):
-            host, who = mark.read_text().split()
+            host, who = read_text(mark).split()
             if host == socket.gethostname() and not processes.alive(who):
                 shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
                 mark.unlink()
