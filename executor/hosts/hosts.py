@@ -26,7 +26,7 @@ DEFAULTS = "*"
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:%-]*[A-Za-z0-9_])?")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RANGES = re.compile(r"(?P<head>[^\[\]]*)\[(?P<list>[0-9,-]+)\](?P<rest>.*)")
-MOST_HOSTS, MOST_RANGES = 4096, 8
+MOST_HOSTS, MOST_RANGES, LONGEST_LINE = 4096, 8, 4096
 DIGITS = re.compile("[0-9]{1,9}")
 WORDS = ("slots", "user", "port", "python", "prelude", "container")
 EXAMPLE = "Try a line such as: node1 slots=8 python=/opt/venv/bin/python"
@@ -86,6 +86,9 @@ def read_hosts(path: Path) -> tuple[Machine, ...]:
 
 def _words(path: Path, number: int, line: str) -> tuple[str, list[str]]:
     """The first word of a line and the others; of an empty line nothing."""
+    if len(line) > LONGEST_LINE:  # shlex takes the square of a word's length
+        rule = f"has {len(line)} characters, more than {LONGEST_LINE}"
+        raise _refused(path, number, None, rule, "Put a long prelude in a file, and source it")
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
