@@ -18,6 +18,7 @@ import msgspec
 from executor.system.environment import masked
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_path
 from planner.basics.output import check_folder
 from planner.parallelism.backend import LaunchSpec
 from planner.spec.layout import strategy_name
@@ -99,6 +100,7 @@ def base_is_checkpoint(plan: Plan) -> bool:
 
 def check_new(folder: Path, option: str = "--run-dir") -> None:
     """Refuse a folder that is there already or that cannot be made; create nothing. `option` named it."""
+    check_path(str(folder.absolute()), option)
     if folder.is_file():
         raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
@@ -183,6 +185,7 @@ def state(folder: Path) -> FolderState:
 
 def read_run_plan(folder: Path) -> Plan:
     """The plan a run was started from; refuses a folder that is not a run folder."""
+    check_path(str(folder.absolute()), "run")
     if not (folder / PLAN).is_file():
         raise PlannerError(
             "run", folder, f"holds no {PLAN}, so it is not a run folder", "Give a folder made by executor run"

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO
 
 from executor.folder import checkpoints, rundir
-from executor.system.processes import processes_of
+from executor.system.processes import identity, processes_of
 from executor.watch import hangs
 from executor.watch.verdict import Ending, LostAgent
 from planner.basics import reading
@@ -136,7 +136,7 @@ def _let_settle(agents: list[Agent]) -> None:
 def tear_down(
     agents: list[Agent], run_id: str, grace_s: float = GRACE_S, impatient: Callable[[], bool] = lambda: False
 ) -> None:
-    """End every process of the run: SIGTERM, a grace, SIGKILL. Returns when none is left."""
+    """End every process of the run that this one started: SIGTERM, a grace, SIGKILL. Returns when none is left."""
     for agent in agents:
         _signal_group(agent.process, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -149,7 +149,7 @@ def tear_down(
         agent.answers.close()
     # torchrun gives every rank a session of its own: ranks whose agent was killed are in no group of ours.
     deadline, killed = time.monotonic() + grace_s, set[int]()
-    while (left := set(processes_of(run_id)) | _unreaped(killed)) and time.monotonic() < deadline:
+    while (left := set(processes_of(run_id, identity())) | _unreaped(killed)) and time.monotonic() < deadline:
         for pid in left - killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
 from planner.engines.base import Held, load_host_bytes
-from planner.figures.allocator import GIVEN_BACK, parts_beside, pending_bytes
+from planner.figures.allocator import parts_beside, pending_bytes
 from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
 from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
@@ -79,12 +79,6 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
     def training(self) -> PhaseMemory:
         """The fullest phase of training itself, once the model is loaded."""
         return max((one for one in self.phases if one.phase != "load"), key=lambda phase: phase.total)
-
-    @property
-    def needed_bytes(self) -> float:
-        """What the device must have: all that it shows but free memory that the allocator gives back when it is short
-        (allocator.needed_bytes)."""
-        return self.device_bytes - sum(self.beside.get(part, 0.0) for part in GIVEN_BACK)
 
     @property
     def host_bytes(self) -> float:

@@ -14,6 +14,7 @@ import msgspec
 
 from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_name
 from planner.spec import Mla, ModelSpec, Moe
 from planner.spec.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.spec.model import Activation, RopeScaling
@@ -36,7 +37,10 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    return spec_of(_read(file), file, file.resolve().parent.name or "model")
+    name = check_name(
+        file.resolve().parent.name or "model", "model", "The model has its folder's name: rename the folder"
+    )
+    return spec_of(_read(file), file, name)
 
 
 def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
