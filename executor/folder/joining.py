@@ -19,7 +19,9 @@ from executor.folder import badloss, rundir
 from executor.folder.checkpoint_policy import Policy
 from executor.system.environment import is_ours
 from executor.system.sources import sources
+from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
+from planner.basics.reading import read_bytes
 
 JOIN, JOINED = "join.json", "joined"
 
@@ -175,6 +177,6 @@ def _place(folder: Path, node: int) -> Path:
 
 def _read(path: Path) -> Joined | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Joined)
-    except (OSError, msgspec.DecodeError):  # gone, or somebody else's
+        return msgspec.json.decode(read_bytes(path), type=Joined)
+    except (OSError, *NOT_JSON):  # gone, or somebody else's
         return None

@@ -31,6 +31,7 @@ from executor.system import processes
 from executor.system.frames import Message
 from executor.watch.supervise import POLL_S, meanwhile, received_signals
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_text
 from planner.spec.plan import write_whole
 
 RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
@@ -221,7 +222,7 @@ def _owners(run: Path) -> Iterator[tuple[Path, str]]:
     """The marks in a run's place beside the folders of nodes of this host, with the identities of their processes."""
     for mark in run.glob(f"*.{OWNER}"):
         with suppress(OSError, ValueError):
-            host, who = mark.read_text().split()
+            host, who = read_text(mark).split()
             if host == socket.gethostname():
                 yield mark, who
 

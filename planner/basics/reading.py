@@ -10,8 +10,9 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,8 @@ RECORD_BYTES = 32 * MIB
 """Largest file that a program writes as one value: plans, records of runs, indices (DeepSeek-V3's is 9 MB)."""
 TABLE_BYTES = 256 * MIB
 """Largest table of lines, and largest tokenizer.json (Gemma 3's is 33 MB)."""
+LOG_BYTES = 1024 * MIB
+"""Largest metrics.jsonl: five million steps."""
 LINE_BYTES = 16 * MIB
 """Longest line of a table, log or data file: a book of 2,000 pages is 5 MB."""
 TOML_LINE = 16 * 1024
@@ -36,7 +39,7 @@ ALIASED = 100_000
 Path = str | os.PathLike[str]
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """A file, open for reading bytes; OSError for a folder, device, pipe or socket, none of which is waited for."""
     try:
         _check_kind(os.stat(path).st_mode, path)  # before it is opened, which some devices act upon
@@ -94,7 +97,9 @@ def read_toml(raw: bytes) -> dict[str, Any]:
     if any(len(line) > TOML_LINE for line in raw.split(b"\n")):
         raise ValueError(f"has a line longer than {_size(TOML_LINE)}")
     try:
-        return shallow(tomllib.loads(raw.decode()))
+        table = tomllib.loads(raw.decode())
+        shallow(table)
+        return table
     except RecursionError:
         raise _too_deep() from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from planner.basics import reading
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device", "no name of a file", "No such file"])
-def test_what_is_no_file_is_refused_without_waiting(kind: str, tmp_path: Path):
+def test_what_is_no_file_is_refused_without_waiting(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "it"
     with socket.socket(socket.AF_UNIX) as held:
         if kind == "folder":
@@ -29,7 +30,7 @@ def test_what_is_no_file_is_refused_without_waiting(kind: str, tmp_path: Path):
                 read(name)
 
 
-def test_a_file_of_the_most_bytes_is_read_and_one_of_more_is_not(tmp_path: Path):
+def test_a_file_of_the_most_bytes_is_read_and_one_of_more_is_not(tmp_path: Path) -> None:
     path = tmp_path / "it"
     for size in (0, 9, 10):
         path.write_bytes(b"x" * size)
@@ -39,7 +40,7 @@ def test_a_file_of_the_most_bytes_is_read_and_one_of_more_is_not(tmp_path: Path)
         reading.read_bytes(path, 10)
     path.write_bytes(b"a\nbcd\n\nlast")
     assert list(reading.read_lines(path, 4)) == [b"a\n", b"bcd\n", b"\n", b"last"]
-    with pytest.raises(OSError, match="longer than .*: 2"):
+    with pytest.raises(OSError, match="longer than 0 KiB: 2"):
         list(reading.read_lines(path, 3))
 
 
@@ -72,14 +73,16 @@ DEEP = 100_000
         "yaml bytes": (reading.read_yaml, b"\xff\xfe\x00"),
     }.items(),
 )  # fmt: skip
-def test_what_is_too_deep_or_repeats_itself_is_a_value_error(case, given):
+def test_what_is_too_deep_or_repeats_itself_is_a_value_error(
+    case: str, given: tuple[Callable[[bytes], object], bytes]
+) -> None:
     read, raw = given
     with pytest.raises(ValueError) as said:
         read(raw)
     assert len(str(said.value)) < 300 and "\n" not in str(said.value).strip()
 
 
-def test_what_people_have_is_read():
+def test_what_people_have_is_read() -> None:
     assert reading.read_json(b"[" * 64 + b"]" * 64)
     assert reading.read_json(b'{"a": [0.0, Infinity], "b": -Infinity, "c": NaN}')["a"] == [0.0, float("inf")]
     assert reading.read_toml(b"a.b.c = [[1, 2], [3]]") == {"a": {"b": {"c": [[1, 2], [3]]}}}
@@ -97,9 +100,10 @@ def test_what_people_have_is_read():
         "a\nb": False,
     }.items(),
 )  # fmt: skip
-def test_names_that_leave_a_folder_are_told(name: str, stays: bool):
+def test_names_that_leave_a_folder_are_told(name: str, stays: bool) -> None:
     assert reading.inside(name) is stays
 
 
-def test_only_text_is_a_name():
-    assert not any(reading.inside(one) for one in (None, 1, [], {}))
+def test_only_text_is_a_name() -> None:
+    other: tuple[object, ...] = (None, 1, [], {})
+    assert not any(reading.inside(one) for one in other)
