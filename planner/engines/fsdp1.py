@@ -2,9 +2,11 @@
 
 The root stays gathered from its forward to the end of backward; a layer is freed after its forward, and backward
 gathers the one before beside it (BACKWARD_PRE). With frozen and trained weights in one unit the gradient is as large as
-the whole flat parameter, and accumulation under `no_sync` keeps it whole. `reshard_after_forward=false` is
-SHARD_GRAD_OP, one shard NO_SHARD, shards and replicas HYBRID_SHARD. Read in torch 2.1 and 2.13, distributed/fsdp:
-_runtime_utils.py and _flat_param.py. Not here: FSDP2's units (fsdp2.py), or its own collectives' bytes.
+the whole flat parameter, and accumulation under `no_sync` keeps it whole; only under use_orig_params may they be in
+one, so Transformers' Trainer wraps adapters apart (distributed/fsdp.py of 5.23, update_fsdp_plugin_peft), whatever that
+switch says. `reshard_after_forward=false` is SHARD_GRAD_OP, one shard NO_SHARD, shards and replicas HYBRID_SHARD. Read
+in torch 2.1 and 2.13, distributed/fsdp: _runtime_utils.py and _flat_param.py. Not here: FSDP2's units (fsdp2.py), or
+its own collectives' bytes.
 """
 
 from __future__ import annotations
