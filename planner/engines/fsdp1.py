@@ -60,6 +60,11 @@ rules: tuple[Rule, ...] = (
 # -- what a unit has -------------------------------------------------------------------------------------------------
 
 
+def own_units(case: Case) -> bool:
+    """Whether adapters have flat parameters of their own."""
+    return case.runtime.adapter_units and case.lora is not None
+
+
 def _joined(unit: str) -> tuple[str, ...]:
     """The units whose weights one flat parameter joins with this one's."""
     return (unit,) if unit in LAYERS else ("embed", "tail")
@@ -69,7 +74,7 @@ def _flat(case: Case, unit: str) -> list[Weight]:
     """The unit's weights whose flat parameters have gradients: all where any of the flat parameter is trained, unless
     adapters have flat parameters of their own."""
     own = case.units()[unit]
-    if case.runtime.adapter_units:
+    if own_units(case):
         return [weight for weight in own if weight.trainable]
     return list(own) if any(one.trainable for part in _joined(unit) for one in case.units()[part]) else []
 
@@ -220,7 +225,7 @@ def pools(case: Case) -> Pools:
     """
     units = _units(case)
     layer = units.gathered["layer" if units.layers > units.dense else "dense"]
-    root, ahead = _root(units), 1 if case.runtime.adapter_units else 2
+    root, ahead = _root(units), 1 if own_units(case) else 2
     in_use = root + ahead * layer if case.layout.reshard_after_forward else units.all_gathered
     own = in_use + layer if case.layout.reshard_after_forward else in_use
     if fsdp2.offloads(case):  # shards are copied in on a third stream
@@ -264,7 +269,7 @@ def collectives(case: Case) -> list[Call]:
         if layout.reshard_after_forward and in_layers:
             calls.append(send("all_gather", "dp_shard", phase="backward", count=count, payload_bytes=weights))
         if any(_flat(case, one) for one in parts):
-            count = reductions * times * (apart if case.runtime.adapter_units else 1)
+            count = reductions * times * (apart if own_units(case) else 1)
             grads = reductions * times * sum(flat_gradient(case, one) for one in parts)
             calls.append(send("reduce_scatter", "dp_shard", phase="backward", count=count, payload_bytes=grads))
             shards = grads / layout.dp_shard
@@ -275,7 +280,7 @@ def collectives(case: Case) -> list[Call]:
 def _apart(case: Case, parts: tuple[str, ...]) -> int:
     """Flat parameters that adapters of one unit have for themselves."""
     weights = [one for part in parts for one in case.units()[part] if one.trainable]
-    return len(weights) if case.runtime.adapter_units else 0
+    return len(weights) if own_units(case) else 0
 
 
 def ideal(case: Case) -> list[Call]:

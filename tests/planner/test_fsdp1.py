@@ -82,6 +82,12 @@ def test_frozen_weights_have_no_gradients_where_peft_wraps_adapters_apart(
     assert 0 < grads <= 4 * 32 * ADAPTERS
 
 
+def test_without_adapters_it_is_the_same_whether_they_would_have_units_of_their_own() -> None:
+    calls = [engine_of("fsdp1").collectives(case(SHARDED, own_units=own_units)) for own_units in (False, True)]
+
+    assert calls[0] == calls[1]
+
+
 def test_software_that_loads_frozen_weights_in_fp32_holds_them_twice_as_wide_but_in_4_bits() -> None:
     held = {
         (runtime, method): memory_breakdown(
