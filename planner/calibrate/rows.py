@@ -20,6 +20,8 @@ from planner.basics.errors import PlannerError, refusing
 from planner.spec.plan import Plan, decode_plan
 
 SCHEMA = "row/2"
+OWN_SOURCE = "meshwright"
+"""`source.repo_or_paper` of rows that `executor measure` writes: this project's trainer ran."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
