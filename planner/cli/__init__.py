@@ -169,7 +169,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
 
     read = merge.merged(fromfile.read(path), given)
     # A file of another's launcher is asked about; launching is asked where something is launched.
-    question = msgspec.structs.replace(options.question(read.given), launching=False)
+    question = msgspec.structs.replace(options.question(read.given), launching=False, uncounted=merge.uncounted(read))
     with searching() as waiting:
         found = estimates.answer(question)
     click.echo(merge.as_text(read), err=True)
