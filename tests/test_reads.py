@@ -32,7 +32,7 @@ FUNCTIONS = {
 OWN_RUN = "a file of the run that this process runs, written a moment before by itself or its own ranks"
 PACKAGED = "a file of this package, which came with the code that reads it"
 KERNEL = "what the kernel says of processes and interfaces, under /proc or /sys"
-CHECKED = "safetensors takes no head above 100 MB, and preflight/checkpoint.py has looked at these files before"
+CHECKED = "safetensors takes no head above 100 MB, and checks every offset in it before it reads a tensor"
 CALLER = "comes through the pipe or connection of the process that started this one, which bounds it"
 
 EXCEPTIONS: dict[str, str] = {
@@ -58,7 +58,7 @@ EXCEPTIONS: dict[str, str] = {
     "executor/worker/checkpoints/fetching.py:_sent": "reads parts of a size that the checkpoint's manifest says",
     "executor/worker/checkpoints/shards.py:load": CHECKED,
     "executor/worker/checkpoints/shards.py:read_pieces": CHECKED,
-    "executor/worker/data/data.py:_texts": "the text that is trained on, as large as it is; that it is a file is checked",
+    "executor/worker/data/data.py:_texts": "the text that is trained on, as large as it is, after its kind is checked",
     "executor/worker/data/data.py:open_rows": "the tokens that are trained on, mapped and not read",
     "executor/worker/data/limited.py:limited": KERNEL,
     "executor/worker/engines/transformers_tp.py:TransformersTpEngine.__init__": OWN_RUN,
@@ -119,6 +119,7 @@ def writes(call: ast.Call) -> bool:
     return any(set(mode) & set("wax") and "+" not in mode and len(mode) <= 3 for mode in modes) or "O_WRONLY" in flags
 
 
+@cache
 def found() -> dict[str, list[int]]:
     """The lines of such calls, by module and function."""
     places: dict[str, list[int]] = {}

@@ -15,8 +15,8 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
 from planner.engines.base import Held, load_host_bytes
-from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
 from planner.figures.allocator import parts_beside, pending_bytes
+from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
 from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
