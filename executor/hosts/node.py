@@ -12,7 +12,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from executor.system import processes
 from executor.system.frames import Message
 from executor.watch.supervise import POLL_S, meanwhile, received_signals
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_text
 from planner.spec.plan import write_whole
 
 RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
@@ -124,7 +125,7 @@ def _kept(place: str | None, name: str) -> Path:
 def _keep(folder: Path, asked: Asked) -> Path:
     """Have a run folder's checkpoints where they stay when it goes; where that is."""
     there = _kept(asked.place, asked.kept) / CHECKPOINTS
-    with refusing(OSError, "--remote-dir", there, "cannot be made", "Name a folder on a disk with room", exit_code=3):
+    with _making(there):
         there.mkdir(parents=True, mode=0o700, exist_ok=True)
         (folder / CHECKPOINTS).symlink_to(there)
     return there
@@ -151,22 +152,30 @@ def _runs(place: str | None) -> Path:
 @contextmanager
 def _folder(asked: Asked) -> Iterator[tuple[Path, bool]]:
     """The run folder: the launcher's own where it is to be seen and written here, else one that goes away again."""
-    own = Path(asked.folder)
-    with suppress(PlannerError):
-        seen = rundir.read_json(own / joining.JOIN, Joining)
-        if seen.run_id == asked.run_id and os.access(own, os.W_OK | os.X_OK):
-            os.chdir(own)
-            yield own, True
-            return
+    if _is_seen(asked):
+        os.chdir(asked.folder)
+        yield Path(asked.folder), True
+        return
     runs = _runs(asked.place)
     remove_stale(runs)
     place = runs / asked.run_id / f"node-{asked.node}"
+    with _making(place):
+        place.mkdir(parents=True, mode=0o700)  # not that of a node that is still being ended
     try:
-        _make(place, asked.files)
+        _fill(place, asked.files)
         os.chdir(place)
         yield place, False
     finally:
         _remove(place)
+
+
+def _is_seen(asked: Asked) -> bool:
+    """Whether the launcher's own run folder is seen and may be written here."""
+    own = Path(asked.folder)
+    with suppress(PlannerError):
+        seen = rundir.read_json(own / joining.JOIN, Joining)
+        return seen.run_id == asked.run_id and os.access(own, os.W_OK | os.X_OK)
+    return False
 
 
 def _remove(place: Path) -> None:
@@ -178,10 +187,15 @@ def _remove(place: Path) -> None:
         place.parent.rmdir()
 
 
-def _make(place: Path, files: dict[str, str]) -> None:
+def _making(place: Path) -> AbstractContextManager[None]:
+    """A refusal where a folder cannot be made on this host."""
+    fix = "Name a folder on a disk with room"
+    return refusing(OSError, "--remote-dir", place, "cannot be made", fix, exit_code=3)
+
+
+def _fill(place: Path, files: dict[str, str]) -> None:
     """A copy of the run folder, readable by its owner alone."""
-    with refusing(OSError, "--remote-dir", place, "cannot be made", "Name a folder on a disk with room", exit_code=3):
-        place.mkdir(parents=True, mode=0o700)
+    with _making(place):
         for name in (rundir.CONFIG, rundir.LOGS, rundir.MESH, rundir.MEASURED, rundir.FAILED):
             (place / name).mkdir()
         for name, text in files.items():
@@ -208,7 +222,7 @@ def _owners(run: Path) -> Iterator[tuple[Path, str]]:
     """The marks in a run's place beside the folders of nodes of this host, with the identities of their processes."""
     for mark in run.glob(f"*.{OWNER}"):
         with suppress(OSError, ValueError):
-            host, who = mark.read_text().split()
+            host, who = read_text(mark).split()
             if host == socket.gethostname():
                 yield mark, who
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import owned
 from executor.hosts import elsewhere, ssh, ssh_session
 from executor.hosts.checks.check import checked
 from executor.hosts.fleet import Fleet, left
@@ -37,6 +37,7 @@ from executor.system.frames import Message
 from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
+from planner.basics.quoting import for_shell
 from planner.decide.smaller import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec import inputs
@@ -75,7 +76,6 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
 def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None) -> RunRecord:
     """Run on the hosts. PlannerError, and no folder, where a host refuses before anything was started. A start that
     fails is followed by another as often as the options allow: on the same hosts, and without those that were lost."""
-    reap()
     fleets = [fleet]
 
     def again(failed: Prepared) -> Prepared:
@@ -86,7 +86,9 @@ def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None)
     def find(folder: Path) -> attempts.Place:
         return elsewhere.newest(folder, fleets[-1].used)
 
-    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
+    with owned(ready.options.run_dir, new=not ready.options.again):
+        reap()
+        return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
 
 
 def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared, Fleet]:
@@ -144,7 +146,7 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
 def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> tuple[dryrun.DryRun, list[str]]:
     """What would be started, and how each host would be reached."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
-    return found, [shlex.join(ssh_session.words(one)) for one in machines]
+    return found, [for_shell(ssh_session.words(one)) for one in machines]
 
 
 def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
@@ -202,8 +204,8 @@ class _Run:
     def execute(self, port: int) -> RunRecord:
         """Make the folder, run, write run.json whatever happens."""
         started, clock, ended = datetime.now(UTC), time.monotonic(), UNKNOWN
-        self._make_folder(port)
         with received_signals() as signals:
+            self._make_folder(port)
             try:
                 ended = self._verdict(self._watch(signals))
             finally:
@@ -224,7 +226,7 @@ class _Run:
 
         def for_nodes() -> None:
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
-            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
+            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)), ready.environment)
             keep_hosts(folder, self.machines)
 
         make_folder(ready, for_nodes)

@@ -26,6 +26,7 @@ from executor.folder.outcome import RANK_PREFIX, TRACEBACK
 from executor.system.processes import identity, processes_of
 from executor.watch import hangs
 from executor.watch.verdict import Ending, LostAgent
+from planner.basics import reading
 
 POLL_S = 0.1
 SETTLE_S = 1.5
@@ -254,7 +255,7 @@ class LogFollower:
             for stream in ("stdout", "stderr"):
                 path = rundir.rank_log(self.folder, one.node, one.local_rank, stream)
                 if path is not None:
-                    with path.open("rb") as file:
+                    with reading.opened(path) as file:
                         size = file.seek(0, os.SEEK_END)
                         file.seek(max(0, size - rundir.TAIL_BYTES))
                         self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
@@ -271,19 +272,22 @@ class LogFollower:
         if path is None:
             return
         try:
-            with path.open("rb") as file:
+            with reading.opened(path) as file:
                 file.seek(offset)
-                fresh = file.read()
+                fresh = file.read(reading.LINE_BYTES)
         except OSError:  # somebody deleted the run folder
             return
         *lines, rest_now = (rest + fresh).split(b"\n")
-        if final and rest_now:
+        more = final and len(fresh) == reading.LINE_BYTES
+        if (final and rest_now and not more) or len(rest_now) > reading.LINE_BYTES:
             lines, rest_now = [*lines, rest_now], b""
         self._places[one, stream] = (path, offset + len(fresh), rest_now)
         for line in lines:
             text = line.decode(errors="replace").rsplit("\r", 1)[-1]
             if not self._of_traceback((one, stream), text):
                 self._pass_on(one.label, text)
+        if more:
+            self._read(one, stream, final)
 
     def _of_traceback(self, source: tuple[Followed, str], line: str) -> bool:
         """Whether a line is one of a traceback, before its last."""
