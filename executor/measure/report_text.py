@@ -116,6 +116,8 @@ def _run(report: Report) -> Iterator[str]:
     yield from map(stragglers.sentence, report.stragglers)
     for note in report.notes:
         yield f"note: {note}"
+    if report.launcher == "local/namespaces" and not report.node_tx_bytes:
+        yield "sent between nodes over the whole run: not measured"
     if report.node_tx_bytes:
         sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
         yield f"sent between nodes over the whole run: {sent}"
