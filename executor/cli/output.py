@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from executor.folder import rundir
+from executor.folder import outcome, rundir
 from executor.measure import lines
 from executor.measure import report as reports
 from executor.measure.report_text import render
@@ -68,7 +68,7 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     """Print how a run ended, and its report where there is one; the exit code of the command."""
     folder = ready.options.run_dir
     if record.exit_code:
-        tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+        tell_failure(ready, record)
     built = reports.build(folder) if record.measured or tolerances else None
     outside = reports.check(built, tolerances) if built and tolerances and not record.exit_code else None
     if as_json:
@@ -86,6 +86,20 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
         if ready.options.save_weights:
             tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} DIR")
     return record.exit_code or verdict(outside)
+
+
+def tell_failure(ready: launch.Prepared, record: RunRecord) -> None:
+    """Say what failed, with the traceback of the rank that did, and how the run is gone on with."""
+    folder, options = ready.options.run_dir, ready.options
+    if record.failed_rank is not None:
+        log = rundir.rank_log(folder, *divmod(record.failed_rank, ready.processes), "stderr")
+        for line in outcome.traceback_of(log, record.message):
+            tell(line)
+    tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+    if not options.script:
+        own = ready.hosts.emulation in ("ssh", "join")
+        for line in outcome.way_on(folder, writes=options.checkpoints is not None, kept=own):
+            tell(line)
 
 
 def verdict(outside: tuple[str, ...] | None) -> int:

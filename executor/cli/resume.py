@@ -99,10 +99,8 @@ def run_again(
         ready = launch.prepare(plan, options, cli_output.tell)
     cli_output.confirm(ready, yes)
     resume.put_aside(ready, place, cli_output.tell)
-    if fleet:
-        record = ssh_run.run(ready, fleet, cli_output.tell, master=master)
-    else:
-        record = launch.execute(ready, cli_output.tell)
+    tell = cli_output.tell
+    record = ssh_run.run(ready, fleet, tell, master=master) if fleet else launch.run(ready, tell)
     return cli_output.finish(ready, record, None, as_json)
 
 
