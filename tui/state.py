@@ -6,7 +6,6 @@ Nothing here draws, and nothing here predicts. Not here: the fields themselves (
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from planner.ask.options import Given, question
 from planner.ask.question import GROUP_AXES, Question, warnings
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Watch, watching
+from planner.basics.quoting import for_shell
 from planner.basics.tabletext import table
 from planner.basics.units import GIB, MIB, format_bytes, format_volume
 from planner.decide.estimate_json import BUFFERS, breakdown
@@ -224,7 +224,7 @@ def _shown(given: Given, one: Estimate, asked: Question, *, recommended: bool = 
         f"+ optimizer {seconds_text(spent.optimizer_s)}",
         trust=trust_text(asked.calibration, [one]),
         reasons=reasons(one),
-        command=shlex.join(_command(given, one, recommended)),
+        command=for_shell(_command(given, one, recommended)),
     )
 
 

@@ -6,7 +6,6 @@ Not here: the commands (the modules beside this), or the report's tables (report
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from executor.measure import lines
 from executor.measure import report as reports
 from executor.measure.report_text import render
 from executor.run import launch
+from planner.basics.quoting import for_shell
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.record import RunRecord
 
@@ -60,7 +60,7 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
     word, sentence = slurm.standing(job)
     if as_json:
         click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
-    tell(f"{word}: {sentence}. How it stands: executor status {shlex.quote(os.path.relpath(run_dir))}")
+    tell(f"{word}: {sentence}. How it stands: executor status {for_shell([os.path.relpath(run_dir)])}")
     return 0
 
 
@@ -81,10 +81,10 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     elif ready.options.script and not record.exit_code:
         tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
     if not record.exit_code:
-        again = f"executor report {shlex.quote(os.path.relpath(folder))}"
+        again = f"executor report {for_shell([os.path.relpath(folder)])}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
         if ready.options.save_weights:
-            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
+            tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} DIR")
     return record.exit_code or verdict(outside)
 
 

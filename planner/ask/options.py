@@ -14,6 +14,7 @@ import msgspec
 
 from planner.ask.question import Pins, Question, checked_runtime
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_path
 from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
@@ -41,6 +42,8 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "memory": memory_bytes,
     "wholes": wholes,
     "names": names,
+    "file": lambda name, typed, low, high: None if typed is None else check_path(typed, name),
+    "folder": lambda name, typed, low, high: None if typed is None else check_path(typed, name),
 }
 """How a kind of option is read: (name, what was typed, lowest, highest)."""
 

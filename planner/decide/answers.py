@@ -22,12 +22,11 @@ from planner.spec.job import Method
 class Estimate(msgspec.Struct, frozen=True):
     """One layout's answer. `sharding` names the strategy that LoRA runs under, else None.
 
-    `fits`: `room_probability`, that of the device holding all that the allocator would take, is at least FITS_FROM, or
-    the headroom that was asked for is left free, and the hosts hold what is offloaded; `verdict` says how sure that is
-    (question.verdict, under bounds.qualified; None: the device's memory is unknown). `low_bytes` and `high_bytes` are
-    the device memory between which nine measurements of ten lie, `fits_probability` is that of the device holding what
-    is needed when memory is short (None: its memory is unknown, or what is needed). `probed` says that its time rests
-    on the machine's own speed.
+    `fits`: `fits_probability`, that of the device holding all that it would show, is at least FITS_FROM, or the
+    headroom that was asked for is left free, and the hosts hold what is offloaded; `verdict` is the same in a word
+    (question.verdict, under bounds.qualified). Both are None where the device's memory is unknown, and the probability
+    where a part of the layout's is not counted. `low_bytes` and `high_bytes` are the memory on the device between which
+    nine measurements of ten lie. `probed` says that its time rests on the machine's own speed.
     """
 
     strategy: str
@@ -47,7 +46,6 @@ class Estimate(msgspec.Struct, frozen=True):
     considered: int = 1
     probed: bool = False
     fits_probability: float | None = None
-    room_probability: float | None = None
 
     @property
     def name(self) -> str:

@@ -252,8 +252,8 @@ def estimate(
     if refusal is not None and (other := nearest_launchable(case)) is not None:
         refusal += f"; nearest that runs: {changes_text(case, other)}"
     bands = coefficients(case, question.calibration).bands
-    room = fit_probability(memory.device_bytes, bands, case.cluster.gpu.memory_bytes)
-    fits, reasons = _fit(question, case, memory, room)
+    held = fit_probability(memory.device_bytes, bands, case.cluster.gpu.memory_bytes)
+    fits, reasons = _fit(question, case, memory, held)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
         if peak_flops(case) is not None:
@@ -276,8 +276,7 @@ def estimate(
         high_bytes=memory.device_bytes * bands.memory_high,
         considered=considered,
         probed=probed_here(case, question.calibration),
-        fits_probability=_probability(question, memory, bands),
-        room_probability=None if question.uncounted.bound else room,
+        fits_probability=None if question.uncounted.bound else 0.0 if memory.host_fits is False else held,
     )
 
 
@@ -303,8 +302,7 @@ def _other_format(case: Case) -> str:
 
 def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | Bound | None:
     """The device's, unless the hosts say less."""
-    shown, needed = memory.device_bytes, memory.needed_bytes
-    found = verdict(shown, needed, bands, question.cluster.gpu.memory_bytes, question.headroom)
+    found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
     if memory.host_fits is False:
         found = "no"
     elif memory.host_fits is None and found == "yes":
@@ -312,16 +310,7 @@ def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdi
     return qualified(found, question.uncounted)
 
 
-def _probability(question: Question, memory: MemoryBreakdown, bands: Bands) -> float | None:
-    """That the device holds the layout, unless the hosts do not; unknown where memory is left out."""
-    if question.uncounted.bound is not None:
-        return None
-    if memory.host_fits is False:
-        return 0.0
-    return fit_probability(memory.needed_bytes, bands, question.cluster.gpu.memory_bytes)
-
-
-def _fit(question: Question, case: Case, memory: MemoryBreakdown, room: float | None) -> tuple[bool, tuple[str, ...]]:
+def _fit(question: Question, case: Case, memory: MemoryBreakdown, held: float | None) -> tuple[bool, tuple[str, ...]]:
     capacity, needed = question.cluster.gpu.memory_bytes, memory.device_bytes
     if memory.host_fits is False:
         there = f"{format_bytes(memory.host_node_bytes)} of host memory needed on each node"
@@ -338,7 +327,7 @@ def _fit(question: Question, case: Case, memory: MemoryBreakdown, room: float | 
         short = (
             f"less than {question.headroom:.0%} headroom"
             if question.headroom is not None
-            else f"held with a probability of {room:.0%}, less than {FITS_FROM:.0%}"
+            else f"held with a probability of {held:.0%}, less than {FITS_FROM:.0%}"
         )
         return False, (f"{there}: {short}, largest is {largest[0]} in {memory.peak.phase}",)
     return False, (f"{there}, largest is {largest[0]} {format_bytes(largest[1])} in {memory.peak.phase}",)

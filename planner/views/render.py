@@ -181,7 +181,10 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
 }
 """What tables of layouts have columns of."""
 
-VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
+VERDICTS = {
+    "likely": "likely: its upper end is beyond the card",
+    "close": "close: its lower end is on the card, which is too little to count on",
+}
 """What the words mean that are neither yes nor no."""
 
 

@@ -469,11 +469,11 @@ CONTRADICTIONS = {
         "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\n"
         "parallelism_config: {parallelism_config_dp_shard_size: 4}\n", "multiply to 4, num_processes is 8"),
     "freeze": ("model_name_or_path: x\nstage: sft\nfinetuning_type: freeze\n", "Known: lora, full"),
-    "an endless alias": ("base_model: 7b\nd: &d {e: *d}\n", "nested more than 20 deep"),
+    "an endless alias": ("base_model: 7b\nd: &d {e: *d}\n", "has an alias of itself"),
     "aliases that multiply": (
         "base_model: 7b\na0: &a0 {x: 1}\n"
         + "".join(f"a{n}: &a{n} {{{', '.join(f'k{m}: *a{n - 1}' for m in range(9))}}}\n" for n in range(1, 10)),
-        "has more than 20000 keys"),
+        "repeats itself by its aliases to more than 100000 values"),
 }  # fmt: skip
 
 
