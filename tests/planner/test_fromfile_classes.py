@@ -40,6 +40,7 @@ ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "lf_moe_all.yaml": ("--gpus 8", {"verdict": {"yes", "likely"}, "method": "lora"}),
     "ax_mixtral_lora.yaml": ("--gpus 8", {"verdict": {"no"}, "method": "qlora"}),
     "ax_qlora_paged.yaml": ("--gpus 1", {"verdict": {"yes"}, "method": "qlora"}),
+    "ax_torchao8.yaml": ("--gpus 8", {"verdict": {"likely"}, "strategy": "fsdp"}),
     "axolotl_hsdp_tp.yaml": ("", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "acc_fsdp2_tp.yaml": ("--model 8b", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "ds_autotp.json": ("--model 8b --gpus 4", {"verdict": {"yes"}, "runtime": "deepspeed-autotp"}),
