@@ -18,6 +18,7 @@ from executor.measure import report as reports
 from executor.measure.report_text import render
 from executor.run import launch
 from planner.basics.quoting import for_shell
+from planner.basics.saying import say
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.record import RunRecord
 
@@ -26,7 +27,7 @@ OUTSIDE_BAND = 6
 
 def tell(text: str) -> None:
     """Say something to the person, on stderr."""
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def confirm(ready: launch.Prepared, yes: bool) -> None:
@@ -59,7 +60,7 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
 
     word, sentence = slurm.standing(job)
     if as_json:
-        click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
+        say(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
     tell(f"{word}: {sentence}. How it stands: executor status {for_shell([os.path.relpath(run_dir)])}")
     return 0
 
@@ -75,7 +76,7 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
         whole = {"run_dir": str(folder)} | msgspec.to_builtins(record)
         if built:
             whole["report"] = msgspec.Raw(lines.as_json(reports.SCHEMA, built, outside, tolerances))
-        click.echo(msgspec.json.encode(whole))
+        say(msgspec.json.encode(whole))
     elif built and not record.exit_code:
         tell(render(built))
     elif ready.options.script and not record.exit_code:

@@ -23,6 +23,7 @@ from executor.run.attempts import Place
 from executor.run.prepare import Options, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
 
 
@@ -132,10 +133,10 @@ def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
     commands = [dryrun.join_command(found, node) for node in range(plan.cluster.nodes)]
     if as_json:
         said = {"schema": "resume/1", "run_dir": str(options.run_dir), "resumed_from": place.step, "join": commands}
-        click.echo(msgspec.json.encode(said))
+        say(msgspec.json.encode(said))
         return 0
     cli_output.tell("ready: its nodes are to join it")
-    click.echo("\n".join(commands))
+    say("\n".join(commands))
     return 0
 
 
@@ -158,7 +159,7 @@ def _fleet(folder: Path, hosts: Path | None, plan: Plan) -> Fleet:
 def end(folder: Path, wait_s: float) -> int:
     """End RUN as its scheduler would: a checkpoint first, where it writes any. What a killed launcher left is ended."""
     stands = reap.stop(folder, wait_s)
-    click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    say(f"{stands.status}: {stands.message}" if stands.message else stands.status)
     return 0
 
 
@@ -169,5 +170,5 @@ def end(folder: Path, wait_s: float) -> int:
 def logs(folder: Path, rank: int | None, count: int) -> int:
     """The last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
     for line in attach.last_lines(folder, rank, count):
-        click.echo(line)
+        say(line)
     return 0
