@@ -20,6 +20,7 @@ from executor.run import launch
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.basics.units import format_bytes, format_seconds
+from planner.figures.memory import shown_by
 from planner.spec.record import RunRecord
 
 OUTSIDE_BAND = 6
@@ -44,11 +45,10 @@ def _headline(ready: launch.Prepared) -> str:
         for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
         if (size := getattr(layout, axis)) > 1
     )
-    peak = max((phase.total for phase in plan.prediction.memory), default=None)
     where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
     step = format_seconds(plan.prediction.step_s) + " a step"
     guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
-    predicted = f"predicted {format_bytes(peak)} a rank, {step}{guess}"
+    predicted = f"predicted {format_bytes(shown_by(plan))} on the card of a rank, {step}{guess}"
     return (
         f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
     )

@@ -205,8 +205,8 @@ def render(report: TraceReport) -> str:
     parts = (
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
         f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}",
-        comparison("Memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
-        titled("Fullest moments", ("phase", "bytes", "operation", "module"), moments),
+        comparison("Live memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
+        titled("Fullest moments", ("phase", "live", "operation", "module"), moments),
         comparison(title, CALLS, "traced", [*traffic.lines, payload], format_volume),
         f"not seen: {'; '.join(report.unseen)}",
     )
