@@ -25,7 +25,7 @@ from executor.folder.ownership import owned
 from executor.hosts import elsewhere, ssh, ssh_session
 from executor.hosts.checks.check import checked
 from executor.hosts.fleet import Fleet, left
-from executor.hosts.hosts import Machine, keep_hosts, kept_hosts
+from executor.hosts.hosts import Machine, keep_hosts
 from executor.hosts.ssh import Answer, Contact
 from executor.launchers import local
 from executor.preflight import preflight
@@ -146,9 +146,9 @@ def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
     return found, [shlex.join(ssh_session.words(one)) for one in machines]
 
 
-def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
+def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo) -> list[str]:
     """End what a run whose launcher is gone left on its hosts; a sentence for each host that had some, or said no."""
-    machines, told = kept_hosts(folder), []
+    told = []
     with ssh.contact(machines, echo) as contact:
         for one in sorted(contact.ask({"kind": "reap", "run_id": run_id}, LOOK_S), key=lambda answer: answer.place):
             if one.error is not None:
