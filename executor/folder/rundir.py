@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -42,6 +42,14 @@ TAIL_BYTES = 64 * 1024
 DAMAGED = "The run folder is damaged; run again"
 
 T = TypeVar("T")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
+Word = Annotated[str, msgspec.Meta(pattern=rf"\A{_WORD}\Z")]
+WordOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_WORD})?\Z")]
+Line = Annotated[
+    str, msgspec.Meta(max_length=4096, pattern="\\A[^\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069]*\\Z")
+]
+"""What somebody else may have written into a run folder where an id is read, which may become part of a name, and where
+a text is, which may be shown: the decoder refuses others."""
 FolderState = Literal["whole", "deleted", "full"]
 
 
@@ -73,9 +81,9 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = "launcher/1"
-    run_id: str
-    process: str
-    host: str
+    run_id: Word
+    process: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,10}:[0-9]{1,20}\Z")]
+    host: Line
     machine: str
     boot: str
     namespace: str
