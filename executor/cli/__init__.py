@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from executor.cli import options as cli_options
-from executor.cli.output import confirm, end_on_hosts, finish, tell, tell_job, verdict
+from executor.cli.output import confirm, finish, tell, tell_job, verdict
 from executor.folder import badloss, checkpoint_policy, rundir
 from executor.measure import lines
 from executor.measure import report as reports
@@ -262,8 +262,8 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> int:
-    """How RUN stands: running, or ended and how. What a killed launcher left of it is ended and removed."""
-    stands = standing(folder, end_on_hosts)
+    """How RUN stands: running, or ended and how. Nothing is ended or written: executor stop cleans up."""
+    stands = standing(folder)
     if as_json:
         found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
         say(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))

@@ -76,5 +76,5 @@ def join(
     if as_json:
         say(msgspec.json.encode({"run_dir": str(run), "node": asked.node} | msgspec.to_builtins(record)))
     if record.exit_code:
-        cli_output.tell(f"error: {record.message.rstrip('.')}. Logs: {ready.options.run_dir / 'logs'}")
+        cli_output.tell_failure(ready, record)
     return record.exit_code

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import LOCK, owned
 from executor.launchers import local
 from executor.preflight.findings import asked
 from executor.run import attempts
@@ -124,16 +125,16 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     if scripts is None:
         nodes = len(found.ready.hosts.hosts)
         scripts = {SCRIPT.format(node): script(node, nodes) for node in range(nodes)}
-    if not found.ready.options.again:
-        rundir.check_new(folder)
-    rundir.create(folder, found.ready.plan, found.ready.files)
-    attempts.keep_asked(found.ready, folder, launcher="join")
-    rundir.write_launch(folder, found.spec, found.ready.environment)
-    joining.write(folder, joining_of(found.ready, found.port))
-    for name, text in scripts.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o700)
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    with owned(folder, "--output", new=not found.ready.options.again):
+        rundir.create(folder, found.ready.plan, found.ready.files)
+        attempts.keep_asked(found.ready, folder, launcher="join")
+        rundir.write_launch(folder, found.spec, found.ready.environment)
+        joining.write(folder, joining_of(found.ready, found.port))
+        for name, text in scripts.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o700)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
 def joining_of(ready: Prepared, port: int) -> joining.Joining:

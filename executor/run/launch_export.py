@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import owned
 from executor.launchers import kubernetes, skypilot, slurm
 from executor.launchers.kubernetes import RUNS, Claim
 from executor.run import dryrun, slurm_run
@@ -69,11 +70,12 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
     rundir.check_new(folder, "--output")
     _check_asked(to, asked)
     _check_restarts(to, options, asked)
-    try:
-        return _WRITERS[to](plan, replace(options, run_dir=folder), asked, echo)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with owned(folder, "--output", new=True):
+        try:
+            return _WRITERS[to](plan, replace(options, run_dir=folder), asked, echo)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from executor.folder import checkpoint_policy, rundir
+from executor.folder.ownership import let_go, owned
 from executor.launchers import slurm
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
@@ -72,12 +73,13 @@ def submit(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) 
     """Write the run folder and submit its job; the job's number. PlannerError for what no node would run either."""
     found, script = checked(plan, options, echo, given)
     folder = found.ready.options.run_dir
-    write(found, script, folder, given)
-    try:
-        return sent(folder, found.ready.environment)
-    except PlannerError:
-        shutil.rmtree(folder)
-        raise
+    with owned(folder, new=True):
+        try:
+            write(found, script, folder, given)
+            return sent(folder, found.ready.environment)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
 
 
 def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) -> tuple[dryrun.DryRun, str]:
@@ -114,7 +116,9 @@ def check_allocation(wanted: int) -> None:
 def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[Prepared, RunRecord]:
     """Write the run folder and run on the nodes of the allocation."""
     ready, folder, job = found.ready, found.ready.options.run_dir, os.environ["SLURM_JOB_ID"]
-    write(found, None, folder, given)
+    with owned(folder, new=not ready.options.again):
+        write(found, None, folder, given)
+        let_go(folder)  # to the nodes, which share it
     begun, clock = datetime.now(UTC), time.monotonic()
     with received_signals() as signals:
         code = _srun(job, ready, signals)

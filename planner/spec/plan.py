@@ -7,12 +7,12 @@ A plan is data. Reading one validates it field by field and evaluates nothing. N
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from planner import __version__
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_texts
@@ -172,10 +172,10 @@ def encode_plan(plan: Plan) -> bytes:
 def decode_plan(raw: bytes, name: str = "plan") -> Plan:
     """Read plan.json; refuse what is truncated, edited, of another major version or not a plan (PlannerError)."""
     try:
-        head = msgspec.json.decode(raw, type=dict)
+        head = reading.shallow(msgspec.json.decode(raw, type=dict))
     except msgspec.ValidationError:
         raise PlannerError(name, None, "is JSON but not a plan object", WRITTEN) from None
-    except NOT_JSON as error:
+    except (ValueError, *NOT_JSON) as error:
         raise PlannerError(name, None, f"is not complete JSON ({error})", AGAIN) from None
     kind, _, major = str(head.get("schema", "")).partition("/")
     if kind != "plan":
@@ -202,4 +202,5 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """`decode_plan` of a file."""
     with refusing(OSError, "plan", path, "cannot be read", WRITTEN):
-        return decode_plan(Path(path).read_bytes(), str(path))
+        raw = reading.read_bytes(path)
+    return decode_plan(raw, str(path))

@@ -7,7 +7,6 @@ wins. Not here: what the files hold (presets.py).
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import planner
+from planner.basics import reading
 from planner.basics.errors import PlannerError, did_you_mean, refusing
 from planner.basics.names import check_name, check_texts, name_rule
 
@@ -108,10 +108,9 @@ def merged_aliases(kind: str, folders: Folders) -> dict[str, str]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file whose numbers are all finite."""
     with refusing(OSError, "preset", path, "cannot be read", "Name a TOML file"):
-        text = path.read_bytes()
-    # Bad TOML and bad UTF-8 are both ValueError.
-    with refusing((ValueError, RecursionError), str(path), None, "is not TOML", "Copy a neighbouring file and edit it"):
-        raw = tomllib.loads(text.decode())
+        text = reading.read_bytes(path, reading.SETTINGS_BYTES)
+    with refusing(ValueError, str(path), None, "is not TOML", "Copy a neighbouring file and edit it"):
+        raw = reading.read_toml(text)
     for key, value in _no_numbers(raw):
         raise PlannerError(f"{path}: {key.removeprefix('.')}", value, "is not a sensible number")
     check_texts(raw, str(path), free=FOR_READERS)

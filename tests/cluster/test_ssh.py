@@ -306,7 +306,10 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(
     nothing_stays(pair)
     monkeypatch.setenv("MESHWRIGHT_SSH", f"ssh -F {pair.ssh_config}")
     status = subprocess.run([EXECUTOR, "status", folder], capture_output=True, text=True, check=True).stdout
-    assert "ended" not in status and status.startswith("launcher lost: its launcher (process ")
+    assert f"executor stop {folder} ends what it left" in status and not (folder / "run.json").exists()
+    stopped = subprocess.run([EXECUTOR, "stop", folder, "--yes"], capture_output=True, text=True, check=True)
+    assert "hosts.json names red, blue (prelude " in stopped.stderr
+    assert "ended" not in stopped.stdout and stopped.stdout.startswith("launcher lost: its launcher (process ")
     assert (record(folder)["launcher"], record(folder)["exit_code"]) == ("ssh", 7)
 
 

@@ -17,6 +17,7 @@ from planner.basics.quoting import for_terminal
 from planner.basics.units import format_bytes, format_seconds
 from planner.engines.base import Call
 from planner.figures.comm import Traffic, traffic
+from planner.figures.memory import shown_by
 from planner.figures.saving import advice_text
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE, transport_of
@@ -203,7 +204,8 @@ def _subtitle(plan: Plan) -> str:
         f"batch {layout.global_batch_size} = {layout.data_parallel} x {layout.micro_batch_size} x {layout.grad_accum}",
     ]
     if told.memory:
-        parts.append(f"peak {format_bytes(max(phase.total for phase in told.memory))} a GPU")
+        live = max(phase.total for phase in told.memory)
+        parts.append(f"{format_bytes(shown_by(plan))} on the card of a GPU, of which {format_bytes(live)} live")
     if told.step_s is not None:
         parts.append(f"step {format_seconds(told.step_s)}")
     parts.append(advice_text(told.checkpoint))
