@@ -182,7 +182,7 @@ def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = 
 def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
     """What must hold of the place where the run folder will be made, and of the script that goes into it."""
     fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
-    script = (Check("script", lambda: preflight.check_script(options.script[0])),) if options.script else ()
+    script = (Check("script", lambda: ownscript.check_script(options.script[0])),) if options.script else ()
     return (
         *script,
         Check("run folder", lambda: None if options.again else rundir.check_new(options.run_dir)),
