@@ -178,7 +178,7 @@ def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tup
         found.append("experts are predicted for a router that spreads tokens evenly; memory and all-to-all follow it")
     if fullest is not None and shorter_rows(plan, fullest):
         planned = _fullest(prediction_of(plan, fullest).memory)
-        peak = f" ({format_bytes(planned.total)} at most)" if planned else ""
+        peak = f" ({format_bytes(planned.total)} live at most)" if planned else ""
         found.append(
             f"memory is compared for rows of {max(fullest.rows):,} tokens, as the measured step had them;"
             f" the plan is for its widest rows, {plan.job.seq_len:,} tokens{peak}, and so is its time"

@@ -33,15 +33,13 @@ def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: Form, absent: str = MISSING) -> str:
     """Lines as a table, predicted beside `seen`; `first` names the column of names, `absent` stands for a figure that
     was not seen."""
-    rows = [
-        (
-            line.name,
-            *_figures(line, form, absent),
-            "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %",
-        )
-        for line in lines
-    ]
+    rows = [(line.name, *_figures(line, form, absent), error_text(line.error_percent)) for line in lines]
     return titled(title, (first, "predicted", seen, "error"), rows)
+
+
+def error_text(percent: float | None) -> str:
+    """How far off a prediction is, in percent; from twice as much on, as a factor."""
+    return "n/a" if percent is None else f"{percent:+.2f} %" if percent < 100 else f"x {1 + percent / 100:.3g}"
 
 
 def named(line: Line, name: str) -> Line:
@@ -73,7 +71,8 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
     sums = [named(memory.load, "while loading, at most")] if memory.load.measured is not None else []
     sums.append(named(memory.peak, peak_name(memory)))
     absent = MISSING if memory.peak.measured is not None else UNMEASURED
-    yield comparison(f"Memory ({where})", "phase/term", "measured", [*memory.lines, *sums], format_bytes, absent)
+    lines = [*memory.lines, *sums]
+    yield comparison(f"Live memory ({where})", "phase/term", "measured", lines, format_bytes, absent)
     small = [line for line in memory.small if line.predicted or line.measured]
     if small:
         shown = "; ".join(f"{line.name} {' / '.join(_figures(line, format_bytes, absent))}" for line in small)

@@ -60,6 +60,15 @@ def alive(who: str) -> bool:
     return pid.isdigit() and _started(int(pid)) == int(start or 0)
 
 
+def has_open(who: str, path: Path) -> bool:
+    """Whether the process of that identity has a file open."""
+    try:
+        named = path.stat()
+        return alive(who) and any(_same(one, named) for one in (PROC / who.partition(":")[0] / "fd").iterdir())
+    except OSError:
+        return False
+
+
 def processes_of(run_id: str, launcher: str | None = None) -> list[int]:
     """Living processes (zombies are not) that were started by the run, by the id in their environment; of several nodes
     in this PID namespace only those that the process of identity `launcher` started, where it is given."""
@@ -128,6 +137,13 @@ def _others() -> Iterator[tuple[int, dict[str, str]]]:
         if raw and RUN_ID_VARIABLE.encode() in raw and namespace(pid) == here:
             pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
             yield pid, {name: value for name, _, value in pairs}
+
+
+def _same(descriptor: Path, named: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(descriptor.stat(), named)
+    except OSError:  # closed meanwhile
+        return False
 
 
 def namespace(pid: int) -> str:

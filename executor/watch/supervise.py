@@ -266,7 +266,11 @@ class LogFollower:
                     with reading.opened(path) as file:
                         size = file.seek(0, os.SEEK_END)
                         file.seek(max(0, size - rundir.TAIL_BYTES))
-                        self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
+                        self._places[one, stream] = (
+                            path,
+                            size - len(file.read(rundir.TAIL_BYTES).rpartition(b"\n")[2]),
+                            b"",
+                        )
 
     def moved(self, folder: Path) -> None:
         """The logs are in this folder now, and are gone on with where they were read to."""

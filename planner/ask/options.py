@@ -23,7 +23,7 @@ from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Reci
 from planner.spec.calibration import calibration
 from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
-from planner.spec.options import OPTIONS, of_part
+from planner.spec.options import ALL_LINEAR, OPTIONS, of_part
 from planner.spec.preset_files import Folders
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
@@ -226,7 +226,9 @@ def _lora(given: Given, model: ModelSpec) -> Lora:
             set_of_lora, given[set_of_lora], f"is a setting of LoRA, not of {found['kind']}", "Leave it out"
         )
     rank, targets = found.get("rank", plain.rank), plain.targets
-    if given.get("lora_targets") is not None:
+    if given.get("lora_targets") == ALL_LINEAR:
+        targets = legal
+    elif given.get("lora_targets") is not None:
         targets = tuple(name.strip() for name in str(given["lora_targets"]).split(","))
         for name in targets:
             if name not in legal:

@@ -7,7 +7,6 @@ refusal. Not here: what a file means, or writing one (output.py).
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator
 from io import BufferedReader
@@ -110,6 +109,8 @@ def read_json(raw: bytes) -> Any:
         try:
             return shallow(msgspec.json.decode(raw))
         except msgspec.DecodeError as error:
+            import json  # for numbers that only it reads, which few files have
+
             try:
                 return shallow(json.loads(raw.decode()))
             except ValueError:
