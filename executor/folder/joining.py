@@ -12,11 +12,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from executor.folder import badloss, rundir
 from executor.folder.checkpoint_policy import Policy
+from executor.folder.rundir import Line, Word
+from executor.system.environment import added as checked
 from executor.system.environment import is_ours
 from executor.system.sources import sources
 from planner.basics.contents import NOT_JSON
@@ -24,6 +27,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.reading import read_bytes
 
 JOIN, JOINED = "join.json", "joined"
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Joining(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,27 +41,27 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = "join/1"
-    run_id: str
-    plan_hash: str
-    version: str
-    code: str
-    port: int
-    master: str | None = None
+    run_id: Word
+    plan_hash: Line
+    version: Line
+    code: Line
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    master: Line | None = None
     save_weights: bool = False
     script: tuple[str, ...] = ()
     environment: dict[str, str | None] = {}
-    stall_s: float | None = None
+    stall_s: Seconds | None = None
     checkpoints: Policy | None = None
     bad_loss: badloss.Policy = badloss.STOP
-    profile: int | None = None
-    resume: str | None = None
-    start: str | None = None
+    profile: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    resume: Annotated[str, msgspec.Meta(pattern=r"\Acheckpoints/step-[0-9]{1,18}\Z")] | None = None
+    start: Line | None = None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """How a node ended, in the words of run.json."""
 
-    status: str
+    status: Line
     exit_code: int
     message: str
     cause: str = ""
@@ -70,15 +74,15 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "joined/1"
     node: int
-    host: str
-    process: str
-    address: str = ""
-    interface: str = ""
+    host: Line
+    process: Line
+    address: Line = ""
+    interface: Line = ""
     versions: dict[str, str] = {}
     contents: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    refusal: str = ""
+    refusal: Line = ""
     end: End | None = None
 
 
@@ -154,7 +158,8 @@ def environment_of(
     asked: Mapping[str, str | None], added: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """What the person adds to the ranks' environment: of the folder, of this command line, and secrets of this host's
-    own."""
+    own. PlannerError for what `--env` would refuse."""
+    checked((f"{name}={value or ''}" for name, value in asked.items()), {})
     kept = {name: value for name, value in asked.items() if value is not None}
     for name in (name for name, value in asked.items() if value is None and name not in added):
         if name not in environment:

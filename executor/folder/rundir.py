@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from executor.system.environment import masked
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_path
@@ -41,6 +42,14 @@ TAIL_BYTES = 64 * 1024
 DAMAGED = "The run folder is damaged; run again"
 
 T = TypeVar("T")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
+Word = Annotated[str, msgspec.Meta(pattern=rf"\A{_WORD}\Z")]
+WordOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_WORD})?\Z")]
+Line = Annotated[
+    str, msgspec.Meta(max_length=4096, pattern="\\A[^\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069]*\\Z")
+]
+"""What somebody else may have written into a run folder where an id is read, which may become part of a name, and where
+a text is, which may be shown: the decoder refuses others."""
 FolderState = Literal["whole", "deleted", "full"]
 
 
@@ -72,9 +81,9 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = "launcher/1"
-    run_id: str
-    process: str
-    host: str
+    run_id: Word
+    process: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,10}:[0-9]{1,20}\Z")]
+    host: Line
     machine: str
     boot: str
     namespace: str
@@ -342,7 +351,7 @@ def _lines(folder: Path) -> list[Logged]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    whole = reading.read_bytes(path, reading.LOG_BYTES).rpartition(b"\n")[0].splitlines()
     with refusing(NOT_JSON, "run file", path, "cannot be read", DAMAGED):
         return [msgspec.json.decode(line, type=Logged) for line in whole]
 
@@ -371,9 +380,9 @@ def _rank_files(folder: Path) -> list[tuple[int, Path]]:
 def last_text(path: Path) -> str:
     """The last 64 KiB of a file; nothing where there was none, or it was deleted meanwhile."""
     try:
-        with path.open("rb") as stream:
+        with reading.opened(path) as stream:
             stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
+            return stream.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -381,4 +390,4 @@ def last_text(path: Path) -> str:
 def read_json(path: Path, kind: type[T]) -> T:
     """One file of a run folder; refuses one that is damaged."""
     with refusing((OSError, *NOT_JSON), "run file", path, "cannot be read", DAMAGED):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(reading.read_bytes(path), type=kind)

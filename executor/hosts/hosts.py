@@ -172,5 +172,26 @@ def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
 
 
 def kept_hosts(run: Path) -> tuple[Machine, ...]:
-    """The hosts that a run was started on, by node."""
-    return rundir.read_json(run / rundir.HOSTS, _Kept).hosts
+    """The hosts that a run was started on, by node; refuses what no host file could have said."""
+    path = run / rundir.HOSTS
+    machines = rundir.read_json(path, _Kept).hosts
+    for number, one in enumerate(machines, 1):
+        said = [f"{word}={value}" for word in WORDS if (value := getattr(one, word)) is not None]
+        if any(not char.isprintable() for text in said for char in text):
+            raise _refused(path, number, one.name, "has a character that is not printed", "Name them: --hosts FILE")
+        if replace(next(_machines(path, number, one.name, said, Machine(""))), line=one.line) != one:
+            raise _refused(path, number, one.name, "is no name of one host", "Name them: --hosts FILE")
+    if len(machines) > MOST_HOSTS:
+        raise _refused(
+            path, MOST_HOSTS, len(machines), f"names more than {MOST_HOSTS} hosts", "Name them: --hosts FILE"
+        )
+    return machines
+
+
+def named(machines: tuple[Machine, ...]) -> str:
+    """Which hosts these are, for somebody who is to say whether they are reached, with what runs on them first."""
+    more = [f"{word} {value!r}" for word in ("prelude", "container", "python")
+            for value in dict.fromkeys(getattr(one, word) for one in machines) if value]  # fmt: skip
+    users = (f"{one.user}@" if one.user else "" for one in machines)
+    names = [f"{user}{one.name}" for user, one in zip(users, machines, strict=True)]
+    return ", ".join(names) + (f" ({'; '.join(more)})" if more else "")

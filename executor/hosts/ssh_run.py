@@ -24,13 +24,13 @@ from executor.folder.ownership import owned
 from executor.hosts import elsewhere, ssh, ssh_session
 from executor.hosts.checks.check import checked
 from executor.hosts.fleet import Fleet, left
-from executor.hosts.hosts import Machine, keep_hosts, kept_hosts
+from executor.hosts.hosts import Machine, keep_hosts
 from executor.hosts.ssh import Answer, Contact
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
 from executor.run.launch import all_met, evidence_of, make_folder, record_of, tried_again
-from executor.run.prepare import Options, Prepared, decided, folder_checks
+from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks
 from executor.run.reap import reap
 from executor.system.address import Master
 from executor.system.frames import Message
@@ -69,7 +69,7 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
         made,
         options=replace(options, run_dir=options.run_dir.absolute(), kept=options.kept or made.run_id),
         hosts=_hosts(machines),
-        files=made.backend.files(made.plan),
+        files=files_of(made),
     )
 
 
@@ -139,7 +139,7 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
                 record = one.execute(port)
         lost = [machines[node] for node in contact.refused]
     if one.again and lost:  # a host may live on whose connection alone was lost
-        _ended_on(lost, ready.run_id, lambda _: None, ready.options.place)
+        ended_on_hosts(lost, ready.run_id, lambda _: None, ready.options.place)
     return record, one.again
 
 
@@ -149,13 +149,8 @@ def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
     return found, [for_shell(ssh_session.words(one)) for one in machines]
 
 
-def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
-    """End what a run whose launcher is gone left on its hosts; a sentence for each host that had some, or said no."""
-    return _ended_on(kept_hosts(folder), run_id, echo)
-
-
-def _ended_on(machines: Sequence[Machine], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
-    """The same on these hosts; `place` is where they make folders."""
+def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
+    """End what a run left on hosts, whose folders are in `place`; a sentence for each that had some, or said no."""
     told, request = [], {"kind": "reap", "run_id": run_id, "place": place}
     with ssh.contact(machines, echo) as contact:
         for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):

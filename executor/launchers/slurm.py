@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
 import msgspec
 
@@ -40,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """slurm.json: the job that a run folder was submitted as."""
 
     schema: str = "slurm/1"
-    job: str
+    job: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,18}([_+][0-9]{1,18})?\Z")]
 
 
 @dataclass(frozen=True)

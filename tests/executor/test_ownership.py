@@ -20,9 +20,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from kept import record
+from kept import PLAN, checkpoint, record
 from test_rundir import make_plan
 
+from executor.cli import executor
 from executor.folder import rundir
 from executor.hosts import ssh_run
 from executor.hosts.fleet import Fleet
@@ -30,6 +31,7 @@ from executor.hosts.hosts import Machine
 from executor.launchers import local
 from executor.run import dryrun, launch, prepare
 from executor.run.prepare import Options, Prepared
+from planner.basics.command import exit_code
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
 
@@ -242,3 +244,28 @@ def test_a_refusal_on_a_host_that_sees_the_launcher_s_folder_is_said_as_it_is(tm
     finally:
         os.chdir(here)
     assert msgspec.json.decode((tmp_path / "join.json").read_bytes(), type=joining.Joining) == found
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("words", [("resume",), ("resume", "--yes"), ("stop", "--yes")])
+def test_a_run_that_another_process_works_on_is_not_resumed_and_stays_as_it_is(
+    words: tuple[str, ...], shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rundir.create(tmp_path / "run", PLAN, {})
+    (tmp_path / "run" / "checkpoints").mkdir()
+    checkpoint(tmp_path / "run", 10)
+    rundir.keep_record(tmp_path / "run", record("training failed", 5))
+    child = holder(tmp_path / "run", shared)
+    before = content(tmp_path / "run")
+    try:
+        code = exit_code(executor, [*words[:1], str(tmp_path / "run"), *words[1:]])
+    finally:
+        child.kill()
+        child.wait()
+    said = capsys.readouterr()
+    if words[0] == "stop":
+        assert code == 0 and said.out.startswith("training failed: ")
+    else:
+        assert (code, len(said.err.splitlines())) == (3, 1)
+        assert f"{tmp_path / 'run'}: is in use by process {child.pid} on " in said.err
+    assert content(tmp_path / "run") == before
