@@ -6,7 +6,6 @@ Parses, calls one function, prints. Imported when it is called. Not here: any of
 from __future__ import annotations
 
 import os
-import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from executor.measure.matrix import cells as cells_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_file, check_folder
+from planner.basics.quoting import for_shell
 from planner.basics.units import GB, TERA, format_seconds
 from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
 from planner.calibrate.probe import Probe
@@ -134,7 +134,7 @@ def probe(
             click.echo(line)
     for path in written.files:
         tell(f"wrote {os.path.relpath(path)}")
-    folder = shlex.quote(os.path.relpath(output))
+    folder = for_shell([os.path.relpath(output)])
     total = written.probe.ranks
     chosen = f"--presets {folder} --cluster {written.probe.name} --calibration {written.probe.name} --gpus {total}"
     tell(f"next: planner estimate --model tiny-llama {chosen}")

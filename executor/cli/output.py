@@ -6,7 +6,6 @@ Not here: the commands (the modules beside this), or the report's tables (report
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from executor.measure.report_text import render
 from executor.run import launch
 from executor.run.reap import OnHosts
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_shell
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.record import RunRecord
 
@@ -67,7 +67,7 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
     word, sentence = slurm.standing(job)
     if as_json:
         click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
-    tell(f"{word}: {sentence}. How it stands: executor status {shlex.quote(os.path.relpath(run_dir))}")
+    tell(f"{word}: {sentence}. How it stands: executor status {for_shell([os.path.relpath(run_dir)])}")
     return 0
 
 
@@ -88,10 +88,10 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     elif ready.options.script and not record.exit_code:
         tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
     if not record.exit_code:
-        again = f"executor report {shlex.quote(os.path.relpath(folder))}"
+        again = f"executor report {for_shell([os.path.relpath(folder)])}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
         if ready.options.save_weights:
-            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
+            tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} DIR")
     return record.exit_code or verdict(outside)
 
 

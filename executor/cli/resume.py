@@ -146,7 +146,7 @@ def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...
         return cli_output.finish(*slurm_run.started(found, given), None, as_json)
     kept = (folder / slurm.SCRIPT).is_file() and not (sbatch or other)
     slurm_run.write(found, None if kept else script, folder, given)
-    return cli_output.tell_job(folder, slurm_run.sent(folder), as_json)
+    return cli_output.tell_job(folder, slurm_run.sent(folder, found.ready.environment), as_json)
 
 
 def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:

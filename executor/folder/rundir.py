@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 from executor.system.environment import masked
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_path
 from planner.basics.output import check_folder
 from planner.parallelism.backend import LaunchSpec
 from planner.spec.layout import strategy_name
@@ -107,6 +109,7 @@ def base_is_checkpoint(plan: Plan) -> bool:
 
 def check_new(folder: Path, option: str = "--run-dir") -> None:
     """Refuse a folder that is there already or that cannot be made; create nothing. `option` named it."""
+    check_path(str(folder.absolute()), option)
     if folder.is_file():
         raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
@@ -148,9 +151,9 @@ def write_of_rank(folder: Path, kind: str, rank: int | str, value: object) -> No
     write_json(folder / kind / f"rank-{rank}.json", value)
 
 
-def write_launch(folder: Path, spec: LaunchSpec) -> None:
-    """launch.json, private: it holds environment values, though no secret ones."""
-    shown = tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in spec.commands)
+def write_launch(folder: Path, spec: LaunchSpec, added: Iterable[str]) -> None:
+    """launch.json, private: it holds environment values, though not of the variables that a person `added`."""
+    shown = tuple(msgspec.structs.replace(one, env=masked(one.env, added)) for one in spec.commands)
     write_json(folder / LAUNCH, msgspec.structs.replace(spec, commands=shown), private=True)
 
 
@@ -191,6 +194,7 @@ def state(folder: Path) -> FolderState:
 
 def read_run_plan(folder: Path) -> Plan:
     """The plan a run was started from; refuses a folder that is not a run folder."""
+    check_path(str(folder.absolute()), "run")
     if not (folder / PLAN).is_file():
         raise PlannerError(
             "run", folder, f"holds no {PLAN}, so it is not a run folder", "Give a folder made by executor run"

@@ -26,6 +26,7 @@ from executor.run import attempts
 from executor.run.reap import Standing, lost, seen, standing
 from executor.watch.stragglers import Straggler, Turn, find
 from executor.watch.verdict import NODE_LOST, NOT_MET
+from planner.basics import reading
 from planner.spec.plan import Plan
 from planner.spec.record import RunRecord
 
@@ -232,7 +233,7 @@ def host_names(folder: Path, plan: Plan) -> list[str]:
 
 def tail(folder: Path) -> list[Logged]:
     """The last whole lines of metrics.jsonl."""
-    with suppress(OSError), (folder / rundir.METRICS).open("rb") as file:
+    with suppress(OSError), reading.opened(folder / rundir.METRICS) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
         whole = file.read().rpartition(b"\n")[0].splitlines()

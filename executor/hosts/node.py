@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -23,16 +24,19 @@ from executor.folder.alive import ALIVE
 from executor.folder.checkpoints import CHECKPOINTS
 from executor.folder.joining import Joining
 from executor.hosts import boot
-from executor.hosts.remote import Link
+from executor.hosts.remote import END_S, Link
 from executor.run import attempts, join
 from executor.run.reap import GRACE_S, reap
 from executor.system import processes
 from executor.system.frames import Message
-from executor.watch.supervise import meanwhile, received_signals
+from executor.watch.supervise import POLL_S, meanwhile, received_signals
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_text
 from planner.spec.plan import write_whole
 
 RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
+LAST_S = END_S + 3.0
+"""How long a node whose launcher is gone may take to end itself."""
 SEND_S = 0.5
 """How often what is new in the run folder is sent."""
 CHUNK_BYTES = 2**20
@@ -129,9 +133,13 @@ def _keep(folder: Path, asked: Asked) -> Path:
 
 def reaped(request: Message) -> Message:
     """End what a run left on this host whose launcher is gone: processes, and folders in the user's cache."""
-    run_id = str(request["run_id"])
+    run_id, runs = str(request["run_id"]), _runs(request.get("place"))
+    nodes = processes.launchers_of(run_id) | {who for _, who in _owners(runs / run_id)}
     ended = processes.end(partial(processes.processes_of, run_id), GRACE_S)
-    stale = remove_stale(_runs(None))
+    deadline = time.monotonic() + LAST_S
+    while any(map(processes.alive, nodes)) and time.monotonic() < deadline:  # one whose connection was lost ends itself
+        time.sleep(POLL_S)
+    stale = remove_stale(runs)
     many = f"{len(ended)} process{'es' * (len(ended) > 1)}"
     return {"left": [many] * bool(ended) + ["its folder"] * (run_id in stale)}
 
@@ -200,15 +208,23 @@ def _fill(place: Path, files: dict[str, str]) -> None:
 def remove_stale(runs: Path) -> list[str]:
     """Remove folders of nodes of this host whose process no longer lives; their runs' ids."""
     removed = []
-    for mark in runs.glob(f"*/*.{OWNER}"):
-        with suppress(OSError, ValueError):
-            host, who = mark.read_text().split()
-            if host == socket.gethostname() and not processes.alive(who):
+    for mark, who in (one for run in runs.glob("*") for one in _owners(run)):
+        with suppress(OSError):
+            if not processes.alive(who):
                 shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
                 mark.unlink()
                 removed.append(mark.parent.name)
                 mark.parent.rmdir()
     return removed
+
+
+def _owners(run: Path) -> Iterator[tuple[Path, str]]:
+    """The marks in a run's place beside the folders of nodes of this host, with the identities of their processes."""
+    for mark in run.glob(f"*.{OWNER}"):
+        with suppress(OSError, ValueError):
+            host, who = read_text(mark).split()
+            if host == socket.gethostname():
+                yield mark, who
 
 
 @dataclass

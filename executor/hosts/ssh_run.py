@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from executor.system.frames import Message
 from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
+from planner.basics.quoting import for_shell
 from planner.decide.smaller import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec import inputs
@@ -137,20 +137,24 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
             if not failed and (again := tried_again(ready, record, echo)) is not None:
                 one = start(again)
                 record = one.execute(port)
-        return record, one.again
+        lost = [machines[node] for node in contact.refused]
+    if one.again and lost:  # a host may live on whose connection alone was lost
+        ended_on_hosts(lost, ready.run_id, lambda _: None, ready.options.place)
+    return record, one.again
 
 
 def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> tuple[dryrun.DryRun, list[str]]:
     """What would be started, and how each host would be reached."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
-    return found, [shlex.join(ssh_session.words(one)) for one in machines]
+    return found, [for_shell(ssh_session.words(one)) for one in machines]
 
 
-def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo) -> list[str]:
-    """End what a run whose launcher is gone left on its hosts; a sentence for each host that had some, or said no."""
-    told = []
+def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
+    """End what a run whose launcher is gone left on its hosts; a sentence for each host that had some, or said no.
+    `place` is where they make folders."""
+    told, request = [], {"kind": "reap", "run_id": run_id, "place": place}
     with ssh.contact(machines, echo) as contact:
-        for one in sorted(contact.ask({"kind": "reap", "run_id": run_id}, LOOK_S), key=lambda answer: answer.place):
+        for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):
             if one.error is not None:
                 told.append(f"{one.machine.name} could not be asked ({one.error.rule})")
             elif one.value and one.value["left"]:
@@ -218,7 +222,7 @@ class _Run:
 
         def for_nodes() -> None:
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
-            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
+            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)), ready.environment)
             keep_hosts(folder, self.machines)
 
         make_folder(ready, for_nodes)
@@ -351,11 +355,14 @@ class _Run:
         return found
 
     def _judged(self, evidence: Evidence) -> Verdict:
-        ending = evidence.ending
+        ending, by_host = evidence.ending, self._of_hosts()
+        if by_host is not None and by_host.cause == "node lost":
+            # A host that misses its launcher ends its ranks, and the others agree to end with them: nobody asked it.
+            kept = tuple(one for one in evidence.failures if not one.asked)
+            evidence = replace(evidence, failures=kept)
         known = evidence.failures and not evidence.failures[0].collateral
         if ending.ok or ending.signal is not None or known or evidence.hung or evidence.folder != "whole":
             return judge(evidence)
-        by_host = self._of_hosts()
         if by_host is None or (by_host.cause not in OF_NODES and (evidence.failures or ending.timed_out)):
             return judge(evidence)
         return by_host

@@ -40,8 +40,8 @@ MOVED = (
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """asked.json: what a run was asked for beside its plan, for a start that goes on with it. A value of `environment`
-    is None where it is a secret. `place` and `kept` as in prepare.Options. `launcher` is "join" or "slurm" where nodes
-    join the run, and `sbatch` are its job's options."""
+    is None where each start has to be given it. `place` and `kept` as in prepare.Options. `launcher` is "join" or
+    "slurm" where nodes join the run, and `sbatch` are its job's options."""
 
     schema: str = "asked/1"
     hosts: Line = "auto"

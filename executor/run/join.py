@@ -249,7 +249,7 @@ def _watched(node: Node, meeting: Meeting, roll: RollCall, signals: list[int], e
         with read_by(local.reader(agents[0], signals)):
             configured = spec(configuration_environment(ready, folder))
         command = configured.commands[0]
-        shown = environment.masked(command.env)
+        shown = environment.masked(command.env, ready.environment)
         joining.update(folder, msgspec.structs.replace(node.claim, argv=command.argv, environment=shown))
         local.configure(agents, configured)
     except BaseException:

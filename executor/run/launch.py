@@ -279,7 +279,7 @@ def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, p
 
     def configured(port: int) -> LaunchSpec:
         spec = launch_spec(ready, port, configuration_environment(ready, folder))
-        rundir.write_launch(folder, spec)
+        rundir.write_launch(folder, spec, ready.environment)
         return spec
 
     def met() -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
     if options.checkpoints:
         return None
     words = [] if options.save_weights or options.script else ["--no-save-weights"]
-    words += [f"--env={one}" for one in options.env]
+    words += [f"--env={one.partition('=')[0]}" for one in options.env]  # values are in the job's environment
     if not options.script and checkpoint_policy.asked(plan, None, None, None):  # it was declined
         words += ["--checkpoint-every", checkpoint_policy.NEVER]
     words += options.bad_loss.arguments()
@@ -76,7 +76,7 @@ def submit(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) 
     with owned(folder, new=True):
         try:
             write(found, script, folder, given)
-            return sent(folder)
+            return sent(folder, found.ready.environment)
         except BaseException:
             shutil.rmtree(folder)
             raise
@@ -90,9 +90,10 @@ def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ())
     return dry_run(plan, options, echo, given)
 
 
-def sent(folder: Path) -> str:
-    """Submit the script of a run folder, and keep the number of its job there."""
-    job = slurm.submitted(folder / slurm.SCRIPT)
+def sent(folder: Path, added: Mapping[str, str]) -> str:
+    """Submit the script of a run folder with what a person adds to its environment, and keep the number of its job
+    there."""
+    job = slurm.submitted(folder / slurm.SCRIPT, added)
     rundir.write_json(folder / slurm.JOB, slurm.Job(job=job))
     return job
 
@@ -139,8 +140,9 @@ def _srun(job: str, ready: Prepared, signals: list[int]) -> int:
     words = (*slurm.srun_words(len(ready.hosts.hosts)), f"--job-name={ready.run_id}", *slurm.executor_words())
     meet = f"--meet-timeout={ready.options.meet_s:g}"
     joined = subprocess.Popen(
-        (*words, "join", str(ready.options.run_dir), "--slurm", meet), stdin=subprocess.DEVNULL, start_new_session=True
-    )
+        (*words, "join", str(ready.options.run_dir), "--slurm", meet),
+        stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | ready.environment,
+    )  # fmt: skip
     asked = False
     while joined.poll() is None:
         if signals and not asked:

@@ -69,9 +69,20 @@ def has_open(who: str, path: Path) -> bool:
         return False
 
 
-def processes_of(run_id: str) -> list[int]:
-    """Living processes (zombies are not) that were started by the run, by the id in their environment."""
-    return [pid for pid, environment in _others() if environment.get(RUN_ID_VARIABLE) == run_id]
+def processes_of(run_id: str, launcher: str | None = None) -> list[int]:
+    """Living processes (zombies are not) that were started by the run, by the id in their environment; of several nodes
+    in this PID namespace only those that the process of identity `launcher` started, where it is given."""
+    return [
+        pid
+        for pid, environment in _others()
+        if environment.get(RUN_ID_VARIABLE) == run_id and launcher in (None, environment.get(LAUNCHER_VARIABLE))
+    ]
+
+
+def launchers_of(run_id: str) -> set[str]:
+    """The identities of the processes that started what `processes_of` finds."""
+    found = (environment for _, environment in _others() if environment.get(RUN_ID_VARIABLE) == run_id)
+    return {one for environment in found if (one := environment.get(LAUNCHER_VARIABLE))}
 
 
 def ranks_of(run_id: str) -> dict[int, str]:

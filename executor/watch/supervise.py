@@ -22,9 +22,10 @@ from types import FrameType
 from typing import IO
 
 from executor.folder import checkpoints, rundir
-from executor.system.processes import processes_of
+from executor.system.processes import identity, processes_of
 from executor.watch import hangs
 from executor.watch.verdict import Ending, LostAgent
+from planner.basics import reading
 
 POLL_S = 0.1
 SETTLE_S = 1.5
@@ -135,7 +136,7 @@ def _let_settle(agents: list[Agent]) -> None:
 def tear_down(
     agents: list[Agent], run_id: str, grace_s: float = GRACE_S, impatient: Callable[[], bool] = lambda: False
 ) -> None:
-    """End every process of the run: SIGTERM, a grace, SIGKILL. Returns when none is left."""
+    """End every process of the run that this one started: SIGTERM, a grace, SIGKILL. Returns when none is left."""
     for agent in agents:
         _signal_group(agent.process, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -148,7 +149,7 @@ def tear_down(
         agent.answers.close()
     # torchrun gives every rank a session of its own: ranks whose agent was killed are in no group of ours.
     deadline, killed = time.monotonic() + grace_s, set[int]()
-    while (left := set(processes_of(run_id)) | _unreaped(killed)) and time.monotonic() < deadline:
+    while (left := set(processes_of(run_id, identity())) | _unreaped(killed)) and time.monotonic() < deadline:
         for pid in left - killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -250,7 +251,7 @@ class LogFollower:
             for stream in ("stdout", "stderr"):
                 path = rundir.rank_log(self.folder, one.node, one.local_rank, stream)
                 if path is not None:
-                    with path.open("rb") as file:
+                    with reading.opened(path) as file:
                         size = file.seek(0, os.SEEK_END)
                         file.seek(max(0, size - rundir.TAIL_BYTES))
                         self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
@@ -267,17 +268,20 @@ class LogFollower:
         if path is None:
             return
         try:
-            with path.open("rb") as file:
+            with reading.opened(path) as file:
                 file.seek(offset)
-                fresh = file.read()
+                fresh = file.read(reading.LINE_BYTES)
         except OSError:  # somebody deleted the run folder
             return
         *lines, rest_now = (rest + fresh).split(b"\n")
-        if final and rest_now:
+        more = final and len(fresh) == reading.LINE_BYTES
+        if (final and rest_now and not more) or len(rest_now) > reading.LINE_BYTES:
             lines, rest_now = [*lines, rest_now], b""
         self._places[one, stream] = (path, offset + len(fresh), rest_now)
         for line in lines:
             self._pass_on(one.label, line.decode(errors="replace").rsplit("\r", 1)[-1])
+        if more:
+            self._read(one, stream, final)
 
     def _pass_on(self, label: str, line: str) -> None:
         if (label, line) == self._last:

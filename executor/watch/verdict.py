@@ -143,7 +143,7 @@ def _by_network(evidence: Evidence, found: Verdict) -> Verdict:
 
 def _with_checkpoint(found: Verdict, failure: Failure | None) -> Verdict:
     """The same, with what the ranks said of the checkpoint that they were asked for."""
-    if failure is None or failure.record is None or failure.record.cause != "interrupted":
+    if failure is None or failure.record is None or not failure.asked:
         return found
     return replace(found, message=f"{found.message}: {failure.record.message}")
 
@@ -177,7 +177,7 @@ def _of_hang(evidence: Evidence) -> Verdict:
 def _of_failure(evidence: Evidence, failure: Failure) -> Verdict:
     message = f"rank {failure.rank} on {evidence.hosts[failure.rank]} failed first: {failure.message}"
     record = failure.record
-    if record is not None and record.cause == "interrupted":  # a signal that the launcher did not get
+    if record is not None and failure.asked:  # a signal that the launcher did not get
         return Verdict("interrupted", record.exit_code, record.message, cause="interrupted")
     if record is not None and record.refusal:
         status = "training failed" if record.exit_code == TRAINING_FAILED else "launch failed"

@@ -14,6 +14,7 @@ import msgspec
 
 from planner.ask.question import Pins, Question, checked_runtime
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_path
 from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
@@ -22,7 +23,7 @@ from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Reci
 from planner.spec.calibration import calibration
 from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
-from planner.spec.options import OPTIONS, of_part
+from planner.spec.options import ALL_LINEAR, OPTIONS, of_part
 from planner.spec.preset_files import Folders
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
@@ -41,6 +42,8 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "memory": memory_bytes,
     "wholes": wholes,
     "names": names,
+    "file": lambda name, typed, low, high: None if typed is None else check_path(typed, name),
+    "folder": lambda name, typed, low, high: None if typed is None else check_path(typed, name),
 }
 """How a kind of option is read: (name, what was typed, lowest, highest)."""
 
@@ -223,7 +226,9 @@ def _lora(given: Given, model: ModelSpec) -> Lora:
             set_of_lora, given[set_of_lora], f"is a setting of LoRA, not of {found['kind']}", "Leave it out"
         )
     rank, targets = found.get("rank", plain.rank), plain.targets
-    if given.get("lora_targets") is not None:
+    if given.get("lora_targets") == ALL_LINEAR:
+        targets = legal
+    elif given.get("lora_targets") is not None:
         targets = tuple(name.strip() for name in str(given["lora_targets"]).split(","))
         for name in targets:
             if name not in legal:

@@ -168,7 +168,8 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     from planner.views import render
 
     read = merge.merged(fromfile.read(path), given)
-    question = options.question(read.given)
+    # A file of another's launcher is asked about; launching is asked where something is launched.
+    question = msgspec.structs.replace(options.question(read.given), launching=False, uncounted=merge.uncounted(read))
     with searching() as waiting:
         found = estimates.answer(question)
     click.echo(merge.as_text(read), err=True)
@@ -306,9 +307,14 @@ def finish(found: Any, output: str | None) -> int:
     if place is None and found.question.pins.exact and found.estimates[0].fits:
         place = 0  # asked for by name: a plan to look at, which executor run refuses
         click.echo(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
+    elif place is not None and output is not None and not found.question.launching:
+        tell([f"no backend launches it: {found.estimates[place].refusal}"] if found.estimates[place].refusal else [])
+    if place is None and output is None and found.estimates and found.question.uncounted.may_fit:
+        return 0  # what is left out may make it fit: that is no refusal
     if place is None:
         unwritten = "" if output is None else f" {output} is not written."
-        told = "nothing fits" if found.estimates else "no strategy is left to look at"
+        told = "nothing is known to fit" if found.question.uncounted.may_fit else "nothing fits"
+        told = told if found.estimates else "no strategy is left to look at"
         told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else told
         click.echo(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS

@@ -45,7 +45,7 @@ def explain(phase: str | None, as_json: bool, **given: Any) -> int:
 def _of_all(found: Answer) -> tuple[dict[str, Any], str]:
     explained = explanation.explain(found)
     one = explained.estimate
-    figures = estimate_json.estimate_dict(one, found.question.calibration)
+    figures = estimate_json.estimate_dict(one)
     parts = [
         *_heading(found),
         render.explain_text(one),
@@ -61,7 +61,7 @@ def _of_all(found: Answer) -> tuple[dict[str, Any], str]:
 def _of_phase(found: Answer, phase: str) -> tuple[dict[str, Any], str]:
     one = explanation.chosen(found)
     explained = phases.explain_phase(found.question, one.case, phase)
-    figures = estimate_json.estimate_dict(one, found.question.calibration)
+    figures = estimate_json.estimate_dict(one)
     text = "\n".join([*_heading(found), phase_view.phase_text(explained)])
     return phases.as_json_object(explained) | {"estimate": figures}, text
 

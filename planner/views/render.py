@@ -109,7 +109,8 @@ def answer_text(found: Answer) -> str:
     if found.estimates:
         parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
-        notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
+        launched = one.launchable or not found.question.launching
+        notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{one.name}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
     parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
@@ -180,7 +181,10 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
 }
 """What tables of layouts have columns of."""
 
-VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
+VERDICTS = {
+    "likely": "likely: its upper end is beyond the card",
+    "close": "close: its lower end is on the card, which is too little to count on",
+}
 """What the words mean that are neither yes nor no."""
 
 
@@ -225,7 +229,8 @@ def trouble(found: Answer) -> str:
     if any(one.fits for one in found.estimates):
         return "something fits, but no backend here can launch it: nothing is recommended"
     even = ", not even with states in host memory" if found.offload_tried else ""
-    return f"nothing fits{even}: use {way_out(found)}"
+    known = "nothing is known to fit" if found.question.uncounted.may_fit else "nothing fits"
+    return f"{known}{even}: use {way_out(found)}"
 
 
 def way_out(found: Answer) -> str:

@@ -225,7 +225,8 @@ def test_the_json_follows_the_contract():
         memory, terms = one["memory"], one["memory"]["breakdown"]
         assert set(terms) == {"params", "grads", "optimizer", "activations", "logits", "buffers", "overhead"}
         assert sum(terms.values()) - terms["overhead"] == pytest.approx(memory["peak_bytes"])
-        assert memory["low_bytes"] < memory["peak_bytes"] < memory["high_bytes"]
+        assert memory["live_bytes"] == memory["peak_bytes"] < memory["device_bytes"]
+        assert memory["low_bytes"] < memory["device_bytes"] < memory["high_bytes"]
         assert memory["peak_phase"] in [phase["phase"] for phase in memory["stages"][memory["peak_stage"]]["phases"]]
         assert {"op", "group", "ranks", "link", "count", "payload_bytes", "wire_bytes_per_rank", "overlappable"} <= set(
             one["comm"]["collectives"][0]

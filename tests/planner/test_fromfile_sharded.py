@@ -11,6 +11,7 @@ import pytest
 from test_fromfile import read_table
 
 from planner.ask.fromfile import deepspeed, fsdp
+from planner.ask.fromfile.classes import NONE
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import Sheet
 from planner.basics.errors import PlannerError
@@ -219,7 +220,7 @@ def sharded(*words: str, version: int | None = None, **keys: Any) -> dict[str, A
     """Options of a section of FSDP keys."""
     sheet = Sheet("x", "p", {"fsdp_config": keys})
     fsdp.read(sheet, "fsdp_config", "fsdp", version=version, words=words)
-    return sheet.close((), {}).options
+    return sheet.close(NONE).options
 
 
 @pytest.mark.parametrize("prefix", ["", "fsdp_"])

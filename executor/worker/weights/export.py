@@ -41,18 +41,20 @@ def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merg
     base = Path(plan.job.recipe.checkpoint or "") if rundir.base_is_checkpoint(plan) else run / rundir.WEIGHTS
     if adapters and not merge:
         return _adapters(adapters, base, target)
-    config = AutoConfig.from_pretrained(base, local_files_only=True)
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     weights: Iterator[tuple[str, torch.Tensor]]
     if adapters:
         # In fp32, however the base was held: what adapters add is small beside it.
-        loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            base, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
         model: Any = merged(loaded, adapters)
         tied = model.all_tied_weights_keys  # others under a second name, which are not written
         weights = ((name, weight) for name, weight in model.state_dict().items() if name not in tied)
         cast = DTYPES[dtype] if dtype else config.dtype
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         weights = checked(model, read(base))
         cast = DTYPES[dtype] if dtype else None
     with Writer(target, shard_bytes) as writer:

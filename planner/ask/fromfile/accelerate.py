@@ -11,27 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.ask.fromfile import deepspeed, files, fsdp
+from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import Means, Sheet, Understood
 from planner.basics.errors import PlannerError
 
 NAME = "Accelerate"
+KEYS = "accelerate"
 PARALLEL = "parallelism_config"
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SIZES = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "tp": "tp", "cp": "cp"}
-
-HARMLESS = (
-    "compute_environment", "debug", "enable_cpu_affinity", "machine_rank", "main_process_*", "main_training_function",
-    "rdzv_backend", "same_network", "gpu_ids", "use_cpu", "tpu_*", "command*", "num_cpu_threads_per_process",
-    "mpirun_config*", "downcast_bf16", "deepspeed_config.zero3_*", "deepspeed_config.deepspeed_*",
-    f"{PARALLEL}.*_backend", *(f"fsdp_config.{pattern}" for pattern in fsdp.HARMLESS),
-)  # fmt: skip
-NOT_MODELLED = {
-    "dynamo_config.*": "compiled code keeps less and runs faster",
-    "fp8_config.*": "fp8's own switches",
-    "megatron_lm_config.*": "Megatron-LM's other switches",
-    **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
-}
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -176,7 +165,7 @@ def _from_flags(sheet: Sheet, section: str) -> Understood:
 def _read(path: str, data: Mapping[str, Any]) -> Understood:
     inner = Sheet(deepspeed.NAME, path, data)
     deepspeed.read(inner)
-    return inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED)
+    return inner.close(classes(deepspeed.KEYS))
 
 
 def _megatron(sheet: Sheet) -> None:

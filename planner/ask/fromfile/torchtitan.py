@@ -14,6 +14,7 @@ from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
 
 NAME = "torchtitan"
+KEYS = "torchtitan"
 TRAINING, PARALLEL, RECOMPUTE = "training", "parallelism", "activation_checkpoint"
 DEGREES = {
     "data_parallel_replicate_degree": "dp_replicate",
@@ -46,31 +47,6 @@ PLAIN = {
     f"{TRAINING}.seed": Means("seed", "whole"),
     "optimizer.lr": Means("lr", "real"),
     "optimizer.weight_decay": Means("weight_decay", "real"),
-}
-HARMLESS = (
-    "job.*", "profiling.*", "metrics.*", "checkpoint.*", "comm.*", "lr_scheduler.*", "validation.*", "debug.*",
-    "memory_estimation.*", "training.dataset*", "training.gc_*", "training.deterministic", "training.warmup_steps",
-    "training.mixed_precision_reduce", "optimizer.beta*", "optimizer.eps",
-    "model.tokenizer_path", "model.print_after_conversion", "model.norm_type",
-    "experimental.custom_*", "model.hf_assets_path", "activation_checkpoint.*",
-)  # fmt: skip
-NOT_MODELLED = {
-    "training.compile": "compiled code keeps less and runs faster, known here where weights are sharded",
-    "compile.enable": "compiled code keeps less and runs faster, known here where weights are sharded",
-    "compile.components": "the loss under torch.compile where layers are, and layers where the loss is",
-    "float8.*": "float8's own switches",
-    "quantize.*": "the quantization's own switches",
-    "mx.*": "the MX formats' own switches",
-    "fault_tolerance.*": "torchft's replicas come and go",
-    "optimizer.early_step_in_backward": "the optimizer steps inside backward, and gradients go at once",
-    "*.disable_loss_parallel": "logits gathered before the loss",
-    "*.enable_async_tensor_parallel": "messages hidden behind the products they belong to",
-    "*.enable_compiled_autograd": "a compiled backward",
-    "*.pipeline_parallel_split_points": "stages of unequal layers (--stage-layers says)",
-    "*.pipeline_parallel_layers_per_stage": "stages of unequal layers (--stage-layers says)",
-    "*.module_fqns_per_model_part": "stages of unequal layers (--stage-layers says)",
-    "*.pipeline_parallel_schedule_csv": "a schedule from a table",
-    "*.expert_tensor_parallel_degree": "experts split otherwise than the rest",
 }
 
 
@@ -203,7 +179,7 @@ def _precision(sheet: Sheet) -> None:
         value = sheet.choice(key, formats) or "bf16"
         sheet.means("precision", value, key, f"{TRAINING}.dtype", note="" if sheet.has(key) else "torchtitan's default")
     if converters:
-        sheet.unmodelled("model.converters", "these model converters")
+        sheet.unmodelled("model.converters", "these model converters", "more")
     else:
         sheet.ignore("model.converters", "off")
 
@@ -222,7 +198,7 @@ def _recompute(sheet: Sheet) -> None:
     else:
         every = option if mode == "selective" else mode
         why = f"selective ({every}) recomputes some layers alone: all is kept in the estimate, so memory is less"
-        sheet.means("recompute", "none", mode_key, option_key, note=f"not modelled: {why}")
+        sheet.means("recompute", "none", mode_key, option_key, note=f"not modelled: {why}", memory="less")
 
 
 def _pipeline(sheet: Sheet, sizes: dict[str, int]) -> None:
@@ -245,7 +221,8 @@ def _optimizer(sheet: Sheet) -> None:
         if name.lower() != "muon":
             _implementation(sheet)
     else:
-        sheet.unmodelled("optimizer.name", f"optimizer {name}; adamw is estimated unless --optimizer says")
+        fix = "Add --optimizer adamw, or another that is planned"
+        sheet.decides("optimizer.name", f"optimizer {name} is not planned for", fix, "optimizer")
     sheet.ignore("optimizer.implementation", "of AdamW alone")
     sheet.ignore("optimizer.fused", "of AdamW alone")
 
@@ -256,7 +233,7 @@ def _implementation(sheet: Sheet) -> None:
     if sheet.has(new):
         step = sheet.choice(new, IMPLEMENTATIONS)
         if step is None:
-            sheet.unmodelled(new, "16-bit states beside fp32 weights; 32-bit ones are estimated")
+            sheet.unmodelled(new, "16-bit states beside fp32 weights; 32-bit ones are estimated", "less")
         else:
             sheet.means("optimizer_implementation", step, new)
         sheet.ignore(old, f"{new} stands")
