@@ -113,10 +113,12 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
         extra = next(iter(sizes), "tied")
         raise PlannerError(extra, given[extra], f"cannot change --model {name}", "Give either a model or all its sizes")
     if "/" in name:
+        from planner.ask.fromfile import hub as sources
         from planner.spec.hub import fetch_model, is_model_id  # only for models of the hub
 
         if is_model_id(name):
-            return fetch_model(name)
+            preset = sources.preset_of(name, folders)
+            return presets.model(preset, folders=folders) if preset else fetch_model(name)
     if os.sep in name or name.endswith(".json") or Path(name).is_dir():
         from planner.spec.huggingface import read_config  # only for files
 
@@ -172,7 +174,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     return TrainingJob(
         lora=lora,
         quantization=_quantization(given),
-        mean_seq_len=_mean_seq_len(given, seq_len),
+        mean_seq_len=length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len),
         optimizer=_optimizer(given),
         seq_len=seq_len,
         recipe=_recipe(given),
@@ -208,14 +210,6 @@ def _quantization(given: Given) -> Quantization | None:
     if typed:
         raise PlannerError(typed, given[typed], f"is a setting of qlora, not of {method}", "Add --method qlora")
     return None
-
-
-def _mean_seq_len(given: Given, seq_len: int) -> int | None:
-    mean = length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
-    if mean is None and given.get("packing") is not None and given.get("data") is None:
-        rule = "depends on how long documents are"
-        raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
-    return mean
 
 
 def _lora(given: Given, model: ModelSpec) -> Lora:
