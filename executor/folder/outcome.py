@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from contextlib import suppress
 from pathlib import Path
 
 from executor.folder import checkpoints, rundir
+from planner.basics.quoting import for_shell
 
 RESULT = "result.json"
 """What rank 0 writes last of all."""
@@ -40,7 +40,7 @@ def _whole(made: Path) -> bool:
 def way_on(folder: Path, *, writes: bool, kept: bool = False) -> list[str]:
     """Lines that say how a run which ended badly is gone on with. `writes`: it was to write checkpoints; `kept`: hosts
     may keep their own parts of them."""
-    run = shlex.quote(os.path.relpath(folder))
+    run = for_shell([os.path.relpath(folder)])
     found, _ = checkpoints.newest(folder, contents=False)
     if found is not None:
         return [f"newest whole checkpoint: {found.name}", f"go on from it: executor resume {run}"]

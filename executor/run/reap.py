@@ -8,7 +8,6 @@ supervises (supervise.py).
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import socket
 import time
@@ -28,6 +27,7 @@ from executor.launchers import namespaces, slurm
 from executor.system import processes
 from executor.watch.verdict import NODE_LOST
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_shell
 from planner.spec.record import RunRecord
 
 GRACE_S, STOP_POLL_S = 8.0, 0.2
@@ -114,7 +114,7 @@ def standing(folder: Path) -> Standing:
 
 def lost(folder: Path, launcher: Launcher) -> Standing:
     """How a run stands whose launcher is gone, with the command that cleans up."""
-    ends = f"executor stop {shlex.quote(str(folder))} ends what it left"
+    ends = f"executor stop {for_shell([folder])} ends what it left"
     return Standing(LOST, f"{_killed(launcher)}; {ends}", NODE_LOST)
 
 

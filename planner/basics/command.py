@@ -98,7 +98,8 @@ class NewPath(click.Path):
 def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """The callback of an option that takes seconds or sizes: click's ranges let nan and infinity pass."""
     if value is not None and not math.isfinite(value):
-        raise PlannerError(param.opts[-1], value, "is no size and no time", f"Try {param.default}")
+        fix = f"Try {param.default}" if param.default is not None else "Give a number, or leave it out"
+        raise PlannerError(param.opts[-1], value, "is no size and no time", fix)
     return value
 
 

