@@ -18,7 +18,7 @@ from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, OUTPUT_OPTIONS, Asking, finish, with_options
+from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, OUTPUT_OPTIONS, Asking, answered, with_options
 from planner.decide import whynot
 from planner.decide.recommendation import as_json_object as recommend_json
 from planner.studies import api, objectives
@@ -64,12 +64,13 @@ def recommend(
             "objective": objectives.as_json_object(reached),
             "why_not": None if answer is None else whynot.as_json_object(answer),
         }
-        say(msgspec.json.encode(whole_answer))
+        text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        say(ranking_text(reached, answer))
+        text = ranking_text(reached, answer)
     told = trouble(reached)
     if told is not None:
+        say(text)
         unwritten = "" if output is None else f" {output} is not written."
         say(f"error: {told}{unwritten}", err=True)
         return waiting.code(NOTHING_FITS)
-    return waiting.code(finish(reached.found.answer, output))
+    return waiting.code(answered(text, reached.found.answer, output))
