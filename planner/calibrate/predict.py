@@ -31,8 +31,9 @@ from planner.spec.plan import PhaseMemory
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
     measured (`memory_kind`, `memory_stage`), `logged_gib` the live bytes there, the other kinds are of the fullest
-    stage. `fits`, `verdict` and both probabilities are what `planner estimate` would say where no headroom is asked
-    for, and None where the card's memory is unknown. The largest that fits, of those that were measured, use all of it.
+    stage. `fits`, `verdict` and `fits_probability` are what `planner estimate` would say where no headroom is asked
+    for, and None where the card's memory is unknown; `needed_probability` is that of the card holding what is needed
+    when memory is short. The largest that fits, of those that were measured, use all of it.
     """
 
     allocated_gib: float | None = None
@@ -46,7 +47,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool | None = None
     verdict: Verdict | None = None
     fits_probability: float | None = None
-    room_probability: float | None = None
+    needed_probability: float | None = None
     busbw_gbps: float | None = None
     largest_micro_batch: float | None = None
     largest_seq_len: float | None = None
@@ -162,9 +163,9 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes, bands),
-        verdict=verdict(device, needed, bands, gpu.memory_bytes),
-        fits_probability=fit_probability(needed, bands, gpu.memory_bytes),
-        room_probability=fit_probability(device, bands, gpu.memory_bytes),
+        verdict=verdict(device, bands, gpu.memory_bytes),
+        fits_probability=fit_probability(device, bands, gpu.memory_bytes),
+        needed_probability=fit_probability(needed, bands, gpu.memory_bytes),
         largest_micro_batch=None if measured.largest_micro_batch is None else largest_micro_batch(case, edges),
         largest_seq_len=None if measured.largest_seq_len is None else largest_seq_len(case, edges),
     )

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.spec.plan import Plan, decode_plan
@@ -249,7 +250,7 @@ def _known(value: dict[str, Any]) -> dict[str, Any]:
 
 def _lines(path: Path) -> list[bytes]:
     with refusing(OSError, "rows", path, "cannot be read", "Give JSON Lines files"):
-        return path.read_bytes().split(b"\n")
+        return reading.read_bytes(path, reading.TABLE_BYTES).split(b"\n")
 
 
 @contextmanager

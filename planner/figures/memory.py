@@ -15,8 +15,8 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
 from planner.engines.base import Held, load_host_bytes
-from planner.figures.allocator import GIVEN_BACK, parts_beside, pending_bytes
 from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
+from planner.figures.allocator import parts_beside, pending_bytes
 from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
@@ -24,7 +24,7 @@ from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import schedules
 from planner.parallelism.case import Case
 from planner.spec import Layout
-from planner.spec.plan import PhaseMemory
+from planner.spec.plan import PhaseMemory, Plan
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 """Everything a byte can be, in the order people read it."""
@@ -79,12 +79,6 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
     def training(self) -> PhaseMemory:
         """The fullest phase of training itself, once the model is loaded."""
         return max((one for one in self.phases if one.phase != "load"), key=lambda phase: phase.total)
-
-    @property
-    def needed_bytes(self) -> float:
-        """What the device must have: all that it shows but free memory that the allocator gives back when it is short
-        (allocator.needed_bytes)."""
-        return self.device_bytes - sum(self.beside.get(part, 0.0) for part in GIVEN_BACK)
 
     @property
     def host_bytes(self) -> float:
@@ -199,6 +193,12 @@ def memory_breakdown(case: Case) -> MemoryBreakdown:
         {part: float(size) for part, size in parts_beside(case, allocated).items()},
         float(pending_bytes(case)),
     )
+
+
+def shown_by(plan: Plan) -> float | None:
+    """Bytes on the card of the rank that needs most, for the live ones that a plan predicts; None without."""
+    live = max((phase.total for phase in plan.prediction.memory), default=None)
+    return None if live is None else float(device_bytes(Case.of(plan), live))
 
 
 def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
