@@ -256,7 +256,10 @@ def estimate(
     fits, reasons = _fit(question, case, memory, held)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
-        if peak_flops(case) is not None:
+        if case.loops_experts:
+            looped = f"{case.layout.engine} runs {case.model.name}'s experts one after the other"
+            missing = f"{looped}, and what the host takes for that is not known"
+        elif peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
     return Estimate(
