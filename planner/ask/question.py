@@ -92,7 +92,7 @@ class Pins(msgspec.Struct, frozen=True):
 class Question(msgspec.Struct, frozen=True):
     """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
     `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `notes` is what
-    to tell of how it was read."""
+    to tell of how it was read, `assumed` are options of the nodes that a preset guessed."""
 
     model: ModelSpec
     cluster: Cluster
@@ -104,6 +104,7 @@ class Question(msgspec.Struct, frozen=True):
     headroom: float | None = None
     folders: Folders = ()
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def asked_strategy(self) -> Strategy | None:
