@@ -1,6 +1,7 @@
 """The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
 
-Not here: parsing a command line (cli/) or any answer (estimation.py, search.py).
+How sure it is that a device holds a number of bytes is said here too, for all who ask. Not here: what was typed
+(options.py), or any answer (decide/estimation.py, decide/search.py).
 """
 
 from __future__ import annotations
