@@ -30,6 +30,8 @@ REMOTE_DIR = click.option(
 
 YES = click.option("--yes", is_flag=True, help="Do not ask before starting.")
 
+TRUST_OWNER = click.option("--trust-owner", is_flag=True, help="Take RUN, or a file of it, from another user.")
+
 CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")
 
 MEET_TIMEOUT = click.option(

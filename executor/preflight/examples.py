@@ -15,6 +15,7 @@ import msgspec
 
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_lines
 
 ROLES = ("system", "user", "assistant")
 
@@ -150,9 +151,9 @@ def _object(line: str, place: str, field: str) -> dict[str, Any]:
 
 def _lines(path: Path, field: str) -> Iterator[tuple[int, str]]:
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
+        with refusing(OSError, field, path, "cannot be read", "Give a file of shorter lines"):
+            for number, raw in enumerate(read_lines(path), 1):
+                if line := raw.decode().strip():
                     yield number, line
     except UnicodeDecodeError:
         raise PlannerError(field, path, "is not UTF-8 text", "Convert it, or give a .bin file of token ids") from None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from planner.ask.bounds import Uncounted
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels
@@ -93,7 +94,8 @@ class Pins(msgspec.Struct, frozen=True):
 class Question(msgspec.Struct, frozen=True):
     """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
     `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `notes` is what
-    to tell of how it was read, `assumed` are options of the nodes that a preset guessed."""
+    to tell of how it was read, `assumed` are options of the nodes that a preset guessed, `uncounted` what no figure
+    counts. Without `launching` nothing need launch what is recommended."""
 
     model: ModelSpec
     cluster: Cluster
@@ -106,6 +108,8 @@ class Question(msgspec.Struct, frozen=True):
     folders: Folders = ()
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    uncounted: Uncounted = Uncounted()
+    launching: bool = True
 
     @property
     def asked_strategy(self) -> Strategy | None:
@@ -200,7 +204,7 @@ def single_device(question: Question) -> bool:
 
 def warnings(question: Question) -> tuple[str, ...]:
     """What is planned all the same, and may not be what was meant."""
-    return (*_far_positions(question), *_wide_experts(question))
+    return (*_far_positions(question), *_wide_experts(question), *question.uncounted.sentences)
 
 
 def _wide_experts(question: Question) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, CannotPredict
 from planner.calibrate.collective import bus_bandwidth_gbps
 from planner.calibrate.largest import largest_micro_batch, largest_seq_len
-from planner.calibrate.rows import Measured, Row, Source, Unread
+from planner.calibrate.rows import OWN_SOURCE, Measured, Row, Source, Unread
 from planner.figures.allocator import needed_bytes, pending_bytes
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
@@ -114,9 +114,16 @@ def _replayed(asked: Asked, calibration: Calibration, walks: Walks) -> Replayed:
         return Replayed(asked, Figures(), "nothing was measured")
     if asked.case is None:
         return Replayed(asked, Figures(), one_line(asked.refusal or "no question"))
-    case = calibrated(asked.case, calibration)
+    case = calibrated(msgspec.structs.replace(asked.case, loaded_here=_loaded_here(asked.row)), calibration)
     figures = _figures(case, asked, calibration, walks)
     return Replayed(msgspec.structs.replace(asked, case=case), figures)
+
+
+def _loaded_here(row: Row) -> bool:
+    """Whether a row's peak is of a run whose model this project's trainer loaded: what others' software does before it
+    trains is its own, and not predicted."""
+    phases = row.measured.phases_gib
+    return "load" in phases if phases else row.source.repo_or_paper == OWN_SOURCE
 
 
 def measures_anything(row: Row) -> bool:
@@ -190,7 +197,7 @@ def _logged(case: Case, asked: Asked, allocated: float) -> dict[str, float]:
 def _allocated(case: Case, walks: Walks, *, first_stage: bool = False) -> float:
     """Live bytes at the peak of the fullest stage, or of the first; layouts with equal memory lines are walked once."""
     layout: Layout = of_same_lines(case.layout)
-    key = (case.model, case.job, layout, case.runtime, first_stage)
+    key = (case.model, case.job, layout, case.runtime, case.loaded_here, first_stage)
     if key not in walks:
         walks[key] = memory_lines(msgspec.structs.replace(case, layout=layout), first_stage=first_stage)
     return peak_at(walks[key], case.layout.micro_batch_size)

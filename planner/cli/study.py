@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from planner.basics.quantities import length, real, share, whole
+from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking
 from planner.decide.recommendation import Constraints
@@ -48,14 +49,14 @@ def fit(
             seq_step=step,
             constraints=Constraints(any_runtime=bool(any_runtime)),
         )
-    click.echo(fits.as_json(found) if as_json else fit_text(found))
+    say(fits.as_json(found) if as_json else fit_text(found))
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
         ("there is no layout to look at", [one.quantity for one in missing if one.refused]),
     ):
         if some:
-            click.echo(f"error: {told} for {', '.join(some)}.", err=True)
+            say(f"error: {told} for {', '.join(some)}.", err=True)
     return waiting.code(NOTHING_FITS if missing else 0)
 
 
@@ -105,9 +106,9 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
     with searching() as waiting:
         limits = Constraints(any_runtime=bool(any_runtime), offload=False)
         found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least, limits)
-    click.echo(sweeps.as_json(found) if as_json else sweep_text(found))
+    say(sweeps.as_json(found) if as_json else sweep_text(found))
     if all(point.best is None for point in found.points):
-        click.echo("error: nothing fits and launches at any of these sizes.", err=True)
+        say("error: nothing fits and launches at any of these sizes.", err=True)
         return NOTHING_FITS
     return waiting.code(0)
 
@@ -165,7 +166,7 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     question = options.question(given)
     with searching() as waiting:
         found = costs.cost(question, length, rates, Constraints(any_runtime=bool(any_runtime)))
-    click.echo(costs.as_json(found) if as_json else cost_text(found))
+    say(costs.as_json(found) if as_json else cost_text(found))
     return waiting.code(0)
 
 
@@ -185,5 +186,5 @@ def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
     from planner.views.compare import compare_text
 
     found = comparisons.compare([(name, read_plan(name)) for name in plan_files])
-    click.echo(comparisons.as_json(found) if as_json else compare_text(found))
+    say(comparisons.as_json(found) if as_json else compare_text(found))
     return 0

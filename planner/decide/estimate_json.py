@@ -18,6 +18,8 @@ from planner.spec.calibration import as_used
 from planner.spec.plan import PhaseMemory
 
 SCHEMA = "estimate/1"
+KNOWN = ("yes", "likely", "close", "no")
+"""Verdicts under which it is known whether a layout fits; `fits` is null under others."""
 BUFFERS = ("gathered", "buckets", "temporaries")
 """Terms that the JSON contract sums up as buffers."""
 
@@ -47,6 +49,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "advice": advice(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
         "notes": question.notes,
+        "uncounted": {**msgspec.structs.asdict(question.uncounted), "bound": question.uncounted.bound},
     }
 
 
@@ -67,7 +70,7 @@ def estimate_dict(one: Estimate) -> dict[str, Any]:
         "layout": msgspec.structs.asdict(one.case.layout),
         "global_batch_size": one.case.layout.global_batch_size,
         "runtime": one.case.runtime.name,
-        "fits": one.fits,
+        "fits": one.fits if one.verdict in (*KNOWN, None) else None,
         "verdict": one.verdict,
         "fits_probability": one.fits_probability,
         "room_probability": one.fits_probability,  # the same since decision 66; estimate/1 keeps the key

@@ -10,6 +10,7 @@ from itertools import islice
 
 import msgspec
 
+from planner.ask.bounds import Bound, qualified
 from planner.ask.launchable import launch_refusal
 from planner.ask.offloading import ways_out
 from planner.ask.question import (
@@ -65,7 +66,7 @@ def answer(question: Question) -> Answer:
         case = case_of(question, layout)
         check(case, engine_of(layout.engine).rules)
         one = estimate(question, strategy_name(layout), layout)
-        return Answer(question, (one,), {}, 0 if one.fits and one.launchable else None)
+        return Answer(question, (one,), {}, _recommended(question, [one]))
     check_question(question)
     shown: list[Estimate] = []
     unavailable: dict[str, str] = {}
@@ -85,7 +86,7 @@ def answer(question: Question) -> Answer:
         tried = not any(one.fits for one in shown) and _add_offloaded(question, shown)
     except Cancelled:
         raise Cancelled("the strategies had not all been looked at") from None
-    return Answer(question, tuple(shown), unavailable, _recommended(shown), tried)
+    return Answer(question, tuple(shown), unavailable, _recommended(question, shown), tried)
 
 
 def _check_choices(question: Question) -> None:
@@ -121,7 +122,7 @@ def _of_runtime(question: Question) -> Answer:
         name = question.pins.runtime.name if question.pins.runtime else None
         raise PlannerError("runtime", name, f"no layout is legal: {why}", "Change the number of GPUs or the options")
     one = estimate(question, strategy_name(layout), layout, considered=ranking.considered)
-    return Answer(question, (one,), {}, _recommended([one]), interrupted=ranking.interrupted)
+    return Answer(question, (one,), {}, _recommended(question, [one]), interrupted=ranking.interrupted)
 
 
 def strategies_of(question: Question) -> list[Strategy]:
@@ -176,11 +177,11 @@ def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, 
     return found and (strategy_name(found[0]), *found)
 
 
-def _recommended(shown: list[Estimate]) -> int | None:
+def _recommended(question: Question, shown: list[Estimate]) -> int | None:
     """Full training before LoRA before QLoRA, which are different results and not ways to the same one; of those that
     tie with the fastest, the simplest."""
     for method in METHODS:
-        if found := able(shown, method):
+        if found := able(shown, method, launching=question.launching):
             chosen = simplest(found, seconds_of, lambda one: one.case.layout, found[0].case.job.seq_len)
             return next(place for place, one in enumerate(shown) if one is chosen)
     return None
@@ -275,7 +276,7 @@ def estimate(
         high_bytes=memory.device_bytes * bands.memory_high,
         considered=considered,
         probed=probed_here(case, question.calibration),
-        fits_probability=0.0 if memory.host_fits is False else held,
+        fits_probability=None if question.uncounted.bound else 0.0 if memory.host_fits is False else held,
     )
 
 
@@ -299,12 +300,14 @@ def _other_format(case: Case) -> str:
     return " (it multiplies fp16: --precision fp16)" if lacks else ""
 
 
-def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | None:
+def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | Bound | None:
     """The device's, unless the hosts say less."""
-    if memory.host_fits is False:
-        return "no"
     found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
-    return "likely" if memory.host_fits is None and found == "yes" else found
+    if memory.host_fits is False:
+        found = "no"
+    elif memory.host_fits is None and found == "yes":
+        found = "likely"
+    return qualified(found, question.uncounted)
 
 
 def _fit(question: Question, case: Case, memory: MemoryBreakdown, held: float | None) -> tuple[bool, tuple[str, ...]]:
@@ -318,7 +321,8 @@ def _fit(question: Question, case: Case, memory: MemoryBreakdown, held: float | 
     if needed <= limit_bytes(question, case):
         return True, unknown
     largest = max(memory.peak.terms.items(), key=lambda pair: pair[1])
-    there = f"{format_bytes(needed)} on a card of {format_bytes(capacity)}"
+    bound = f"{question.uncounted.bound} " if question.uncounted.bound in ("at least", "at most") else ""
+    there = f"{bound}{format_bytes(needed)} on a card of {format_bytes(capacity)}"
     if needed <= capacity:
         short = (
             f"less than {question.headroom:.0%} headroom"

@@ -86,10 +86,16 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
         return sum(self.host.values())
 
 
+def held_outside(case: Case) -> list[tuple[str, Held]]:
+    """(phase, what the engine holds by term) outside the model code, loading only where this trainer does it."""
+    found = engine_of(case.layout.engine).outside(case)
+    return found if case.counts_load else [one for one in found if one[0] != "load"]
+
+
 def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
     """(phase, what the engine holds by term, where in the model code) at every moment that may be the fullest."""
     engine = engine_of(case.layout.engine)
-    for phase, held in engine.outside(case):
+    for phase, held in held_outside(case):
         yield phase, held, None
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
@@ -207,7 +213,10 @@ def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
 
 
 def load_host(case: Case) -> Number:
-    """Host memory of the rank that needs most while the loaded weights are taken, bytes: a number, or a column."""
+    """Host memory of the rank that needs most while this trainer takes the loaded weights, bytes: a number, or a
+    column."""
+    if not case.counts_load:
+        return 0.0
     engine = engine_of(case.layout.engine)
     return maximum(0.0, *(load_host_bytes(engine, case.at(stage)) for stage in case.stages()))
 
@@ -303,7 +312,7 @@ def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:
             yield _line(held, () if moment is None else _over_terms(moment.live), seq)
         return
     engine = engine_of(case.layout.engine)
-    for _, held in engine.outside(case):
+    for _, held in held_outside(case):
         yield _line(held, (), seq)
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)

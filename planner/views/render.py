@@ -125,7 +125,8 @@ def answer_text(found: Answer) -> str:
     if found.estimates:
         parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
-        notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
+        launched = one.launchable or not found.question.launching
+        notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{one.name}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
     parts += [
@@ -256,6 +257,8 @@ def what_fits_not(found: Answer) -> str:
     """What no layout was found for: all that was asked, or full training, beside which adapters were not looked at."""
     methods = {one.case.job.method for one in found.estimates}
     others = found.question.both_methods and not found.question.pins.exact and methods == {"full"}
+    if found.question.uncounted.may_fit:
+        return "nothing is known to fit"
     return "full training does not fit" if others else "nothing fits"
 
 

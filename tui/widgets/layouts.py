@@ -13,14 +13,16 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from planner.ask.bounds import KEPT
 from tui import bars
 from tui.messages import Entered, Picked
 
 if TYPE_CHECKING:  # as in messages.py
     from tui.state import Screenful, Shown
 
-NOT_LAUNCHABLE, NOT_FITTING, LIKELY = "~", "!", "?"
+NOT_LAUNCHABLE, NOT_FITTING, LIKELY, NOT_KNOWN = "~", "!", "?", "±"
 WORDS = {"yes": "$text-success", "likely": "$text-success", "close": "$text-warning", "no": "$text-error"}
+WORDS |= dict.fromkeys(KEPT, "$text-warning")
 """Whether a layout fits, and the word's colour."""
 
 
@@ -140,6 +142,8 @@ def _name(one: Shown) -> str:
 
 
 def _mark(one: Shown) -> str:
+    if one.verdict in KEPT:
+        return NOT_KNOWN
     return NOT_FITTING if not one.fits else LIKELY if one.verdict == "likely" else " "
 
 
@@ -151,6 +155,9 @@ def _notes(shown: Screenful) -> list[str]:
         f"{LIKELY} likely fits: the upper end of its memory's band does not": any(
             _mark(one) == LIKELY for one in shown.ranked
         ),
-        f"{NOT_FITTING} does not fit": not all(one.fits for one in shown.ranked),
+        f"{NOT_KNOWN} whether it fits is not known: something is not counted": any(
+            _mark(one) == NOT_KNOWN for one in shown.ranked
+        ),
+        f"{NOT_FITTING} does not fit": any(_mark(one) == NOT_FITTING for one in shown.ranked),
     }
     return [note for note, there in marks.items() if there]

@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import json
 import random
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +20,21 @@ from typing import Any
 
 from executor.preflight.examples import read_examples
 from executor.worker.data.tokenizer import ByteTokenizer, OwnTokenizer
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_lines
 
 FIELD = "recipe.data"
 ALL, LONGEST, SAMPLED = 20_000, 2_000, 8_000
 """Examples up to which all are read; of more, how many of the longest lines and how many of all lines."""
 SEED = 1234
+MOST_CPU_S = 1800
+"""Seconds of a processor, whatever a tokenizer or its template does."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the lengths, or what is refused."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S if hard < 0 else min(MOST_CPU_S, hard), hard))
     data, seq_len, *tokenizer = arguments
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries that greet
@@ -64,8 +70,8 @@ def count(path: Path, seq_len: int, tokenizer: str | None) -> dict[str, Any]:
 
 def line_lengths(path: Path) -> dict[int, int]:
     """Bytes of every line that is not blank, by its number: from 1, as refusals name it."""
-    with path.open("rb") as lines:
-        return {number: len(line) for number, line in enumerate(lines, 1) if line.strip()}
+    with refusing(OSError, FIELD, path, "cannot be read", "Give a file of shorter lines"):
+        return {number: len(line) for number, line in enumerate(read_lines(path), 1) if line.strip()}
 
 
 def drawn(lines: dict[int, int]) -> tuple[list[int], list[int]]:
