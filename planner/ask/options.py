@@ -81,17 +81,26 @@ def question(given: Given) -> Question:
     model = model_of(given, folders)
     named = given.get("calibration")
     job, notes = by_data(_job(given, model))
+    cluster = cluster_of(given, folders)
     return Question(
         model=model,
-        cluster=cluster_of(given, folders),
+        cluster=cluster,
         job=job,
         calibration=calibration(named, folders) if named else calibration(folders=folders),
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         folders=folders,
         notes=notes,
+        assumed=_assumed(given, cluster),
         **fields("question", given),
     )
+
+
+def _assumed(given: Given, cluster: Cluster) -> tuple[str, ...]:
+    """Options of the nodes that nobody described: a GPU alone says nothing of its network and its host."""
+    if given.get("cluster") is not None or cluster.gpu.kind == "cpu":
+        return ()
+    return tuple(name for name in ("inter_gbps", "host_memory") if given.get(name) is None)
 
 
 def resizable(given: Given) -> Callable[[int | None], Question]:
@@ -150,7 +159,8 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
         raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
     counts = fields("cluster", given)
     try:
-        found = presets.cluster(name or gpu or OPTIONS["cluster"].default, **counts, folders=folders)
+        network = fields("network", given)
+        found = presets.cluster(name or gpu or OPTIONS["cluster"].default, **counts, **network, folders=folders)
     except PlannerError as error:
         if gpu is None or error.field != "cluster":
             raise

@@ -180,6 +180,6 @@ def _say(sentence: str, context: click.Context | None = None) -> None:
     """One line on stderr, whatever line breaks the text brought along."""
     line = one_line(sentence)
     if context is not None:
-        line = f"{line.rstrip('.')}. See {context.command_path} --help."
+        line = f"{line if line.endswith('?') else line.rstrip('.') + '.'} See {context.command_path} --help."
     with suppress(OSError):
         say(f"error: {line}", err=True)

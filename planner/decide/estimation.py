@@ -1,7 +1,7 @@
 """Every strategy side by side, or one given layout: memory, bytes on the wire, time, and whether it can be launched.
 
-Answers are plain values; `as_json` is the estimate/1 contract, `make_plan` the plan.json of one layout.
-Not here: the search for each strategy's best layout (search.py), or tables (render.py).
+Answers are plain values (answers.py). Not here: their JSON (estimate_json.py), a plan of one (planning.py), the search
+for each strategy's best layout (strategies.py), or tables (views/render.py).
 """
 
 from __future__ import annotations
