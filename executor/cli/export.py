@@ -5,6 +5,7 @@ Parses, calls one function, prints. Imported when it is called. Not here: any of
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +15,7 @@ import msgspec
 from executor.cli import options as cli_options
 from executor.cli import output as cli_output
 from executor.folder import checkpoint_policy
+from executor.preflight.meant import meant
 from executor.run import export as exports
 from executor.run import launch_export
 from executor.run.prepare import Options
@@ -49,6 +51,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     click.echo(f"{written.model_dir}: {size} in {files} file{'s' * (files > 1)}")
     if not written.tokenizer:
         click.echo("no tokenizer: the run used the built-in one, whose ids are bytes (256 begins a text, 257 ends it)")
+    cli_output.tell(f'talk to it: executor generate {shlex.quote(str(folder))} "a prompt"')
     return 0
 
 
@@ -66,6 +69,8 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 )
 @click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
+@cli_options.RANDOM_WEIGHTS
+@cli_options.DEMO_DATA
 @click.option("--save-weights/--no-save-weights", default=True, help="Save the trained weights (default: saved).")
 @cli_options.CHECKPOINT_EVERY
 @cli_options.KEEP_LAST
@@ -88,6 +93,8 @@ def export_launch(
     claim: tuple[str, ...],
     accelerator: str | None,
     env: tuple[str, ...],
+    random_weights: bool,
+    demo_data: bool,
     save_weights: bool,
     checkpoint_every: str | None,
     keep_last: int | None,
@@ -97,7 +104,7 @@ def export_launch(
     as_json: bool,
 ) -> int:
     """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
-    plan = read_plan(plan_file)
+    plan = meant(read_plan(plan_file), random_weights=random_weights, demo_data=demo_data, exported=True)
     asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
     every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
     options = Options(

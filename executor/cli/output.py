@@ -19,6 +19,7 @@ from executor.measure import report as reports
 from executor.measure.report_text import render
 from executor.run import launch
 from planner.basics.units import format_bytes, format_seconds
+from planner.spec.course import told
 from planner.spec.record import RunRecord
 
 OUTSIDE_BAND = 6
@@ -48,8 +49,10 @@ def _headline(ready: launch.Prepared) -> str:
     step = format_seconds(plan.prediction.step_s) + " a step"
     guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
     predicted = f"predicted {format_bytes(peak)} a rank, {step}{guess}"
+    course = "" if ready.options.script else f" · {told(plan.job, layout.global_batch_size)}"
     return (
-        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
+        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted}{course} → "
+        f"{ready.options.run_dir}"
     )
 
 
@@ -84,7 +87,8 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
         again = f"executor report {shlex.quote(os.path.relpath(folder))}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
         if ready.options.save_weights:
-            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} DIR")
+            tell(f"weights saved: executor export {shlex.quote(os.path.relpath(folder))} my-model")
+            tell('then talk to it: executor generate my-model "a prompt"')
     return record.exit_code or verdict(outside)
 
 

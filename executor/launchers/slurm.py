@@ -20,6 +20,7 @@ import msgspec
 from executor.folder import rundir
 from executor.launchers.local import FIRST_PORT, PORTS
 from planner.basics.errors import PlannerError
+from planner.spec.course import course
 from planner.spec.plan import Plan
 
 FIELD, OPTION = "--slurm", "--sbatch"
@@ -123,6 +124,7 @@ def script(
     lines += [
         "",
         f"# {plan.model.name} by {plan.layout.engine}: {nodes} x {plan.cluster.gpus_per_node} {plan.cluster.gpu.name}.",
+        f"# {course(plan.job.recipe, plan.layout.global_batch_size)}.",
         "set -euo pipefail",
         f"run={shlex.quote(str(folder))}",
         *(_anew(name, again) if again is not None else ()),

@@ -28,6 +28,7 @@ from planner import __version__
 from planner.basics.errors import PlannerError
 from planner.parallelism.backend import Backend, LaunchSpec, NodeCommand
 from planner.spec import inputs
+from planner.spec.course import course
 from planner.spec.plan import Plan
 
 SCHEMA = "dry-run/1"
@@ -122,7 +123,9 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     written."""
     if scripts is None:
         nodes = len(found.ready.hosts.hosts)
-        scripts = {SCRIPT.format(node): script(node, nodes) for node in range(nodes)}
+        made = found.ready.plan
+        said = course(made.job.recipe, made.layout.global_batch_size)
+        scripts = {SCRIPT.format(node): script(node, nodes, said) for node in range(nodes)}
     if not found.ready.options.again:
         rundir.check_new(folder)
     rundir.create(folder, found.ready.plan, found.ready.files)
@@ -155,13 +158,14 @@ def joining_of(ready: Prepared, port: int) -> joining.Joining:
     )
 
 
-def script(node: int, nodes: int) -> str:
-    """One node's command as a shell script that stands in the run folder, wherever that is on the host."""
+def script(node: int, nodes: int, said: str = "") -> str:
+    """One node's command as a shell script that stands in the run folder, wherever that is on the host, and what it
+    `said` of the run."""
     words = f'exec executor join "$(dirname -- "$0")" --node-rank {node} "$@"'
     lines = ["#!/bin/sh", f"# Node {node} of {nodes}."]
     if nodes > 1:
         lines[1] += f" Start every node's at about the same time, each with --master {ANY_MASTER}[:PORT] of node 0."
-    return "\n".join([*lines, words]) + "\n"
+    return "\n".join([*lines, *([f"# {said}."] if said else []), words]) + "\n"
 
 
 def join_command(found: DryRun, node: int) -> str:

@@ -24,6 +24,7 @@ from executor.system.sources import sources
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
 from planner.spec import inputs
+from planner.spec.course import course
 from planner.spec.plan import Plan
 
 Target = Literal["slurm", "kubernetes", "skypilot"]
@@ -98,7 +99,7 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
     made = kubernetes.manifests(
         found.ready.plan, files, found.port, asked.image, claims, secrets, _goes_on(found), options.max_restarts
     )
-    (folder / MANIFEST).write_text(yaml.safe_dump_all(made, sort_keys=False))
+    (folder / MANIFEST).write_text(_said(found) + yaml.safe_dump_all(made, sort_keys=False))
     name = made[0]["metadata"]["name"]
     notes = [
         f"{asked.image} needs executor on its PATH, of this same code, and JobSet is to be installed in the cluster"
@@ -127,7 +128,7 @@ def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exporte
         found.ready.plan, folder, found.port, requirements(), _inputs(found), secrets, gpu,
         {one.path: one.name for one in asked.volumes()}, _goes_on(found), options.max_restarts,
     )  # fmt: skip
-    (folder / TASK).write_text(yaml.safe_dump(made, sort_keys=False))
+    (folder / TASK).write_text(_said(found) + yaml.safe_dump(made, sort_keys=False))
     start = "sky launch" if options.checkpoints is None else "sky jobs launch"  # which recovers
     notes = tuple(f"{name} is a secret: add --secret {name} to {start}" for name in secrets)
     return Exported(folder, (TASK, RUN, CODE), f"{start} {folder / TASK}", notes)
@@ -158,6 +159,12 @@ def requirements() -> tuple[str, ...]:
 
 def _dry_run(plan: Plan, options: Options, echo: Echo) -> dryrun.DryRun:
     return dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False)
+
+
+def _said(found: dryrun.DryRun) -> str:
+    """How long the run is, as a comment."""
+    made = found.ready.plan
+    return f"# {course(made.job.recipe, made.layout.global_batch_size)}\n"
 
 
 def _goes_on(found: dryrun.DryRun) -> str | None:

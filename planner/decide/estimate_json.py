@@ -44,7 +44,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "warnings": warnings(question),
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
-        "notes": question.notes,
+        "notes": found.notes,
     }
 
 
