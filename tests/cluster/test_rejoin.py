@@ -73,8 +73,8 @@ def test_nodes_that_are_started_again_go_on(pair: TestHosts, tmp_path: Path, han
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     (tmp_path / "runs").mkdir()
     words = ("--to", "kubernetes", "--image", "a/b", "--claim", f"kept={RUNS}", "--checkpoint-every", "10")
-    words += ("--env", "DIE=1 12 1", "--env", "EVERY=10")
-    made = executor("export-launch", tmp_path / "plan.json", "-o", tmp_path / "out", "--no-save-weights", "--demo-data", *words)
+    words += ("--demo-data", "--env", "DIE=1 12 1", "--env", "EVERY=10")
+    made = executor("export-launch", tmp_path / "plan.json", "-o", tmp_path / "out", "--no-save-weights", *words)
     assert made.returncode == 0, made.stderr
     first = [pod(pair, node, tmp_path, "uid-1") for node in (0, 1)]
     (one, told), (two, also) = ended(*first)
