@@ -6,7 +6,6 @@ Nothing here draws, and nothing here predicts. Not here: the fields themselves (
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,16 +13,19 @@ from typing import Any
 
 import msgspec
 
+from planner.ask.bounds import SAID as BOUND_SAID
 from planner.ask.options import Given, question
 from planner.ask.question import GROUP_AXES, Question, warnings
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Watch, watching
+from planner.basics.quoting import for_shell
 from planner.basics.tabletext import table
 from planner.basics.units import GIB, MIB, format_bytes, format_volume
 from planner.decide.estimate_json import BUFFERS, breakdown
 from planner.decide.estimation import Answer, Estimate, answer
 from planner.decide.planning import plan_of
 from planner.decide.recommendation import Constraints, Recommendation, recommend, seen_of
+from planner.decide.whatif import of_memory
 from planner.spec import Layout, TrainingJob, hub
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import PhaseMemory, encode_plan, write_whole
@@ -49,9 +51,9 @@ TOP = 10
 
 DOES_NOT_FIT = 3
 PLAN_FILE = "plan.json"
-SAID = {
+SAID: dict[str | None, str] = {
     "yes": "fits", "likely": "likely fits", "close": "does not fit, but is close", "no": "does not fit",
-    None: "fits as far as is known",
+    None: "fits as far as is known", **BOUND_SAID,
 }  # fmt: skip
 """A verdict in a sentence."""
 
@@ -223,7 +225,7 @@ def _shown(given: Given, one: Estimate, asked: Question, *, recommended: bool = 
         f"+ optimizer {seconds_text(spent.optimizer_s)}",
         trust=trust_text(asked.calibration, [one]),
         reasons=reasons(one),
-        command=shlex.join(_command(given, one, recommended)),
+        command=for_shell(_command(given, one, recommended)),
     )
 
 
@@ -241,12 +243,12 @@ def _memory_table(phases: Sequence[PhaseMemory]) -> str:
 
 
 def _sum_line(one: Estimate) -> str:
-    """The device's memory as a sum whose printed figures add up."""
+    """Memory on the card as a sum whose printed figures add up."""
     peak, device = one.memory.peak, one.memory.device_bytes
     size, unit = (GIB, "GiB") if device >= GIB else (MIB, "MiB")
     whole, live = round(device / size, 2), round(peak.total / size, 2)
     return (
-        f"{whole:.2f} {unit} on the device = {live:.2f} live in {peak.phase} + {whole - live:.2f} overhead, "
+        f"{whole:.2f} {unit} on the card = {live:.2f} live in {peak.phase} + {whole - live:.2f} overhead, "
         "which allocator and device add"
     )
 
@@ -256,11 +258,10 @@ def reasons(one: Estimate) -> tuple[str, ...]:
     peak = one.memory.peak
     fullest = max(peak.terms.items(), key=lambda pair: pair[1])
     said = [
-        f"{SAID[one.verdict]}: the device shows {format_bytes(one.memory.device_bytes)} of "
-        f"{format_bytes(one.case.cluster.gpu.memory_bytes)}, {band_text(one)} in nine measurements of ten; the peak "
-        f"is in {peak.phase}, most of it {fullest[0]} ({format_bytes(fullest[1])})"
+        f"{SAID[one.verdict]}: {of_memory(one)}, {band_text(one)} in nine measurements of ten; the peak "
+        f"is in {peak.phase}, most of it {fullest[0]} ({format_bytes(fullest[1])} live)"
     ]
-    said += [reason for reason in one.reasons if one.fits]
+    said += [reason for reason in one.reasons if one.fits or one.verdict in BOUND_SAID]
     said.append(f"runs on {one.backend}" if one.launchable else f"cannot be launched: {one.refusal}")
     return tuple(said)
 

@@ -15,6 +15,7 @@ from executor.preflight import preflight
 from executor.system.processes import answer_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.saying import say
 
 
 @click.command()
@@ -43,5 +44,5 @@ def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: i
     said, why = answer_of("generate", *words, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     if why:
         raise PlannerError("generate", None, f"its process failed: {why}", "See that FOLDER holds a whole model")
-    click.echo(msgspec.json.encode({"schema": "generate/1", **said}) if as_json else said["answer"])
+    say(msgspec.json.encode({"schema": "generate/1", **said}) if as_json else said["answer"])
     return 0

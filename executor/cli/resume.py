@@ -5,7 +5,10 @@ Not here: any of the work (resume.py, reap.py, attach.py).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -14,16 +17,19 @@ import msgspec
 from executor.cli import options as cli_options
 from executor.cli import output as cli_output
 from executor.folder import badloss, rundir
+from executor.folder.ownership import check_owner, held
 from executor.follow import attach
 from executor.hosts.fleet import Fleet, fleet_of
-from executor.hosts.hosts import kept_hosts
+from executor.hosts.hosts import Machine
 from executor.preflight import preflight
 from executor.run import attempts, dryrun, launch, reap, resume
 from executor.run.attempts import Place
 from executor.run.prepare import Options, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
+from planner.spec.record import RunRecord
 
 
 @click.command("resume")
@@ -47,6 +53,7 @@ from planner.spec.plan import Plan, read_plan
     "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="Of a job of Slurm: another option of it. Repeatable."
 )
 @cli_options.YES
+@cli_options.TRUST_OWNER
 @click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
 @cli_options.STALL_TIMEOUT
 @cli_options.ON_BAD_LOSS
@@ -62,6 +69,7 @@ def run_again(
     master: str | None,
     sbatch: tuple[str, ...],
     yes: bool,
+    trust_owner: bool,
     max_restarts: int | None,
     stall_timeout: float | None,
     on_bad_loss: str | None,
@@ -71,13 +79,12 @@ def run_again(
     as_json: bool,
 ) -> int:
     """Go on with RUN from its newest checkpoint that is whole, in the same folder and metrics."""
-    from executor.hosts import elsewhere, ssh_run  # `executor logs` and `stop` need neither
-
     other = read_plan(plan_file) if plan_file is not None else None
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
     given = {"max_restarts": max_restarts, "stall_s": stall_timeout, "bad_loss": bad_loss}
     changed = {name: value for name, value in given.items() if value is not None}
     rundir.read_run_plan(folder)
+    check_owner(folder, trust_owner)
     by = "ssh" if hosts is not None else resume.launcher_of(folder)
     if master and by != "ssh":
         raise click.UsageError("--master is for hosts that ssh reaches: add --hosts FILE")
@@ -85,14 +92,34 @@ def run_again(
         raise click.UsageError("--max-restarts is for runs here or by ssh, and not for nodes that join a run")
     if sbatch and by != "slurm":
         raise click.UsageError("--sbatch is for a run of Slurm, and this is none")
-    plan = resume.planned(folder, other, cli_output.end_on_hosts)
-    fleet = _fleet(folder, hosts, plan) if by == "ssh" else None
-    found = elsewhere.newest(folder.absolute(), fleet.used) if fleet else None
-    options, place = resume.going(folder, plan, cli_output.tell, env=env, changed=changed, place=found)
-    if by == "slurm":
-        return _by_slurm(plan, options, place, sbatch, other is not None, as_json)
-    if by == "join":
-        return _by_join(plan, options, place, as_json)
+    resume.check_idle(folder)
+    fix = "Add --yes, or name them: --hosts FILE"
+    confirmed = functools.cache(partial(cli_output.confirm_hosts, folder, yes, fix))
+    with held(folder):
+        plan = resume.planned(folder, other, cli_output.on_hosts(confirmed))
+        fleet = _fleet(hosts, plan, confirmed) if by == "ssh" else None
+        found = _found(folder, fleet)
+        options, place = resume.going(folder, plan, cli_output.tell, env=env, changed=changed, place=found)
+        if by == "slurm":
+            return _by_slurm(plan, options, place, sbatch, other is not None, as_json)
+        if by == "join":
+            return _by_join(plan, options, place, as_json)
+        return cli_output.finish(*_by_launcher(plan, options, place, fleet, yes, master), None, as_json)
+
+
+def _found(folder: Path, fleet: Fleet | None) -> Place | None:
+    """The newest checkpoint over the folders of the hosts, where the run is on any."""
+    from executor.hosts import elsewhere  # `executor logs` and `stop` do not need it
+
+    return elsewhere.newest(folder.absolute(), fleet.used) if fleet else None
+
+
+def _by_launcher(
+    plan: Plan, options: Options, place: Place, fleet: Fleet | None, yes: bool, master: str | None
+) -> tuple[launch.Prepared, RunRecord]:
+    """Go on here, or on the hosts."""
+    from executor.hosts import ssh_run
+
     if fleet:
         ready = ssh_run.prepare(plan, options, fleet.used, cli_output.tell)
     else:
@@ -100,10 +127,8 @@ def run_again(
     cli_output.confirm(ready, yes)
     resume.put_aside(ready, place, cli_output.tell)
     if fleet:
-        record = ssh_run.run(ready, fleet, cli_output.tell, master=master)
-    else:
-        record = launch.execute(ready, cli_output.tell)
-    return cli_output.finish(ready, record, None, as_json)
+        return ready, ssh_run.run(ready, fleet, cli_output.tell, master=master)
+    return ready, launch.run(ready, cli_output.tell)
 
 
 def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
@@ -122,7 +147,7 @@ def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...
         return cli_output.finish(*slurm_run.started(found, given), None, as_json)
     kept = (folder / slurm.SCRIPT).is_file() and not (sbatch or other)
     slurm_run.write(found, None if kept else script, folder, given)
-    return cli_output.tell_job(folder, slurm_run.sent(folder), as_json)
+    return cli_output.tell_job(folder, slurm_run.sent(folder, found.ready.environment), as_json)
 
 
 def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
@@ -134,19 +159,19 @@ def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
     commands = [dryrun.join_command(found, node) for node in range(plan.cluster.nodes)]
     if as_json:
         said = {"schema": "resume/1", "run_dir": str(options.run_dir), "resumed_from": place.step, "join": commands}
-        click.echo(msgspec.json.encode(said))
+        say(msgspec.json.encode(said))
         return 0
     cli_output.tell("ready: its nodes are to join it")
-    click.echo("\n".join(commands))
+    say("\n".join(commands))
     return 0
 
 
-def _fleet(folder: Path, hosts: Path | None, plan: Plan) -> Fleet:
+def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[Machine, ...]]) -> Fleet:
     """The hosts of a file, or those that the run had."""
     nodes = plan.cluster.nodes
     if hosts is not None:
         return fleet_of(hosts, plan, nodes, cli_output.tell)
-    fleet = Fleet(kept_hosts(folder))
+    fleet = Fleet(confirmed())
     if len(fleet.used) != nodes:
         rule = f"has {nodes} nodes, and the run had {len(fleet.used)} hosts"
         raise PlannerError("--plan", nodes, rule, "Name that many: --hosts FILE", exit_code=3)
@@ -157,10 +182,15 @@ def _fleet(folder: Path, hosts: Path | None, plan: Plan) -> Fleet:
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--timeout", "wait_s", type=click.FloatRange(min=0), callback=command.finite, default=180.0,
               show_default=True, help="Seconds to wait for its end.")  # fmt: skip
-def end(folder: Path, wait_s: float) -> int:
+@click.option("--yes", is_flag=True, help="Reach the hosts that RUN names, and do not ask before.")
+@cli_options.TRUST_OWNER
+def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
     """End RUN as its scheduler would: a checkpoint first, where it writes any. What a killed launcher left is ended."""
-    stands = reap.stop(folder, wait_s)
-    click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    rundir.read_run_plan(folder)
+    check_owner(folder, trust_owner)
+    confirmed = partial(cli_output.confirm_hosts, folder, yes, "Add --yes")
+    stands = reap.stop(folder, wait_s, cli_output.on_hosts(confirmed))
+    say(f"{stands.status}: {stands.message}" if stands.message else stands.status)
     return 0
 
 
@@ -171,5 +201,5 @@ def end(folder: Path, wait_s: float) -> int:
 def logs(folder: Path, rank: int | None, count: int) -> int:
     """The last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
     for line in attach.last_lines(folder, rank, count):
-        click.echo(line)
+        say(line)
     return 0

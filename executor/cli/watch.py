@@ -10,11 +10,15 @@ from pathlib import Path
 
 import click
 
+from executor.cli.options import TRUST_OWNER
 from executor.cli.output import tell
+from executor.folder import rundir
+from executor.folder.ownership import check_owner
 from executor.follow.attach import follow
 from executor.follow.view import LOOK_S, Lookout
 from executor.follow.view_text import summary, writer
 from planner.basics.command import INTERRUPTED
+from planner.basics.saying import say
 
 
 @click.command("watch")
@@ -42,13 +46,16 @@ def watch(folder: Path, as_json: bool) -> int:
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--rank", type=click.IntRange(min=0), help="This rank's output alone (default: all ranks').")
 @click.option("--from-start", is_flag=True, help="Begin with what was printed before, in earlier starts too.")
-def attach(folder: Path, rank: int | None, from_start: bool) -> int:
+@TRUST_OWNER
+def attach(folder: Path, rank: int | None, from_start: bool, trust_owner: bool) -> int:
     """Print what the ranks of RUN print, as `host:rank  line`, until it ends, and end with its exit code.
 
     It goes on over restarts and after the launcher died. Ctrl-C ends the printing alone.
     """
+    rundir.read_run_plan(folder)
+    check_owner(folder, trust_owner)
     try:
-        view = follow(folder, rank, from_start=from_start, echo=click.echo)
+        view = follow(folder, rank, from_start=from_start, echo=say)
     except KeyboardInterrupt:
         tell("detached: the run goes on")
         return INTERRUPTED

@@ -17,6 +17,8 @@ from pathlib import Path
 import msgspec
 
 from executor.system import processes
+from planner.basics.contents import NOT_JSON
+from planner.basics.reading import read_bytes
 
 ALIVE = "alive"
 STACKS_SIGNAL = signal.SIGUSR2
@@ -96,6 +98,6 @@ def stepped(seconds: float) -> None:
 def read(folder: Path, rank: int) -> Said | None:
     """What a rank said last; None where it has said nothing, or is just saying it."""
     try:
-        return msgspec.json.decode((folder / ALIVE / f"rank-{rank}").read_bytes(), type=Said)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_bytes(folder / ALIVE / f"rank-{rank}"), type=Said)
+    except (OSError, *NOT_JSON):
         return None

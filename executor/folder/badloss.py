@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -43,9 +43,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     losses a loss explodes (None: not judged); `max_skips` is how many steps in a row may be skipped."""
 
     action: Action = "stop"
-    factor: float | None = None
-    window: int = WINDOW
-    max_skips: int = MAX_SKIPS
+    factor: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    window: Annotated[int, msgspec.Meta(ge=3)] = WINDOW
+    max_skips: Annotated[int, msgspec.Meta(ge=1)] = MAX_SKIPS
 
     @property
     def looks_first(self) -> bool:

@@ -6,6 +6,7 @@ Not here: the checkpoints on disk (checkpoints.py), or the moment of one (worker
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
 
@@ -24,9 +25,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """When a run writes checkpoints, and which stay. `every` is a number of steps ("20"), a time ("90s", "10m", "2h")
     or "signal": on a signal alone, which asks for one in any case."""
 
-    every: str
-    keep_last: int = 2
-    keep_every: int | None = None
+    every: Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_EVERY.pattern})\Z")]
+    keep_last: Annotated[int, msgspec.Meta(ge=1)] = 2
+    keep_every: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def steps(self) -> int | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes
 from planner.figures.saving import size_of
@@ -108,7 +109,7 @@ def complete(folder: Path) -> Complete:
     """COMPLETE of a checkpoint; PlannerError where there is none or it is not what was written."""
     path = folder / COMPLETE
     try:
-        raw = msgspec.json.decode(path.read_bytes())
+        raw = msgspec.json.decode(reading.read_bytes(path))
         found = msgspec.convert(raw, Complete)
     except OSError as error:
         raise _damaged(folder, f"its {COMPLETE} cannot be read ({error.strerror})") from None
@@ -162,17 +163,17 @@ def faults(folder: Path, files: Mapping[str, File], *, contents: bool = True) ->
     return wrong
 
 
-def newest(run: Path) -> tuple[Path | None, list[tuple[str, str]]]:
+def newest(run: Path, *, contents: bool = True) -> tuple[Path | None, list[tuple[str, str]]]:
     """(the checkpoint of a run's highest step that is whole, or None; name and reason of each newer one that is not).
 
-    Reads every file of the checkpoints that it looks at.
+    Reads every file of the checkpoints that it looks at; without `contents` only their sizes.
     """
     skipped: list[tuple[str, str]] = []
     begun = sorted(unfinished(run), reverse=True)
     for step, folder in sorted(steps_of(run).items(), reverse=True):
         skipped += [(one.name, "was not completed") for at, one in begun if at > step]
         begun = [(at, one) for at, one in begun if at <= step]
-        reason = verify(folder)
+        reason = verify(folder, contents=contents)
         if reason is None:
             return folder, skipped
         skipped.append((folder.name, reason))
@@ -224,7 +225,7 @@ def no_room(run: Path, need: float) -> str | None:
 def digest(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     found, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as stream:
+    with reading.opened(path) as stream:
         while count := stream.readinto(chunk):
             found.update(chunk[:count])
     return found.hexdigest()
@@ -242,7 +243,7 @@ def answers(folder: Path, ranks: Iterable[int]) -> dict[int, Answer]:
     found = {}
     for rank in ranks:
         with suppress(FileNotFoundError):
-            found[rank] = msgspec.json.decode(_answer_path(folder, rank).read_bytes(), type=Answer)
+            found[rank] = msgspec.json.decode(reading.read_bytes(_answer_path(folder, rank)), type=Answer)
     return found
 
 

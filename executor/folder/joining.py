@@ -12,50 +12,56 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from executor.folder import badloss, rundir
 from executor.folder.checkpoint_policy import Policy
-from executor.system.environment import masked
+from executor.folder.rundir import Line, Word
+from executor.system.environment import added as checked
+from executor.system.environment import is_ours
 from executor.system.sources import sources
+from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
+from planner.basics.reading import read_bytes
 
 JOIN, JOINED = "join.json", "joined"
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """join.json. `master` is node 0's address where it is known; `code` is the digest of the code that made the folder.
 
     `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
-    where it is a secret, which each node has to be given. `checkpoints` says when they are written; None: never.
+    where each node has to be given it: all that is added. `checkpoints` says when they are written; None: never.
     `bad_loss` is what a bad step does to the run, `profile` the step that every rank records.
     `resume` is the checkpoint to go on from, under the run folder. `start` is the word of the start that this is for,
     where its nodes were given one (rejoin.py).
     """
 
     schema: str = "join/1"
-    run_id: str
-    plan_hash: str
-    version: str
-    code: str
-    port: int
-    master: str | None = None
+    run_id: Word
+    plan_hash: Line
+    version: Line
+    code: Line
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    master: Line | None = None
     save_weights: bool = False
     script: tuple[str, ...] = ()
     environment: dict[str, str | None] = {}
-    stall_s: float | None = None
+    stall_s: Seconds | None = None
     checkpoints: Policy | None = None
     bad_loss: badloss.Policy = badloss.STOP
-    profile: int | None = None
-    resume: str | None = None
-    start: str | None = None
+    profile: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    resume: Annotated[str, msgspec.Meta(pattern=r"\Acheckpoints/step-[0-9]{1,18}\Z")] | None = None
+    start: Line | None = None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """How a node ended, in the words of run.json."""
 
-    status: str
+    status: Line
     exit_code: int
     message: str
     cause: str = ""
@@ -68,15 +74,15 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "joined/1"
     node: int
-    host: str
-    process: str
-    address: str = ""
-    interface: str = ""
+    host: Line
+    process: Line
+    address: Line = ""
+    interface: Line = ""
     versions: dict[str, str] = {}
     contents: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    refusal: str = ""
+    refusal: Line = ""
     end: End | None = None
 
 
@@ -91,8 +97,9 @@ def code_digest() -> str:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """An environment as join.json keeps it."""
-    return {name: value if value == environment[name] else None for name, value in masked(environment).items()}
+    """What a person adds to the ranks' environment, as join.json keeps it: names, without their values, each of which
+    may be a secret. Folders of earlier versions have values of names that did not look like one."""
+    return {name: value if is_ours(name, value) else None for name, value in environment.items()}
 
 
 def write(folder: Path, one: Joining) -> None:
@@ -151,11 +158,12 @@ def environment_of(
     asked: Mapping[str, str | None], added: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """What the person adds to the ranks' environment: of the folder, of this command line, and secrets of this host's
-    own."""
+    own. PlannerError for what `--env` would refuse."""
+    checked((f"{name}={value or ''}" for name, value in asked.items()), {})
     kept = {name: value for name, value in asked.items() if value is not None}
     for name in (name for name, value in asked.items() if value is None and name not in added):
         if name not in environment:
-            rule = "is a secret, so its value is not in the run folder, and it is not set here"
+            rule = "is not set here, and values of --env are kept in no run folder, as they may be secrets"
             raise PlannerError("--env", name, rule, f"Set it here, or give --env {name}=VALUE")
         kept[name] = environment[name]
     return kept | dict(added)
@@ -174,6 +182,6 @@ def _place(folder: Path, node: int) -> Path:
 
 def _read(path: Path) -> Joined | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Joined)
-    except (OSError, msgspec.DecodeError):  # gone, or somebody else's
+        return msgspec.json.decode(read_bytes(path), type=Joined)
+    except (OSError, *NOT_JSON):  # gone, or somebody else's
         return None

@@ -8,16 +8,19 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from executor.system.environment import masked
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_path
 from planner.basics.output import check_folder
 from planner.parallelism.backend import LaunchSpec
 from planner.spec.layout import strategy_name
@@ -39,6 +42,14 @@ TAIL_BYTES = 64 * 1024
 DAMAGED = "The run folder is damaged; run again"
 
 T = TypeVar("T")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
+Word = Annotated[str, msgspec.Meta(pattern=rf"\A{_WORD}\Z")]
+WordOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_WORD})?\Z")]
+Line = Annotated[
+    str, msgspec.Meta(max_length=4096, pattern="\\A[^\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069]*\\Z")
+]
+"""What somebody else may have written into a run folder where an id is read, which may become part of a name, and where
+a text is, which may be shown: the decoder refuses others."""
 FolderState = Literal["whole", "deleted", "full"]
 
 
@@ -70,9 +81,9 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = "launcher/1"
-    run_id: str
-    process: str
-    host: str
+    run_id: Word
+    process: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,10}:[0-9]{1,20}\Z")]
+    host: Line
     machine: str
     boot: str
     namespace: str
@@ -99,6 +110,7 @@ def base_is_checkpoint(plan: Plan) -> bool:
 
 def check_new(folder: Path, option: str = "--run-dir") -> None:
     """Refuse a folder that is there already or that cannot be made; create nothing. `option` named it."""
+    check_path(str(folder.absolute()), option)
     if folder.is_file():
         raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
@@ -140,9 +152,9 @@ def write_of_rank(folder: Path, kind: str, rank: int | str, value: object) -> No
     write_json(folder / kind / f"rank-{rank}.json", value)
 
 
-def write_launch(folder: Path, spec: LaunchSpec) -> None:
-    """launch.json, private: it holds environment values, though no secret ones."""
-    shown = tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in spec.commands)
+def write_launch(folder: Path, spec: LaunchSpec, added: Iterable[str]) -> None:
+    """launch.json, private: it holds environment values, though not of the variables that a person `added`."""
+    shown = tuple(msgspec.structs.replace(one, env=masked(one.env, added)) for one in spec.commands)
     write_json(folder / LAUNCH, msgspec.structs.replace(spec, commands=shown), private=True)
 
 
@@ -183,6 +195,7 @@ def state(folder: Path) -> FolderState:
 
 def read_run_plan(folder: Path) -> Plan:
     """The plan a run was started from; refuses a folder that is not a run folder."""
+    check_path(str(folder.absolute()), "run")
     if not (folder / PLAN).is_file():
         raise PlannerError(
             "run", folder, f"holds no {PLAN}, so it is not a run folder", "Give a folder made by executor run"
@@ -338,7 +351,7 @@ def _lines(folder: Path) -> list[Logged]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    whole = reading.read_bytes(path, reading.LOG_BYTES).rpartition(b"\n")[0].splitlines()
     with refusing(NOT_JSON, "run file", path, "cannot be read", DAMAGED):
         return [msgspec.json.decode(line, type=Logged) for line in whole]
 
@@ -367,9 +380,9 @@ def _rank_files(folder: Path) -> list[tuple[int, Path]]:
 def last_text(path: Path) -> str:
     """The last 64 KiB of a file; nothing where there was none, or it was deleted meanwhile."""
     try:
-        with path.open("rb") as stream:
+        with reading.opened(path) as stream:
             stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
+            return stream.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -377,4 +390,4 @@ def last_text(path: Path) -> str:
 def read_json(path: Path, kind: type[T]) -> T:
     """One file of a run folder; refuses one that is damaged."""
     with refusing((OSError, *NOT_JSON), "run file", path, "cannot be read", DAMAGED):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(reading.read_bytes(path), type=kind)

@@ -13,6 +13,8 @@ import msgspec
 
 from executor.folder import rundir
 from executor.folder.rundir import Logged
+from planner.basics import reading
+from planner.basics.contents import NOT_JSON
 
 ROLLED_BACK = "rolled back"
 """The `action` of a line about a rollback."""
@@ -23,7 +25,11 @@ Lines = list[tuple[bytes, Logged]]
 
 def read(path: Path) -> Lines:
     """Every line as it stands in the file, and what it says; a last line cut short is dropped."""
-    return list(decoded(path.read_bytes().rpartition(b"\n")[0].splitlines())) if path.is_file() else []
+    return (
+        list(decoded(reading.read_bytes(path, reading.LOG_BYTES).rpartition(b"\n")[0].splitlines()))
+        if path.is_file()
+        else []
+    )
 
 
 def parted(run: Path, step: int) -> tuple[Lines, Lines]:
@@ -39,5 +45,5 @@ def parted(run: Path, step: int) -> tuple[Lines, Lines]:
 def decoded(raws: Iterable[bytes]) -> Iterator[tuple[bytes, Logged]]:
     """Each of these lines that can be read, and what it says."""
     for raw in raws:
-        with suppress(msgspec.DecodeError):
+        with suppress(*NOT_JSON):
             yield raw, msgspec.json.decode(raw, type=Logged)

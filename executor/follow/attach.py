@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from executor.folder import rundir
 from executor.follow.view import Lookout, View, host_names
 from executor.run import attempts
 from executor.watch.supervise import Echo, Followed, LogFollower
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 
 POLL_S = 0.5
@@ -77,7 +79,8 @@ def last_lines(folder: Path, rank: int | None, count: int) -> Iterator[str]:
         for stream in ("stdout", "stderr"):
             path = rundir.rank_log(folder, *divmod(one, a_node), stream)
             if path is not None:
-                with path.open(errors="replace") as opened:
-                    lines += deque((line.rstrip("\n") for line in opened), maxlen=count)
+                with reading.opened(path) as opened:
+                    parts = iter(partial(opened.readline, reading.LINE_BYTES), b"")
+                    lines += deque((part.decode(errors="replace").rstrip("\r\n") for part in parts), maxlen=count)
         for line in lines:
             yield f"{hosts[one]}:{one}  {line}"

@@ -23,13 +23,14 @@ from executor.folder.joining import JOIN, read_joined
 from executor.folder.rundir import Logged
 from executor.launchers.slurm import read_job
 from executor.run import attempts
-from executor.run.reap import Standing, seen, standing
+from executor.run.reap import Standing, lost, seen, standing
 from executor.watch.stragglers import Straggler, Turn, find
 from executor.watch.verdict import NODE_LOST, NOT_MET
+from planner.basics import reading
 from planner.spec.plan import Plan
 from planner.spec.record import RunRecord
 
-NOT_STARTED, STARTING, RUNNING, AGAIN, LOST = "not started", "starting", "running", "starting again", "launcher lost"
+NOT_STARTED, STARTING, RUNNING, AGAIN = "not started", "starting", "running", "starting again"
 NO_RECORD = "ended without a record"
 JOB_OVER = ("boot_fail", "cancelled", "completed", "deadline", "failed", "node_fail", "out_of_memory", "timeout")
 """States of a job of Slurm that no node has joined, and none will."""
@@ -151,8 +152,7 @@ class Lookout:
         if launcher is None:
             return self._unlaunched()
         if where == "gone":
-            rule = f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
-            return Standing(LOST, f"{rule}; executor status ends what it left", NODE_LOST)
+            return lost(self.folder, launcher)
         if rundir.read_launcher(self.folder) is None:
             return Standing(AGAIN)
         met, world = len(rundir.ranks_in(self.folder / rundir.MESH)), self.plan.layout.world_size
@@ -175,8 +175,7 @@ class Lookout:
         return found
 
     def _asked(self) -> Standing:
-        """As `executor status` has it, which buries nothing where there is no launcher. It asks Slurm after a job that
-        was submitted."""
+        """As `executor status` has it. It asks Slurm after a job that was submitted."""
         if read_job(self.folder) is None or self._job is None or self.clock() >= self._job[1] + ASK_S:
             self._job = standing(self.folder), self.clock()
         return self._job[0]
@@ -234,10 +233,10 @@ def host_names(folder: Path, plan: Plan) -> list[str]:
 
 def tail(folder: Path) -> list[Logged]:
     """The last whole lines of metrics.jsonl."""
-    with suppress(OSError), (folder / rundir.METRICS).open("rb") as file:
+    with suppress(OSError), reading.opened(folder / rundir.METRICS) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
-        whole = file.read().rpartition(b"\n")[0].splitlines()
+        whole = file.read(TAIL_BYTES).rpartition(b"\n")[0].splitlines()
         return [line for _, line in steplines.decoded(whole[size > TAIL_BYTES :])]
     return []
 

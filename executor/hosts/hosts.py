@@ -19,13 +19,15 @@ import msgspec
 
 from executor.folder import rundir
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.reading import read_text
 
 FIELD = "--hosts"
 DEFAULTS = "*"
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:%-]*[A-Za-z0-9_])?")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RANGES = re.compile(r"(?P<head>[^\[\]]*)\[(?P<list>[0-9,-]+)\](?P<rest>.*)")
-MOST_HOSTS = 4096
+MOST_HOSTS, MOST_RANGES, LONGEST_LINE = 4096, 8, 4096
+DIGITS = re.compile("[0-9]{1,9}")
 WORDS = ("slots", "user", "port", "python", "prelude", "container")
 EXAMPLE = "Try a line such as: node1 slots=8 python=/opt/venv/bin/python"
 
@@ -52,11 +54,13 @@ class Machine:
 def read_hosts(path: Path) -> tuple[Machine, ...]:
     """The hosts of a file, as nodes from 0 on. Refuses, with the line's number, what is no host."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is no text"
+        text = read_text(path)
+    except OSError as error:
         raise PlannerError(
-            FIELD, path, f"cannot be read ({why})", "Give a file with one host a line, or auto, loopback or namespaces"
+            FIELD,
+            path,
+            f"cannot be read ({error.strerror})",
+            "Give a file with one host a line, or auto, loopback or namespaces",
         ) from None
     found: list[Machine] = []
     defaults = Machine("")
@@ -71,6 +75,8 @@ def read_hosts(path: Path) -> tuple[Machine, ...]:
                 if key in seen:
                     rule = f"is listed before, in line {seen[key]}"
                     raise _refused(path, number, machine.name, rule, "Give a host once, with slots=K for K ranks")
+                if len(found) == MOST_HOSTS:
+                    raise _refused(path, number, names, f"names more than {MOST_HOSTS} hosts", "Try n[01-04]")
                 seen[key] = number
                 found.append(machine)
     if not found:
@@ -80,6 +86,9 @@ def read_hosts(path: Path) -> tuple[Machine, ...]:
 
 def _words(path: Path, number: int, line: str) -> tuple[str, list[str]]:
     """The first word of a line and the others; of an empty line nothing."""
+    if len(line) > LONGEST_LINE:  # shlex takes the square of a word's length
+        rule = f"has {len(line)} characters, more than {LONGEST_LINE}"
+        raise _refused(path, number, None, rule, "Put a long prelude in a file, and source it")
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
@@ -106,15 +115,13 @@ def _ranged(path: Path, number: int, text: str) -> Iterator[str]:
     if found is None:
         yield text
         return
-    made = 0
+    if text.count("[") > MOST_RANGES:
+        raise _refused(path, number, text, f"has more than {MOST_RANGES} ranges", "Try n[01-04]")
     for part in found["list"].split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not (first.isdigit() and last.isdigit()) or int(first) > int(last):
+        if not (DIGITS.fullmatch(first) and DIGITS.fullmatch(last)) or int(first) > int(last):
             raise _refused(path, number, text, f"has a range {part!r} that is none", "Try n[01-04]")
-        made += int(last) - int(first) + 1
-        if made > MOST_HOSTS:
-            raise _refused(path, number, text, f"names more than {MOST_HOSTS} hosts", "Try n[01-04]")
         for one in range(int(first), int(last) + 1):
             yield from _ranged(path, number, f"{found['head']}{one:0{len(first)}}{found['rest']}")
 
@@ -165,5 +172,26 @@ def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
 
 
 def kept_hosts(run: Path) -> tuple[Machine, ...]:
-    """The hosts that a run was started on, by node."""
-    return rundir.read_json(run / rundir.HOSTS, _Kept).hosts
+    """The hosts that a run was started on, by node; refuses what no host file could have said."""
+    path = run / rundir.HOSTS
+    machines = rundir.read_json(path, _Kept).hosts
+    for number, one in enumerate(machines, 1):
+        said = [f"{word}={value}" for word in WORDS if (value := getattr(one, word)) is not None]
+        if any(not char.isprintable() for text in said for char in text):
+            raise _refused(path, number, one.name, "has a character that is not printed", "Name them: --hosts FILE")
+        if replace(next(_machines(path, number, one.name, said, Machine(""))), line=one.line) != one:
+            raise _refused(path, number, one.name, "is no name of one host", "Name them: --hosts FILE")
+    if len(machines) > MOST_HOSTS:
+        raise _refused(
+            path, MOST_HOSTS, len(machines), f"names more than {MOST_HOSTS} hosts", "Name them: --hosts FILE"
+        )
+    return machines
+
+
+def named(machines: tuple[Machine, ...]) -> str:
+    """Which hosts these are, for somebody who is to say whether they are reached, with what runs on them first."""
+    more = [f"{word} {value!r}" for word in ("prelude", "container", "python")
+            for value in dict.fromkeys(getattr(one, word) for one in machines) if value]  # fmt: skip
+    users = (f"{one.user}@" if one.user else "" for one in machines)
+    names = [f"{user}{one.name}" for user, one in zip(users, machines, strict=True)]
+    return ", ".join(names) + (f" ({'; '.join(more)})" if more else "")

@@ -10,8 +10,9 @@ import os
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,16 +24,19 @@ from executor.folder.alive import ALIVE
 from executor.folder.checkpoints import CHECKPOINTS
 from executor.folder.joining import Joining
 from executor.hosts import boot
-from executor.hosts.remote import Link
+from executor.hosts.remote import END_S, Link
 from executor.run import attempts, join
 from executor.run.reap import GRACE_S, reap
 from executor.system import processes
 from executor.system.frames import Message
-from executor.watch.supervise import meanwhile, received_signals
+from executor.watch.supervise import POLL_S, meanwhile, received_signals
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_text
 from planner.spec.plan import write_whole
 
 RUNS, OWNER, KEPT = "runs", "owner", "checkpoints"
+LAST_S = END_S + 3.0
+"""How long a node whose launcher is gone may take to end itself."""
 SEND_S = 0.5
 """How often what is new in the run folder is sent."""
 CHUNK_BYTES = 2**20
@@ -121,7 +125,7 @@ def _kept(place: str | None, name: str) -> Path:
 def _keep(folder: Path, asked: Asked) -> Path:
     """Have a run folder's checkpoints where they stay when it goes; where that is."""
     there = _kept(asked.place, asked.kept) / CHECKPOINTS
-    with refusing(OSError, "--remote-dir", there, "cannot be made", "Name a folder on a disk with room", exit_code=3):
+    with _making(there):
         there.mkdir(parents=True, mode=0o700, exist_ok=True)
         (folder / CHECKPOINTS).symlink_to(there)
     return there
@@ -129,9 +133,13 @@ def _keep(folder: Path, asked: Asked) -> Path:
 
 def reaped(request: Message) -> Message:
     """End what a run left on this host whose launcher is gone: processes, and folders in the user's cache."""
-    run_id = str(request["run_id"])
+    run_id, runs = str(request["run_id"]), _runs(request.get("place"))
+    nodes = processes.launchers_of(run_id) | {who for _, who in _owners(runs / run_id)}
     ended = processes.end(partial(processes.processes_of, run_id), GRACE_S)
-    stale = remove_stale(_runs(None))
+    deadline = time.monotonic() + LAST_S
+    while any(map(processes.alive, nodes)) and time.monotonic() < deadline:  # one whose connection was lost ends itself
+        time.sleep(POLL_S)
+    stale = remove_stale(runs)
     many = f"{len(ended)} process{'es' * (len(ended) > 1)}"
     return {"left": [many] * bool(ended) + ["its folder"] * (run_id in stale)}
 
@@ -144,22 +152,30 @@ def _runs(place: str | None) -> Path:
 @contextmanager
 def _folder(asked: Asked) -> Iterator[tuple[Path, bool]]:
     """The run folder: the launcher's own where it is to be seen and written here, else one that goes away again."""
-    own = Path(asked.folder)
-    with suppress(PlannerError):
-        seen = rundir.read_json(own / joining.JOIN, Joining)
-        if seen.run_id == asked.run_id and os.access(own, os.W_OK | os.X_OK):
-            os.chdir(own)
-            yield own, True
-            return
+    if _is_seen(asked):
+        os.chdir(asked.folder)
+        yield Path(asked.folder), True
+        return
     runs = _runs(asked.place)
     remove_stale(runs)
     place = runs / asked.run_id / f"node-{asked.node}"
+    with _making(place):
+        place.mkdir(parents=True, mode=0o700)  # not that of a node that is still being ended
     try:
-        _make(place, asked.files)
+        _fill(place, asked.files)
         os.chdir(place)
         yield place, False
     finally:
         _remove(place)
+
+
+def _is_seen(asked: Asked) -> bool:
+    """Whether the launcher's own run folder is seen and may be written here."""
+    own = Path(asked.folder)
+    with suppress(PlannerError):
+        seen = rundir.read_json(own / joining.JOIN, Joining)
+        return seen.run_id == asked.run_id and os.access(own, os.W_OK | os.X_OK)
+    return False
 
 
 def _remove(place: Path) -> None:
@@ -171,10 +187,15 @@ def _remove(place: Path) -> None:
         place.parent.rmdir()
 
 
-def _make(place: Path, files: dict[str, str]) -> None:
+def _making(place: Path) -> AbstractContextManager[None]:
+    """A refusal where a folder cannot be made on this host."""
+    fix = "Name a folder on a disk with room"
+    return refusing(OSError, "--remote-dir", place, "cannot be made", fix, exit_code=3)
+
+
+def _fill(place: Path, files: dict[str, str]) -> None:
     """A copy of the run folder, readable by its owner alone."""
-    with refusing(OSError, "--remote-dir", place, "cannot be made", "Name a folder on a disk with room", exit_code=3):
-        place.mkdir(parents=True, mode=0o700)
+    with _making(place):
         for name in (rundir.CONFIG, rundir.LOGS, rundir.MESH, rundir.MEASURED, rundir.FAILED):
             (place / name).mkdir()
         for name, text in files.items():
@@ -187,15 +208,23 @@ def _make(place: Path, files: dict[str, str]) -> None:
 def remove_stale(runs: Path) -> list[str]:
     """Remove folders of nodes of this host whose process no longer lives; their runs' ids."""
     removed = []
-    for mark in runs.glob(f"*/*.{OWNER}"):
-        with suppress(OSError, ValueError):
-            host, who = mark.read_text().split()
-            if host == socket.gethostname() and not processes.alive(who):
+    for mark, who in (one for run in runs.glob("*") for one in _owners(run)):
+        with suppress(OSError):
+            if not processes.alive(who):
                 shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
                 mark.unlink()
                 removed.append(mark.parent.name)
                 mark.parent.rmdir()
     return removed
+
+
+def _owners(run: Path) -> Iterator[tuple[Path, str]]:
+    """The marks in a run's place beside the folders of nodes of this host, with the identities of their processes."""
+    for mark in run.glob(f"*.{OWNER}"):
+        with suppress(OSError, ValueError):
+            host, who = read_text(mark).split()
+            if host == socket.gethostname():
+                yield mark, who
 
 
 @dataclass

@@ -153,4 +153,4 @@ def look(request: Mapping[str, Any]) -> Message:
 def end_children() -> None:
     """End every process that was started for this launcher."""
     mine = os.environ[processes.RUN_ID_VARIABLE]
-    processes.end(lambda: processes.processes_of(mine), GRACE_S)
+    processes.end(lambda: processes.processes_of(mine, processes.identity()), GRACE_S)

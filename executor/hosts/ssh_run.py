@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,22 +20,24 @@ from typing import Any
 import msgspec
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import owned
 from executor.hosts import elsewhere, ssh, ssh_session
 from executor.hosts.checks.check import checked
 from executor.hosts.fleet import Fleet, left
-from executor.hosts.hosts import Machine, keep_hosts, kept_hosts
+from executor.hosts.hosts import Machine, keep_hosts
 from executor.hosts.ssh import Answer, Contact
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
 from executor.run.launch import all_met, evidence_of, make_folder, record_of, tried_again
-from executor.run.prepare import Options, Prepared, decided, folder_checks
+from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks
 from executor.run.reap import reap
 from executor.system.address import Master
 from executor.system.frames import Message
 from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
+from planner.basics.quoting import for_shell
 from planner.decide.smaller import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec import inputs
@@ -68,14 +69,13 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
         made,
         options=replace(options, run_dir=options.run_dir.absolute(), kept=options.kept or made.run_id),
         hosts=_hosts(machines),
-        files=made.backend.files(made.plan),
+        files=files_of(made),
     )
 
 
 def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None) -> RunRecord:
     """Run on the hosts. PlannerError, and no folder, where a host refuses before anything was started. A start that
     fails is followed by another as often as the options allow: on the same hosts, and without those that were lost."""
-    reap()
     fleets = [fleet]
 
     def again(failed: Prepared) -> Prepared:
@@ -86,7 +86,9 @@ def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None)
     def find(folder: Path) -> attempts.Place:
         return elsewhere.newest(folder, fleets[-1].used)
 
-    return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
+    with owned(ready.options.run_dir, new=not ready.options.again):
+        reap()
+        return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
 
 
 def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared, Fleet]:
@@ -135,20 +137,23 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
             if not failed and (again := tried_again(ready, record, echo)) is not None:
                 one = start(again)
                 record = one.execute(port)
-        return record, one.again
+        lost = [machines[node] for node in contact.refused]
+    if one.again and lost:  # a host may live on whose connection alone was lost
+        ended_on_hosts(lost, ready.run_id, lambda _: None, ready.options.place)
+    return record, one.again
 
 
 def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> tuple[dryrun.DryRun, list[str]]:
     """What would be started, and how each host would be reached."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
-    return found, [shlex.join(ssh_session.words(one)) for one in machines]
+    return found, [for_shell(ssh_session.words(one)) for one in machines]
 
 
-def ended_on_hosts(folder: Path, run_id: str, echo: Echo) -> list[str]:
-    """End what a run whose launcher is gone left on its hosts; a sentence for each host that had some, or said no."""
-    machines, told = kept_hosts(folder), []
+def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
+    """End what a run left on hosts, whose folders are in `place`; a sentence for each that had some, or said no."""
+    told, request = [], {"kind": "reap", "run_id": run_id, "place": place}
     with ssh.contact(machines, echo) as contact:
-        for one in sorted(contact.ask({"kind": "reap", "run_id": run_id}, LOOK_S), key=lambda answer: answer.place):
+        for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):
             if one.error is not None:
                 told.append(f"{one.machine.name} could not be asked ({one.error.rule})")
             elif one.value and one.value["left"]:
@@ -194,8 +199,8 @@ class _Run:
     def execute(self, port: int) -> RunRecord:
         """Make the folder, run, write run.json whatever happens."""
         started, clock, ended = datetime.now(UTC), time.monotonic(), UNKNOWN
-        self._make_folder(port)
         with received_signals() as signals:
+            self._make_folder(port)
             try:
                 ended = self._verdict(self._watch(signals))
             finally:
@@ -216,7 +221,7 @@ class _Run:
 
         def for_nodes() -> None:
             joining.write(folder, msgspec.structs.replace(wanted, master=self.master))
-            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)))
+            rundir.write_launch(folder, LaunchSpec(files=ready.files, commands=tuple(reached)), ready.environment)
             keep_hosts(folder, self.machines)
 
         make_folder(ready, for_nodes)
@@ -349,11 +354,14 @@ class _Run:
         return found
 
     def _judged(self, evidence: Evidence) -> Verdict:
-        ending = evidence.ending
+        ending, by_host = evidence.ending, self._of_hosts()
+        if by_host is not None and by_host.cause == "node lost":
+            # A host that misses its launcher ends its ranks, and the others agree to end with them: nobody asked it.
+            kept = tuple(one for one in evidence.failures if not one.asked)
+            evidence = replace(evidence, failures=kept)
         known = evidence.failures and not evidence.failures[0].collateral
         if ending.ok or ending.signal is not None or known or evidence.hung or evidence.folder != "whole":
             return judge(evidence)
-        by_host = self._of_hosts()
         if by_host is None or (by_host.cause not in OF_NODES and (evidence.failures or ending.timed_out)):
             return judge(evidence)
         return by_host

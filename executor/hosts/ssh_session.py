@@ -32,6 +32,7 @@ from executor.system.frames import Message
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError, one_line, refusing
+from planner.basics.quoting import for_shell
 
 PROGRAM = "MESHWRIGHT_SSH"
 """Environment variable with another command than ssh, as GIT_SSH_COMMAND is for git."""
@@ -92,17 +93,17 @@ def words(machine: Machine) -> list[str]:
 
 def first_line(machine: Machine) -> str:
     """The line that a host's sh reads first: how Python is started there."""
-    found, name = "", shlex.quote(machine.python or "python3")
+    found, name = "", for_shell([machine.python or "python3"])
     if machine.python is None and machine.container is None:
-        found, name = f'p={shlex.quote(sys.executable)}; test -x "$p" || p=python3; ', '"$p"'
+        found, name = f'p={for_shell([sys.executable])}; test -x "$p" || p=python3; ', '"$p"'
     elif machine.python and machine.python.startswith("~/"):
-        name = f'"$HOME"/{shlex.quote(machine.python[2:])}'
-    start = " ".join([*map(shlex.quote, shlex.split(machine.container or "")), name])
-    line = f"{found}exec {start} -u -c {shlex.quote(BOOT)}"
+        name = f'"$HOME"/{for_shell([machine.python[2:]])}'
+    start = f"{for_shell(shlex.split(machine.container or ''))} {name}".lstrip()
+    line = f"{found}exec {start} -u -c {for_shell([BOOT])}"
     if machine.prelude is None:
         return line
-    line = f"eval {shlex.quote(machine.prelude)} </dev/null >&2 || exit {PRELUDE_FAILED}; {line}"
-    shells = (f"exec {shell} -lc {shlex.quote(line)}" for shell in ("bash", "sh"))
+    line = f"eval {for_shell([machine.prelude])} </dev/null >&2 || exit {PRELUDE_FAILED}; {line}"
+    shells = (f"exec {shell} -lc {for_shell([line])}" for shell in ("bash", "sh"))
     return "if command -v bash >/dev/null; then {}; else {}; fi".format(*shells)
 
 

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from planner.basics.errors import PlannerError
+from planner.basics.names import path_rule
 from planner.spec.plan import Plan
 
 API = "jobset.x-k8s.io/v1alpha2"
@@ -50,7 +51,7 @@ class Claim:
     def parse(cls, text: str) -> Claim:
         """NAME=PATH."""
         name, _, path = text.partition("=")
-        if not LABEL.fullmatch(name) or not PurePosixPath(path).is_absolute() or not path.isprintable():
+        if not LABEL.fullmatch(name) or not PurePosixPath(path).is_absolute() or path_rule(path):
             rule = "must be NAME=PATH, the name of a claim and an absolute path"
             raise PlannerError("--claim", text, rule, "Try --claim data=/data")
         return cls(name, path)

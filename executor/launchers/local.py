@@ -287,8 +287,7 @@ def base_environment(
     env["OMP_NUM_THREADS"] = caller.get("OMP_NUM_THREADS") or str(max(1, cores // processes))
     if host.interface:
         env["GLOO_SOCKET_IFNAME"] = host.interface
-        if host.interface not in LOOPBACK:
-            env["NCCL_SOCKET_IFNAME"] = f"={host.interface}"  # "=" asks NCCL for this name, not for a prefix
+        env["NCCL_SOCKET_IFNAME"] = f"={host.interface}"  # "=" asks NCCL for this name, not for a prefix
     root = str(Path(executor.__file__).resolve().parents[1])
     if not root.endswith(("site-packages", "dist-packages")):
         # A checkout that is not installed: the ranks must import the same code that runs here.

@@ -12,6 +12,8 @@ from typing import Any
 
 from executor.launchers.kubernetes import RUNS
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_name
+from planner.basics.quoting import for_shell, identifier
 from planner.spec.plan import Plan
 from planner.spec.preset_files import packaged
 
@@ -51,7 +53,7 @@ def accelerator(plan: Plan, given: str | None) -> str | None:
         rule = f"{gpu.name} has no name of SkyPilot's in presets/launchers/skypilot.toml"
         fix = f"Give it: --accelerator NAME, as sky show-gpus prints it. {did_you_mean(gpu.name, known.values())}"
         raise PlannerError("plan: cluster.gpu", None, rule, fix, exit_code=3)
-    if not name.isprintable() or not name or ":" in name:
+    if ":" in check_name(name, "--accelerator", "Try --accelerator H100"):
         raise PlannerError("--accelerator", name, "must be a name that sky show-gpus prints", "Try --accelerator H100")
     return name
 
@@ -75,16 +77,18 @@ def task(
     if restarts:
         resources["job_recovery"] = {"max_restarts_on_errors": restarts}
     mounts = {CODE: str(folder / "code"), RUN: str(folder / "run")} | {str(path): str(path) for path in inputs}
-    found: dict[str, Any] = {"name": f"{plan.model.name}-{plan.layout.engine}", "num_nodes": plan.cluster.nodes}
+    name = identifier(f"{plan.model.name}-{plan.layout.engine}")
+    found: dict[str, Any] = {"name": name, "num_nodes": plan.cluster.nodes}
     if resources:
         found["resources"] = resources
     if volumes:
         found["volumes"] = dict(volumes)
     if secrets := list(secrets):
         found["secrets"] = dict.fromkeys(secrets)  # null: sky refuses to launch without --secret NAME
-    quoted = " ".join(f"'{one}'" for one in requirements)
     return found | {
         "file_mounts": mounts,
-        "setup": f"python -m pip install --quiet {quoted}\n",
-        "run": START.format(port=port) if run_id is None else START_AGAIN.format(port=port, run=f"{RUNS}/{run_id}"),
+        "setup": f"python -m pip install --quiet {for_shell(requirements)}\n",
+        "run": START.format(port=port)
+        if run_id is None
+        else START_AGAIN.format(port=port, run=for_shell([f"{RUNS}/{run_id}"])),
     }

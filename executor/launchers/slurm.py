@@ -6,20 +6,23 @@ being a node (join.py).
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
 
 import msgspec
 
 from executor.folder import rundir
 from executor.launchers.local import FIRST_PORT, PORTS
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_comment, for_shell, identifier
 from planner.spec.course import course
 from planner.spec.plan import Plan
 
@@ -39,7 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """slurm.json: the job that a run folder was submitted as."""
 
     schema: str = "slurm/1"
-    job: str
+    job: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,18}([_+][0-9]{1,18})?\Z")]
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def directives(plan: Plan, folder: Path, given: Sequence[str]) -> dict[str, str 
     """The #SBATCH lines of a plan's job by option; what the person gives as NAME or NAME=VALUE comes before ours."""
     gpus = plan.cluster.gpus_per_node if plan.cluster.gpu.kind != "cpu" else 0
     found: dict[str, str | None] = {
-        "job-name": re.sub(r"[^\w.-]", "-", f"{plan.model.name}-{plan.layout.engine}"),
+        "job-name": identifier(f"{plan.model.name}-{plan.layout.engine}"),
         "nodes": str(plan.cluster.nodes),
         "ntasks-per-node": "1",
         **({"gpus-per-node": str(gpus)} if gpus else {}),
@@ -117,27 +120,27 @@ def script(
 ) -> str:
     """The job as a script for sbatch. `again` are the words of `executor run` with which a requeued job makes its
     folder anew (None: it goes on in the same), `call` those that call the executor (default: as this one was)."""
-    name, nodes = shlex.join(call or executor_words()), plan.cluster.nodes
+    name, nodes, gpus = for_shell(call or executor_words()), plan.cluster.nodes, plan.cluster.gpus_per_node
     lines = ["#!/bin/bash"]
     for option, value in directives(plan, folder, given).items():
         lines.append(f"#SBATCH --{option}" + ("" if value is None else f"={_quoted(option, value)}"))
     lines += [
         "",
-        f"# {plan.model.name} by {plan.layout.engine}: {nodes} x {plan.cluster.gpus_per_node} {plan.cluster.gpu.name}.",
-        f"# {course(plan.job.recipe, plan.layout.global_batch_size)}.",
+        for_comment(f"{plan.model.name} by {plan.layout.engine}: {nodes} x {gpus} {plan.cluster.gpu.name}."),
+        for_comment(f"{course(plan.job.recipe, plan.layout.global_batch_size)}."),
         "set -euo pipefail",
-        f"run={shlex.quote(str(folder))}",
+        f"run={for_shell([folder])}",
         *(_anew(name, again) if again is not None else ()),
         "# Each node reads its rank, and where node 0 is, of what Slurm tells its task.",
         *(["# A job that is started again goes on from the newest checkpoint."] if again is None else ()),
-        f'{" ".join(srun_words(nodes))} {name} join "$run" --slurm',
+        f'{for_shell(srun_words(nodes))} {name} join "$run" --slurm',
     ]
     return "\n".join(lines) + "\n"
 
 
 def _anew(name: str, again: Sequence[str]) -> tuple[str, ...]:
     """The lines that make another folder where Slurm starts a job again whose run writes no checkpoints."""
-    call = f'{name} run "$first/{rundir.PLAN}" --launcher slurm --dry-run -o "$run" {shlex.join(again)}'.rstrip()
+    call = f'{name} run "$first/{rundir.PLAN}" --launcher slurm --dry-run -o "$run" {for_shell(again)}'.rstrip()
     return (
         "if ((${SLURM_RESTART_COUNT:-0})); then",
         "    # Slurm has started this job again: in a folder of its own, since a run never mixes with another.",
@@ -198,9 +201,10 @@ def holds(job: str) -> bool:
     return show(job).get("JobState") in UNDER_WAY
 
 
-def submitted(path: Path) -> str:
-    """Submit a script; the number of its job."""
-    return _ask("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+def submitted(path: Path, added: Mapping[str, str]) -> str:
+    """Submit a script; the number of its job. Slurm hands the environment of sbatch to the job, and a requeued one:
+    what is `added` to it stands in no file of ours."""
+    return _ask("sbatch", "--parsable", str(path), added=added).strip().partition(";")[0]
 
 
 def end_step(job: str, name: str) -> bool:
@@ -261,10 +265,10 @@ def _quoted(option: str, value: str) -> str:
     return value if re.fullmatch(r"[\w.,:/%@+=-]*", value) else f'"{value}"'
 
 
-def _ask(*words: str) -> str:
+def _ask(*words: str, added: Mapping[str, str] = MappingProxyType({})) -> str:
     """The answer of one of Slurm's programs. PlannerError (exit code 3) where there is none."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=False, env=os.environ | added)
     except FileNotFoundError:
         fix = "Run it where Slurm's commands are, or use --dry-run"
         raise PlannerError("slurm", words[0], "is not installed here", fix, exit_code=3) from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 from executor.measure.machine import Machine
 from planner.ask.options import question, typed
 from planner.ask.question import Question, case_of, exact_layout
+from planner.basics import reading
 from planner.basics.errors import PlannerError, did_you_mean, refusing
 from planner.basics.units import GIB
 from planner.decide.answers import Estimate
@@ -93,9 +93,9 @@ def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[
 def _tables(path: Path) -> list[dict[str, Any]]:
     fix = f"Give {', '.join(MATRICES)}, or a file like {BUILT_IN.name}"
     with refusing(OSError, "--matrix", path, "cannot be read", fix):
-        text = path.read_bytes()
-    with refusing((ValueError, RecursionError), "--matrix", path, "is not TOML", f"See {BUILT_IN.name}"):
-        raw = tomllib.loads(text.decode())
+        text = reading.read_bytes(path, reading.SETTINGS_BYTES)
+    with refusing(ValueError, "--matrix", path, "is not TOML", f"See {BUILT_IN.name}"):
+        raw = reading.read_toml(text)
     tables = raw.get("cells")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise PlannerError("--matrix", path, "holds no [[cells]]", f"See {BUILT_IN.name}")

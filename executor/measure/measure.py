@@ -24,6 +24,7 @@ from executor.preflight.preflight import available_memory
 from executor.run import launch
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
+from planner.basics.reading import TABLE_BYTES, read_bytes
 from planner.calibrate.rows import Row, append_rows, read_rows
 from planner.inventory import parameters
 
@@ -77,7 +78,7 @@ def measured_rows(path: Path) -> dict[str, Row]:
 
 def _end_whole(path: Path) -> None:
     """Only a last line can be half a row: each is on disk before the next is begun."""
-    raw = path.read_bytes()
+    raw = read_bytes(path, TABLE_BYTES)
     if not raw or raw.endswith(b"\n"):
         return
     whole, _, last = raw.rpartition(b"\n")

@@ -57,7 +57,7 @@ def made_row(
     return rows.Row(
         id=cell.id,
         source=rows.Source(
-            repo_or_paper="meshwright",
+            repo_or_paper=rows.OWN_SOURCE,
             path_or_table=f"executor measure{' --fake-world' if cell.fake_world else ''}",
             commit_or_date=datetime.now(UTC).date().isoformat(),
         ),

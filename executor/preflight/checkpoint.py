@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from planner.basics.contents import NOT_JSON, weight_map
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import opened, read_bytes
 from planner.spec import ModelSpec
 from planner.spec.huggingface import decoded, spec_of
 from planner.spec.plan import Plan
@@ -17,10 +21,24 @@ from planner.spec.plan import Plan
 FIELD = "recipe.checkpoint"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+MOST_HEAD = 16 * 2**20
+"""Bytes of the longest head of a safetensors file: 120,000 tensors."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
 OTHERWISE_EQUAL = frozenset(
     {"name", "parameters", "max_seq_len", "norm_eps", "rope_theta", "rope_theta_local", "rope_scaling", "query_scale"}
 )
 """Fields of a model that change no byte and no operation: the checkpoint's own are trained."""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor in the head of a safetensors file."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
+_ENTRY = msgspec.json.Decoder(_Entry)
 
 
 def check_checkpoint(plan: Plan) -> None:
@@ -74,10 +92,8 @@ def _check_files(folder: Path) -> None:
     if (folder / SINGLE).is_file():
         files = [SINGLE]
     elif index.is_file():
-        table = _config(index).get("weight_map")
-        if not isinstance(table, dict) or not table:
-            raise PlannerError(FIELD, index, "has no weight_map", "Fetch the folder again")
-        files = sorted({str(name) for name in table.values()})
+        with refusing((OSError, ValueError), FIELD, index, "cannot be read", "Fetch the folder again"):
+            files = sorted(set(weight_map(index).values()))
         if absent := [name for name in files if not (folder / name).is_file()]:
             rule = f"{len(absent)} of the {len(files)} files of its index are missing: {', '.join(absent[:3])}"
             raise PlannerError(FIELD, folder, rule, "Fetch what is missing")
@@ -93,18 +109,21 @@ def _check_files(folder: Path) -> None:
 
 def _check_length(file: Path) -> None:
     """Refuse a safetensors file that is shorter or longer than its own head says: a download that broke off."""
+    with refusing(OSError, FIELD, file, "cannot be read", "Check its permissions"), opened(file) as stream:
+        length, size = int.from_bytes(stream.read(8), "little"), os.fstat(stream.fileno()).st_size
+        if MOST_HEAD < length <= size - 8:
+            raise PlannerError(FIELD, file, f"has a head of {length} bytes, above {MOST_HEAD}", "Save it in more files")
+        raw = stream.read(length) if 2 <= length <= size - 8 else b""
     try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            size = file.stat().st_size
-            head = json.loads(opened.read(length)) if 2 <= length <= size - 8 else None
-        ends = [entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__"] if head else []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        head = None
+        head = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        ends = [_ENTRY.decode(entry).data_offsets[1] for name, entry in head.items() if name != "__metadata__"]
+    except NOT_JSON:
+        head = {}
     if not head or size != 8 + length + max(ends, default=0):
         raise PlannerError(FIELD, file, "is no whole safetensors file", "Fetch it again: its download broke off")
 
 
 def _config(file: Path) -> dict[str, Any]:
     with refusing(OSError, FIELD, file, "cannot be read", "Check its permissions"):
-        return decoded(file.read_bytes(), str(file))
+        raw = read_bytes(file)
+    return decoded(raw, str(file))

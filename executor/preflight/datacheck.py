@@ -10,13 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 import executor
 from executor.preflight.checkpoint import check_checkpoint
 from executor.preflight.examples import CHATS, KINDS, kind_of, read_examples
 from executor.preflight.files import check_reader
-from planner.basics.contents import NOT_JSON
+from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.spec import TrainingJob
 from planner.spec.datafile import STREAMS, form_of
@@ -130,9 +128,9 @@ def tokenizer_ids(path: Path) -> int | None:
     """One more than the largest id of a tokenizer.json; None where there is no such file."""
     if not path.is_file():
         return None
-    damaged = (*NOT_JSON, KeyError, TypeError, ValueError, AttributeError)
+    damaged = (OSError, KeyError, TypeError, ValueError, AttributeError)
     with refusing(damaged, "recipe.tokenizer", path, "cannot be read", "Give a tokenizer.json or a tokenizer folder"):
-        found: Any = msgspec.json.decode(path.read_bytes())
+        found: Any = reading.read_json(reading.read_bytes(path, reading.TABLE_BYTES))
         words = found["model"]["vocab"]
         largest = max(words.values(), default=-1) if isinstance(words, dict) else len(words) - 1
         return 1 + max([largest, *(int(one["id"]) for one in found.get("added_tokens") or ())])
@@ -146,8 +144,8 @@ def has_chat_template(path: Path) -> bool:
         return True
     config = path / "tokenizer_config.json"
     try:
-        found = msgspec.json.decode(config.read_bytes()) if config.is_file() else {}
-    except NOT_JSON:
+        found = reading.read_json(reading.read_bytes(config)) if config.is_file() else {}
+    except (OSError, ValueError):
         return True  # the library that reads it says what is wrong
     return isinstance(found, dict) and bool(found.get("chat_template"))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.spec.datafile import BY_DATASETS, BYTE_ORDER_MARK, LOOKED_AT, form_of
@@ -55,19 +56,20 @@ def check_reader(path: Path, field: str) -> None:
 
 def _json(path: Path, field: str) -> Iterator[Row]:
     if _begins(path) != b"[":
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+        with refusing(OSError, field, path, "cannot be read", "Give a file of shorter lines"):
+            for number, line in enumerate(reading.read_lines(path), 1):
                 if line.strip():
                     yield f"{path.name} line {number}", line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     else:
-        with refusing(NOT_JSON, field, path, "is not JSON", "Write a list of objects, or one object a line"):
-            found: Any = msgspec.json.decode(path.read_bytes().removeprefix(BYTE_ORDER_MARK), type=list)
+        with refusing((OSError, ValueError), field, path, "is not JSON", "Write a list of objects, or one a line"):
+            raw = reading.read_bytes(path, reading.LOG_BYTES)
+            found: Any = reading.read_json(raw.removeprefix(BYTE_ORDER_MARK))
         yield from ((f"{path.name} example {number}", one) for number, one in enumerate(found, 1))
 
 
 def _begins(path: Path) -> bytes:
     """The first byte that is not blank."""
-    with path.open("rb") as file:
+    with reading.opened(path) as file:
         return file.read(LOOKED_AT).removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
 
 
@@ -79,7 +81,8 @@ def _texts(path: Path, field: str) -> Iterator[Row]:
 def text_of(path: Path, field: str) -> str:
     """A file's text. PlannerError where it is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        with refusing(OSError, field, path, "cannot be read", "Check its permissions"), reading.opened(path) as file:
+            return file.read().decode()
     except UnicodeDecodeError:
         raise PlannerError(field, path, "is not UTF-8 text", "Convert it, or give a .bin file of token ids") from None
 

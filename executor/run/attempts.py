@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -19,8 +20,8 @@ from executor.folder import alive, badloss, checkpoints, joining, rundir, stepli
 from executor.folder.alive import ALIVE
 from executor.folder.checkpoint_policy import Policy
 from executor.folder.checkpoints import Complete
-from executor.folder.joining import JOIN, JOINED, Joining, without_secrets
-from executor.folder.rundir import Launcher, Logged
+from executor.folder.joining import JOIN, JOINED, Joining, Seconds, without_secrets
+from executor.folder.rundir import Launcher, Line, Logged, WordOrNone
 from executor.folder.steplines import Lines
 from executor.run.prepare import Options, Prepared
 from executor.watch.supervise import Echo
@@ -39,21 +40,20 @@ MOVED = (
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """asked.json: what a run was asked for beside its plan, for a start that goes on with it. A value of `environment`
-    is None where it is a secret. `place` and `kept` as in prepare.Options. `launcher` is "join" or "slurm" where nodes
-    join the run, and `sbatch` are its job's options."""
+    is None where each start has to be given it. `place` and `kept` as in prepare.Options. `launcher` is "join" or
+    "slurm" where nodes join the run, and `sbatch` are its job's options."""
 
     schema: str = "asked/1"
-    hosts: str = "auto"
+    hosts: Line = "auto"
     save_weights: bool = False
     checkpoints: Policy | None = None
     environment: dict[str, str | None] = {}
-    meet_s: float = 600.0
-    stall_s: float | None = None
-    max_restarts: int = 0
-    trainer: str = ""
-    place: str | None = None
-    kept: str = ""
-    launcher: str = ""
+    meet_s: Seconds = 600.0
+    stall_s: Seconds | None = None
+    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    place: Line | None = None
+    kept: WordOrNone = ""
+    launcher: Literal["", "join", "slurm"] = ""
     sbatch: tuple[str, ...] = ()
     bad_loss: badloss.Policy = badloss.STOP
 
@@ -87,7 +87,13 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     last_time: float = 0.0
 
 
-def keep_asked(ready: Prepared, folder: Path | None = None, *, launcher: str = "", sbatch: Sequence[str] = ()) -> None:
+def keep_asked(
+    ready: Prepared,
+    folder: Path | None = None,
+    *,
+    launcher: Literal["", "join", "slurm"] = "",
+    sbatch: Sequence[str] = (),
+) -> None:
     """Write asked.json into the run folder, or into this one, readable by its owner alone."""
     shared = {name: getattr(ready.options, name) for name in OF_OPTIONS}
     environment = without_secrets(ready.environment)

@@ -7,7 +7,6 @@ checks (prepare.py).
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,15 +16,17 @@ from typing import Any
 import msgspec
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import LOCK, owned
 from executor.launchers import local
 from executor.preflight.findings import asked
 from executor.run import attempts
 from executor.run.launch import configuration_environment, launch_spec
-from executor.run.prepare import Options, Prepared, decided, folder_checks, host_checks
+from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks, host_checks
 from executor.system.environment import inherited, masked
 from executor.watch.supervise import Echo
 from planner import __version__
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_comment, for_shell
 from planner.parallelism.backend import Backend, LaunchSpec, NodeCommand
 from planner.spec import inputs
 from planner.spec.course import course
@@ -54,8 +55,9 @@ class DryRun:
 
     @property
     def commands(self) -> tuple[NodeCommand, ...]:
-        """The nodes' commands, without the values of secrets."""
-        return tuple(msgspec.structs.replace(one, env=masked(one.env)) for one in self.spec.commands)
+        """The nodes' commands, without the values of what a person adds to their environment."""
+        added = self.ready.environment
+        return tuple(msgspec.structs.replace(one, env=masked(one.env, added)) for one in self.spec.commands)
 
 
 def dry_run(
@@ -76,7 +78,7 @@ def dry_run(
         hosts=hosts,
         options=replace(options, run_dir=options.run_dir.absolute()),
     )
-    made = replace(made, files=made.backend.files(made.plan))
+    made = replace(made, files=files_of(made))
     port = local.hold_port(hosts, made.run_id)
     port.close()
     configured = _configured(made, refused) if read_back else _expected(made)
@@ -126,16 +128,16 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
         made = found.ready.plan
         said = course(made.job.recipe, made.layout.global_batch_size)
         scripts = {SCRIPT.format(node): script(node, nodes, said) for node in range(nodes)}
-    if not found.ready.options.again:
-        rundir.check_new(folder)
-    rundir.create(folder, found.ready.plan, found.ready.files)
-    attempts.keep_asked(found.ready, folder, launcher="join")
-    rundir.write_launch(folder, found.spec)
-    joining.write(folder, joining_of(found.ready, found.port))
-    for name, text in scripts.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o700)
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    with owned(folder, "--output", new=not found.ready.options.again):
+        rundir.create(folder, found.ready.plan, found.ready.files)
+        attempts.keep_asked(found.ready, folder, launcher="join")
+        rundir.write_launch(folder, found.spec, found.ready.environment)
+        joining.write(folder, joining_of(found.ready, found.port))
+        for name, text in scripts.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o700)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
 def joining_of(ready: Prepared, port: int) -> joining.Joining:
@@ -162,16 +164,16 @@ def script(node: int, nodes: int, said: str = "") -> str:
     """One node's command as a shell script that stands in the run folder, wherever that is on the host, and what it
     `said` of the run."""
     words = f'exec executor join "$(dirname -- "$0")" --node-rank {node} "$@"'
-    lines = ["#!/bin/sh", f"# Node {node} of {nodes}."]
+    lines = ["#!/bin/sh", for_comment(f"Node {node} of {nodes}.")]
     if nodes > 1:
         lines[1] += f" Start every node's at about the same time, each with --master {ANY_MASTER}[:PORT] of node 0."
-    return "\n".join([*lines, *([f"# {said}."] if said else []), words]) + "\n"
+    return "\n".join([*lines, *([for_comment(f"{said}.")] if said else []), words]) + "\n"
 
 
 def join_command(found: DryRun, node: int) -> str:
     """What a node is joined by, as a person types it."""
     words = ["executor", "join", str(found.ready.options.run_dir), "--node-rank", str(node)]
-    return shlex.join([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
+    return for_shell([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
 
 
 def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes:
@@ -192,28 +194,27 @@ def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes
 
 def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
     """The same for people: what is not a comment can be copied into a shell."""
-    lines = [f"# run folder: {found.ready.options.run_dir} (nothing is started)"]
+    lines = [for_comment(f"run folder: {found.ready.options.run_dir} (nothing is started)")]
     for name, text in _files(found).items():
-        lines += ["", f"# file {name}", text.rstrip()]
-    lines += [
-        "",
-        f"# every node inherits {' '.join(sorted(inherited(environment)))}, and nothing else of this environment",
-    ]
+        lines += ["", for_comment(f"file {name}"), text.rstrip()]
+    kept = " ".join(sorted(inherited(environment)))
+    lines += ["", for_comment(f"every node inherits {kept}, and nothing else of this environment")]
     hosts = found.ready.hosts.hosts
     if found.elsewhere:
         names = f"{hosts[0].name} to {hosts[-1].name}" if len(hosts) > 1 else hosts[0].name
-        lines += [f"# {names}: hosts of yours, each with the folder that --output makes, shared or copied"]
+        lines += [for_comment(f"{names}: hosts of yours, each with the folder that --output makes, shared or copied")]
     for one in found.commands:
-        lines += ["", f"# node {one.node} ({hosts[one.node].name})"]
+        lines += ["", for_comment(f"node {one.node} ({hosts[one.node].name})")]
         if found.elsewhere:
             lines += [join_command(found, one.node), "# which starts there, with addresses and interface of the host:"]
-        started = [*(f"{name}={shlex.quote(value)} \\" for name, value in one.env.items()), shlex.join(one.argv)]
-        lines += [f"#   {line}" for line in started] if found.elsewhere else started
+        started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), for_shell(one.argv)]
+        lines += [for_comment(f"  {line}") for line in started] if found.elsewhere else started
     if not found.elsewhere:
-        lines += ["", f"# on hosts of yours, each with the folder that --output makes: {join_command(found, 0)}"]
+        joined = f"on hosts of yours, each with the folder that --output makes: {join_command(found, 0)}"
+        lines += ["", for_comment(joined)]
     if found.unchecked:
         lines += ["", "# not so on this machine, or not checked here:"]
-        lines += [f"#   {name}: {sentence}" for name, sentence in found.unchecked.items()]
+        lines += [for_comment(f"  {name}: {sentence}") for name, sentence in found.unchecked.items()]
     return "\n".join(lines)
 
 

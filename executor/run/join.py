@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from executor.backends.common import read_by
-from executor.folder import joining, rundir
+from executor.folder import joining, ownscript, rundir
 from executor.folder.joining import End, Joined, Joining
+from executor.folder.ownership import LEASE_S, held, share
 from executor.launchers import local, slurm
 from executor.preflight import findings, preflight
 from executor.run import rejoin
@@ -93,10 +94,29 @@ class Node:
 def join(folder: Path, asked: Asked, echo: Echo) -> tuple[Prepared, RunRecord]:
     """Be one node of the run in `folder`, from the first check to the last process. PlannerError is the answer no,
     before anything was started; the record says how the run ended as seen from here, and only node 0's is kept."""
-    node = prepared(folder.absolute(), asked, echo)
-    reap()
-    with received_signals() as signals, hang_up(signals, sys.stderr.fileno()):
-        return node.ready, execute(node, signals, _unread(echo))
+    folder = folder.absolute()
+    with contextlib.ExitStack() as stack:
+        with _on_host(asked.host or socket.gethostname()):
+            stack.enter_context(_held(folder, asked, echo))
+        node = prepared(folder, asked, echo)
+        reap()
+        with received_signals() as signals, hang_up(signals, sys.stderr.fileno()):
+            return node.ready, execute(node, signals, _unread(echo))
+
+
+@contextlib.contextmanager
+def _held(folder: Path, asked: Asked, echo: Echo) -> Iterator[None]:
+    """The lock of the run folder, which all nodes of a start share: `executor resume`, and node 0 of another start,
+    which puts aside what an earlier one left, have it alone."""
+    rundir.read_run_plan(folder)
+    wait_s, alone = min(asked.meet_s, LEASE_S), asked.start is not None and asked.node == 0
+    if asked.start is not None and not alone:
+        rejoin.ready(folder, asked.node, asked.start, asked.meet_s, echo)
+    with held(folder, shared=not alone, wait_s=wait_s):
+        if asked.start is not None and alone:
+            rejoin.ready(folder, asked.node, asked.start, asked.meet_s, echo)
+            share(folder)
+        yield
 
 
 def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
@@ -104,8 +124,6 @@ def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
     host = asked.host or socket.gethostname()
     claim = Joined(node=asked.node, host=host, process=processes.identity(), versions=versions())
     with _on_host(host):
-        if asked.start is not None:
-            rejoin.ready(folder, asked.node, asked.start, asked.meet_s, echo)
         plan, wanted = _run_of(folder, asked)
         try:
             ready, place, port = _checked(plan, wanted, folder, asked, echo)
@@ -115,6 +133,9 @@ def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
         contents = {one.field: one.digest for one in inputs.resolved(ready.plan).inputs}
         claim = msgspec.structs.replace(claim, address=place.address, interface=place.interface, contents=contents)
         joining.claim(folder, claim)
+        if joining.read(folder) != wanted:
+            rule = "was made ready for another start meanwhile"
+            raise PlannerError("run", folder, rule, "Join it again", exit_code=3)
     return Node(ready, place, port, claim, asked.task, asked.launched)
 
 
@@ -154,8 +175,9 @@ def _checked(
     named = asked.master or wanted.master
     master = address.Master.parse(named) if named else None
     nodes = plan.cluster.nodes
+    script = ownscript.program(folder, wanted.script)
     options = Options(
-        folder, nodes, save_weights=wanted.save_weights, script=wanted.script, env=asked.env, meet_s=asked.meet_s,
+        folder, nodes, save_weights=wanted.save_weights, script=script, env=asked.env, meet_s=asked.meet_s,
         stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss, profile=wanted.profile,
         resume=folder / wanted.resume if wanted.resume else None,
     )  # fmt: skip
@@ -228,7 +250,7 @@ def _watched(node: Node, meeting: Meeting, roll: RollCall, signals: list[int], e
         with read_by(local.reader(agents[0], signals)):
             configured = spec(configuration_environment(ready, folder))
         command = configured.commands[0]
-        shown = environment.masked(command.env)
+        shown = environment.masked(command.env, ready.environment)
         joining.update(folder, msgspec.structs.replace(node.claim, argv=command.argv, environment=shown))
         local.configure(agents, configured)
     except BaseException:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from executor.backends.common import read_by
 from executor.backends.launched import launched
-from executor.folder import badloss, rundir
+from executor.folder import badloss, outcome, rundir
+from executor.folder.ownership import owned
 from executor.folder.rundir import agent_log
 from executor.launchers import local
 from executor.preflight import causes
@@ -129,9 +130,10 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
 
 def run(ready: Prepared, echo: Echo) -> RunRecord:
     """`execute`, and once more with the networks' debugging on where the ranks came and did not meet."""
-    record = execute(ready, echo)
-    again = tried_again(ready, record, echo)
-    return execute(again, echo) if again is not None else record
+    with owned(ready.options.run_dir, new=not ready.options.again):
+        record = execute(ready, echo)
+        again = tried_again(ready, record, echo)
+        return execute(again, echo) if again is not None else record
 
 
 def tried_again(ready: Prepared, record: RunRecord, echo: Echo) -> Prepared | None:
@@ -147,22 +149,23 @@ def tried_again(ready: Prepared, record: RunRecord, echo: Echo) -> Prepared | No
 def execute(ready: Prepared, echo: Echo) -> RunRecord:
     """Make the run folder, run, and write run.json whatever happens. The record's `exit_code` is the command's, also
     where run.json cannot be written. A start that fails is followed by another, as often as the options allow."""
-    reap()
     ports: set[int] = set()
-    return attempts.repeated(ready, lambda one: _start(one, ports, echo), echo)
+    with owned(ready.options.run_dir, new=not ready.options.again):
+        reap()
+        return attempts.repeated(ready, lambda one: _start(one, ports, echo), echo)
 
 
 def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, bool]:
     """One start, on a port that none of `ports` is, and whether another may do better."""
     folder, again = ready.options.run_dir, False
     started, clock = datetime.now(UTC), time.monotonic()
-    make_folder(ready)
     sent: tuple[float, ...] = ()
     ended = UNKNOWN
     kills = cgroups.oom_kills()
     names, processes = {host.node: host.name for host in ready.hosts.hosts}, min(ready.processes, ready.ranks)
     roll = RollCall(folder, processes, lambda: names, echo, others_first=bool(ready.options.script))
     with received_signals() as signals:
+        make_folder(ready)
         try:
             with local.opened(ready.hosts):
                 ending = _attempts(ready, signals, roll, echo, ports)
@@ -189,8 +192,8 @@ def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, boo
 
 
 def make_folder(ready: Prepared, more: Callable[[], object] = lambda: None) -> None:
-    """The run folder, with what `more` writes, with who watches the run, for whoever finds it without its launcher, and
-    room for its record: all of it, or PlannerError and nothing."""
+    """Fill the run folder that this process owns, with what `more` writes, with who watches the run, for whoever finds
+    it without its launcher, and room for its record: all of it, or PlannerError and nothing."""
     folder, in_namespaces = ready.options.run_dir, ready.hosts.emulation == "namespaces"
     try:
         rundir.create(folder, ready.plan, ready.files)
@@ -198,7 +201,7 @@ def make_folder(ready: Prepared, more: Callable[[], object] = lambda: None) -> N
         more()
         rundir.write_json(folder / rundir.LAUNCHER, this_launcher(ready.run_id, in_namespaces=in_namespaces))
         rundir.keep_room(folder)
-    except PlannerError:
+    except BaseException:
         if not ready.options.again:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -235,6 +238,7 @@ def evidence_of(
         network="" if ending.ok else causes.of_logs(rundir.rank_logs(folder)),
         log_line=last_error_line(agent_log(folder, ready.node)),
         elsewhere=elsewhere,
+        finished=_finished(ready),
         hung=hangs.read(folder) or tuple(filter(None, [ending.hang])),
     )
 
@@ -244,6 +248,10 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
     folder = ready.options.run_dir
     measured = rundir.read_measured(folder)
     steps = [value for one in measured for value in one.step_s]
+    done = (
+        f"all {ready.plan.job.recipe.steps} steps were done"
+        + ", and its weights are whole" * ready.options.save_weights
+    )
     return RunRecord(
         plan_hash=ready.plan.content_hash,
         status=ended.status,
@@ -259,12 +267,16 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
         losses=rundir.read_losses(folder),
         step_s=statistics.median(steps) if steps else None,
         measured=measured,
-        message=ended.message,
+        message=f"{ended.message.rstrip('.')}; {done}" if ended.exit_code and _finished(ready) else ended.message,
         failed_rank=ended.rank,
         node_tx_bytes=sent,
         attempts=attempts.read(folder),
         bad_steps=badloss.read(folder),
     )
+
+
+def _finished(ready: Prepared) -> bool:
+    return not ready.options.script and outcome.finished(ready.options.run_dir, saved=ready.options.save_weights)
 
 
 def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:
@@ -276,7 +288,7 @@ def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, p
 
     def configured(port: int) -> LaunchSpec:
         spec = launch_spec(ready, port, configuration_environment(ready, folder))
-        rundir.write_launch(folder, spec)
+        rundir.write_launch(folder, spec, ready.environment)
         return spec
 
     def met() -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor.folder import joining, rundir
+from executor.folder.ownership import owned
 from executor.launchers import kubernetes, skypilot, slurm
 from executor.launchers.kubernetes import RUNS, Claim
 from executor.run import dryrun, slurm_run
@@ -23,6 +24,7 @@ from executor.system.facts import versions
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_comment, for_shell, for_yaml
 from planner.spec import inputs
 from planner.spec.course import course
 from planner.spec.plan import Plan
@@ -69,23 +71,26 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
     rundir.check_new(folder, "--output")
     _check_asked(to, asked)
     _check_restarts(to, options, asked)
-    try:
-        return _WRITERS[to](plan, replace(options, run_dir=folder), asked, echo)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with owned(folder, "--output", new=True):
+        try:
+            return _WRITERS[to](plan, replace(options, run_dir=folder), asked, echo)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     found, script = slurm_run.dry_run(plan, options, echo, asked.sbatch, read_back=False)
     written = slurm_run.write(found, script, options.run_dir, asked.sbatch)
-    notes = ("The folder, and the Python that wrote it, have to be on a disk that all nodes share",)
-    return Exported(options.run_dir, tuple(written), f"sbatch {options.run_dir / slurm.SCRIPT}", notes)
+    notes = ["The folder, and the Python that wrote it, have to be on a disk that all nodes share"]
+    if kept_out := _secrets(found):
+        notes.append(f"No value of --env is in the folder: set {', '.join(kept_out)} where you call sbatch")
+    return Exported(
+        options.run_dir, tuple(written), for_shell(["sbatch", options.run_dir / slurm.SCRIPT]), tuple(notes)
+    )
 
 
 def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
-    import yaml
-
     claims = asked.volumes()
     found = _dry_run(plan, options, echo)
     folder, secrets = options.run_dir, _secrets(found)
@@ -99,7 +104,7 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
     made = kubernetes.manifests(
         found.ready.plan, files, found.port, asked.image, claims, secrets, _goes_on(found), options.max_restarts
     )
-    (folder / MANIFEST).write_text(_said(found) + yaml.safe_dump_all(made, sort_keys=False))
+    (folder / MANIFEST).write_text(_said(found) + for_yaml(made))
     name = made[0]["metadata"]["name"]
     notes = [
         f"{asked.image} needs executor on its PATH, of this same code, and JobSet is to be installed in the cluster"
@@ -111,13 +116,11 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
         notes.append(f"What the run writes is gone with its pods: to keep it, add --claim NAME={RUNS}")
     if read := [path for path in _inputs(found) if not any(path.is_relative_to(one.path) for one in claims)]:
         notes.append(f"Every pod has to have {', '.join(map(str, read))}: in the image, or by --claim NAME=PATH")
-    return Exported(folder, (MANIFEST, RUN), f"kubectl apply -f {folder / MANIFEST}", tuple(notes))
+    return Exported(folder, (MANIFEST, RUN), for_shell(["kubectl", "apply", "-f", folder / MANIFEST]), tuple(notes))
 
 
 def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     import zipfile
-
-    import yaml
 
     gpu = skypilot.accelerator(plan, asked.accelerator)
     found = _dry_run(plan, options, echo)
@@ -128,10 +131,10 @@ def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exporte
         found.ready.plan, folder, found.port, requirements(), _inputs(found), secrets, gpu,
         {one.path: one.name for one in asked.volumes()}, _goes_on(found), options.max_restarts,
     )  # fmt: skip
-    (folder / TASK).write_text(_said(found) + yaml.safe_dump(made, sort_keys=False))
+    (folder / TASK).write_text(_said(found) + for_yaml([made]))
     start = "sky launch" if options.checkpoints is None else "sky jobs launch"  # which recovers
     notes = tuple(f"{name} is a secret: add --secret {name} to {start}" for name in secrets)
-    return Exported(folder, (TASK, RUN, CODE), f"{start} {folder / TASK}", notes)
+    return Exported(folder, (TASK, RUN, CODE), f"{start} {for_shell([folder / TASK])}", notes)
 
 
 _WRITERS = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}
@@ -164,7 +167,7 @@ def _dry_run(plan: Plan, options: Options, echo: Echo) -> dryrun.DryRun:
 def _said(found: dryrun.DryRun) -> str:
     """How long the run is, as a comment."""
     made = found.ready.plan
-    return f"# {course(made.job.recipe, made.layout.global_batch_size)}\n"
+    return for_comment(course(made.job.recipe, made.layout.global_batch_size)) + "\n"
 
 
 def _goes_on(found: dryrun.DryRun) -> str | None:

@@ -1,7 +1,8 @@
-"""Leftovers of a run whose launcher was killed: found by who that was, ended, and written down.
+"""How a run stands, and leftovers of one whose launcher was killed: found by who that was, ended, and written down.
 
-`executor status` does it for one run, and every run does it for all of this machine before it starts. A launcher that
-lives is asked to end its run. Not here: how a process is recognised (processes.py), or how it does that (supervise.py).
+`executor stop` and `resume` end those of one run, and every run those of this machine before it starts. Asking how a
+run stands ends and writes nothing. Not here: how a process is recognised (processes.py), or how it ends a run that it
+supervises (supervise.py).
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ from typing import Literal
 
 from executor.folder import rundir
 from executor.folder.joining import JOIN, read_joined
+from executor.folder.ownership import LOCK, held
 from executor.folder.rundir import Launcher
 from executor.launchers import namespaces, slurm
 from executor.system import processes
 from executor.watch.verdict import NODE_LOST
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_shell
 from planner.spec.record import RunRecord
 
 GRACE_S, STOP_POLL_S = 8.0, 0.2
 BOOT_ID, MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id")
 
+LOST = "launcher lost"
+"""How a run stands whose launcher was killed."""
+
 Seen = Literal["alive", "gone", "elsewhere"]
+OnHosts = Callable[[Path, str], list[str]]
+"""Ends what a run left on other hosts, by folder and run id, and says so in sentences."""
 
 
 def this_launcher(run_id: str, *, in_namespaces: bool) -> Launcher:
@@ -72,10 +80,8 @@ class Standing:
     processes: int = 0
 
 
-def standing(folder: Path, on_hosts: Callable[[Path, str], list[str]] | None = None) -> Standing:
-    """How the run in a folder stands; one whose launcher was killed is buried. Refuses what is no run folder.
-
-    `on_hosts` ends what such a run left on other hosts, by folder and run id, and says so in sentences."""
+def standing(folder: Path) -> Standing:
+    """How the run in a folder stands. Refuses what is no run folder."""
     rundir.read_run_plan(folder)
     record, launcher = rundir.read_record(folder), rundir.read_launcher(folder)
     if record is None and launcher is not None:
@@ -83,8 +89,7 @@ def standing(folder: Path, on_hosts: Callable[[Path, str], list[str]] | None = N
         if where == "elsewhere":
             return Standing("running", f"on {launcher.host}, as far as can be seen from here: ask there")
         if where == "gone":
-            elsewhere = on_hosts(folder, launcher.run_id) if on_hosts and (folder / rundir.HOSTS).is_file() else []
-            record = bury(folder, launcher, elsewhere)
+            return lost(folder, launcher)
     if record is not None:
         return Standing(record.status, record.message, record.exit_code)
     run_id = launcher.run_id if launcher else _run_id(folder)
@@ -102,19 +107,41 @@ def standing(folder: Path, on_hosts: Callable[[Path, str], list[str]] | None = N
         if job is not None and not there:
             return Standing(*slurm.standing(job))
         return Standing("joined", said) if there else Standing("not started", "no node has joined")
-    return Standing("ended without a record", "its launcher was killed")
+    half = (folder / LOCK).is_file() and not (folder / "attempts").exists()
+    making = " while it made the folder: delete it" if half else ""
+    return Standing("ended without a record", f"its launcher was killed{making}")
 
 
-def stop(folder: Path, wait_s: float) -> Standing:
+def lost(folder: Path, launcher: Launcher) -> Standing:
+    """How a run stands whose launcher is gone, with the command that cleans up."""
+    ends = f"executor stop {for_shell([folder])} ends what it left"
+    return Standing(LOST, f"{_killed(launcher)}; {ends}", NODE_LOST)
+
+
+def buried(folder: Path, on_hosts: OnHosts | None = None) -> Standing:
+    """How a run stands, once what a launcher that is gone left of it was ended and written down."""
+    found, launcher = standing(folder), rundir.read_launcher(folder)
+    if found.status == LOST and launcher is not None and rundir.read_record(folder) is None:
+        with held(folder, shared=True):
+            elsewhere = on_hosts(folder, launcher.run_id) if on_hosts and (folder / rundir.HOSTS).is_file() else []
+            bury(folder, launcher, elsewhere)
+        return standing(folder)
+    return found
+
+
+def stop(folder: Path, wait_s: float, on_hosts: OnHosts | None = None) -> Standing:
     """How a run stands after it was ended: its launcher is sent SIGTERM, as a scheduler does, and waited for. A run
     that has ended already is left as it is. PlannerError (exit code 3) where it cannot be ended from here."""
-    found = standing(folder)
+    found = buried(folder, on_hosts)
     if found.status != "running":
         return found
     launcher = rundir.read_launcher(folder)
     if launcher is None or seen(launcher) != "alive":
         rule, fix = f"was not started here ({found.message})", "Ask on the host that started it"
         raise PlannerError("run", folder, rule, fix, exit_code=3)
+    if not processes.has_open(launcher.process, folder / LOCK):
+        rule = f"names process {launcher.process.partition(':')[0]} as its launcher, which does not hold it"
+        raise PlannerError("run", folder, rule, "Look at what that is, and end it yourself", exit_code=3)
     with suppress(ProcessLookupError):
         os.kill(int(launcher.process.partition(":")[0]), signal.SIGTERM)
     deadline = time.monotonic() + wait_s
@@ -123,7 +150,7 @@ def stop(folder: Path, wait_s: float) -> Standing:
             rule = f"has not ended within {wait_s:g} s"
             raise PlannerError("run", folder, rule, "Wait for it, or call executor stop again", exit_code=3)
         time.sleep(STOP_POLL_S)
-    return standing(folder)
+    return buried(folder, on_hosts)
 
 
 def _run_id(folder: Path) -> str:
@@ -143,7 +170,7 @@ def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> Run
     last = max((path.stat().st_mtime for path in folder.rglob("*") if path.is_file()), default=began)
     record = RunRecord(
         plan_hash=plan.content_hash,
-        status="launcher lost",
+        status=LOST,
         exit_code=NODE_LOST,
         started=datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         seconds=round(last - began, 3),
@@ -153,13 +180,17 @@ def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> Run
         nodes=plan.cluster.nodes,
         losses=rundir.read_losses(folder),
         measured=rundir.read_measured(folder),
-        message=f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
+        message=_killed(launcher)
         + (f"; {left} that it left are ended" if left else "")
         + "".join(f"; {one}" for one in elsewhere),
-        cause="launcher lost",
+        cause=LOST,
     )
     rundir.keep_record(folder, record)
     return record
+
+
+def _killed(launcher: Launcher) -> str:
+    return f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
 
 
 def _launched_by(folder: Path, launcher: Launcher) -> str:

@@ -7,7 +7,7 @@ Not here: checking and launching, which are those of any run (prepare.py, launch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,12 +29,11 @@ NO = 3
 FREE = ("steps", "data", "validation_data", "tokenizer", "checkpoint")
 """Fields of a recipe that another plan need not repeat: the run's own are taken, and files are compared by content."""
 Launcher = Literal["local", "ssh", "slurm", "join"]
-OnHosts = Callable[[Path, str], list[str]]
 PREDICTED = ("mean_seq_len", "global_batch_size", "recipe", "optimizer")
 """Fields of a job that are compared otherwise, or only predicted with."""
 
 
-def planned(folder: Path, other: Plan | None, on_hosts: OnHosts | None = None) -> Plan:
+def planned(folder: Path, other: Plan | None, on_hosts: reap.OnHosts | None = None) -> Plan:
     """The plan under which a run goes on: its own, or its training in the layout of another. PlannerError where it is
     under way or has completed, or where the other plan trains otherwise."""
     plan = rundir.read_run_plan(folder)
@@ -88,23 +87,29 @@ def launcher_of(folder: Path) -> Launcher:
     return "slurm" if asked == "slurm" else "join" if asked else "local"
 
 
-def check_ended(folder: Path, on_hosts: OnHosts | None = None) -> None:
-    """Refuse a run that is under way, or that has completed. `on_hosts` ends what a killed launcher left on other
-    hosts."""
+def check_idle(folder: Path) -> None:
+    """Refuse a run that is under way, or that has completed; nothing is changed in its folder."""
     if (script := rundir.script_of(folder)) is not None:
         rule = "is of your own script, which writes and reads checkpoints of its own"
         raise PlannerError("run", script, rule, "Start it again with executor run --script", exit_code=NO)
-    record, launcher, job = rundir.read_record(folder), rundir.read_launcher(folder), slurm.read_job(folder)
+    job = slurm.read_job(folder)
     if job is not None and slurm.holds(job):
         rule = f"is {slurm.standing(job)[0]} as job {job}"
         raise PlannerError("run", folder, rule, f"Wait for it, or end it: scancel {job}", exit_code=NO)
-    if job is not None and record is None and launcher is not None:  # on a node that was lost
-        reap.bury(folder, launcher)
-    stands = reap.standing(folder, on_hosts)
-    if stands.status == "running":
+    stands = reap.standing(folder)
+    if stands.status == "running" and job is None:  # else on a node that was lost
         rule = f"is running ({stands.message})"
         raise PlannerError("run", folder, rule, "Wait for it, or end it with executor stop", exit_code=NO)
     check_not_completed(folder, rundir.read_record(folder))
+
+
+def check_ended(folder: Path, on_hosts: reap.OnHosts | None = None) -> None:
+    """`check_idle`, and what a killed launcher left is ended and written down; `on_hosts` does it on other hosts."""
+    check_idle(folder)
+    record, launcher = rundir.read_record(folder), rundir.read_launcher(folder)
+    if slurm.read_job(folder) is not None and record is None and launcher is not None:
+        reap.bury(folder, launcher)
+    reap.buried(folder, on_hosts)
 
 
 def check_not_completed(folder: Path, record: RunRecord | None) -> None:

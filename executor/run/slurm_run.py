@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from executor.folder import checkpoint_policy, rundir
+from executor.folder.ownership import let_go, owned
 from executor.launchers import slurm
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
@@ -50,7 +51,7 @@ def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
     if options.checkpoints:
         return None
     words = [] if options.save_weights or options.script else ["--no-save-weights"]
-    words += [f"--env={one}" for one in options.env]
+    words += [f"--env={one.partition('=')[0]}" for one in options.env]  # values are in the job's environment
     if not options.script and checkpoint_policy.asked(plan, None, None, None):  # it was declined
         words += ["--checkpoint-every", checkpoint_policy.NEVER]
     words += options.bad_loss.arguments()
@@ -72,12 +73,13 @@ def submit(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) 
     """Write the run folder and submit its job; the job's number. PlannerError for what no node would run either."""
     found, script = checked(plan, options, echo, given)
     folder = found.ready.options.run_dir
-    write(found, script, folder, given)
-    try:
-        return sent(folder)
-    except PlannerError:
-        shutil.rmtree(folder)
-        raise
+    with owned(folder, new=True):
+        try:
+            write(found, script, folder, given)
+            return sent(folder, found.ready.environment)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
 
 
 def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) -> tuple[dryrun.DryRun, str]:
@@ -88,9 +90,10 @@ def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ())
     return dry_run(plan, options, echo, given)
 
 
-def sent(folder: Path) -> str:
-    """Submit the script of a run folder, and keep the number of its job there."""
-    job = slurm.submitted(folder / slurm.SCRIPT)
+def sent(folder: Path, added: Mapping[str, str]) -> str:
+    """Submit the script of a run folder with what a person adds to its environment, and keep the number of its job
+    there."""
+    job = slurm.submitted(folder / slurm.SCRIPT, added)
     rundir.write_json(folder / slurm.JOB, slurm.Job(job=job))
     return job
 
@@ -113,7 +116,9 @@ def check_allocation(wanted: int) -> None:
 def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[Prepared, RunRecord]:
     """Write the run folder and run on the nodes of the allocation."""
     ready, folder, job = found.ready, found.ready.options.run_dir, os.environ["SLURM_JOB_ID"]
-    write(found, None, folder, given)
+    with owned(folder, new=not ready.options.again):
+        write(found, None, folder, given)
+        let_go(folder)  # to the nodes, which share it
     begun, clock = datetime.now(UTC), time.monotonic()
     with received_signals() as signals:
         code = _srun(job, ready, signals)
@@ -135,8 +140,9 @@ def _srun(job: str, ready: Prepared, signals: list[int]) -> int:
     words = (*slurm.srun_words(len(ready.hosts.hosts)), f"--job-name={ready.run_id}", *slurm.executor_words())
     meet = f"--meet-timeout={ready.options.meet_s:g}"
     joined = subprocess.Popen(
-        (*words, "join", str(ready.options.run_dir), "--slurm", meet), stdin=subprocess.DEVNULL, start_new_session=True
-    )
+        (*words, "join", str(ready.options.run_dir), "--slurm", meet),
+        stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | ready.environment,
+    )  # fmt: skip
     asked = False
     while joined.poll() is None:
         if signals and not asked:

@@ -33,14 +33,13 @@ DECIDED = frozenset(
 NETWORK_DEBUG = {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """What makes NCCL and torch say why ranks do not reach each other; gloo says it unasked."""
 
+# An inherited variable that is named so is left out, whatever its prefix.
 SECRET_WORDS = frozenset(
     """
     KEY KEYS TOKEN TOKENS SECRET SECRETS PASSWORD PASSWD PASSPHRASE PASS PAT CREDENTIAL CREDENTIALS AUTH APIKEY COOKIE
     """.split()  # noqa: SIM905
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-IN_ADDRESS = re.compile(r"(\w[\w+.-]*://)[^/\s@]+@")
-"""User and password of an address: a proxy is often given so."""
 MASK = "***"
 FIELD = "--env"
 
@@ -79,12 +78,16 @@ def debugging(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value must not be shown."""
+    """Whether a variable's name says that nobody passes it on unasked."""
     return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 
-def masked(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment as it may be shown and kept: values of secret names, and users of addresses, replaced."""
-    return {
-        name: MASK if is_secret(name) else IN_ADDRESS.sub(rf"\1{MASK}@", value) for name, value in environment.items()
-    }
+def is_ours(name: str, value: str) -> bool:
+    """Whether a variable of those added is the launcher's own choice: every other value may be a secret."""
+    return NETWORK_DEBUG.get(name) == value
+
+
+def masked(environment: Mapping[str, str], added: Iterable[str]) -> dict[str, str]:
+    """An environment as it may be shown and kept: without the values of what a person added."""
+    hidden = {name for name in added if not is_ours(name, environment.get(name, ""))}
+    return {name: MASK if name in hidden else value for name, value in environment.items()}

@@ -60,9 +60,29 @@ def alive(who: str) -> bool:
     return pid.isdigit() and _started(int(pid)) == int(start or 0)
 
 
-def processes_of(run_id: str) -> list[int]:
-    """Living processes (zombies are not) that were started by the run, by the id in their environment."""
-    return [pid for pid, environment in _others() if environment.get(RUN_ID_VARIABLE) == run_id]
+def has_open(who: str, path: Path) -> bool:
+    """Whether the process of that identity has a file open."""
+    try:
+        named = path.stat()
+        return alive(who) and any(_same(one, named) for one in (PROC / who.partition(":")[0] / "fd").iterdir())
+    except OSError:
+        return False
+
+
+def processes_of(run_id: str, launcher: str | None = None) -> list[int]:
+    """Living processes (zombies are not) that were started by the run, by the id in their environment; of several nodes
+    in this PID namespace only those that the process of identity `launcher` started, where it is given."""
+    return [
+        pid
+        for pid, environment in _others()
+        if environment.get(RUN_ID_VARIABLE) == run_id and launcher in (None, environment.get(LAUNCHER_VARIABLE))
+    ]
+
+
+def launchers_of(run_id: str) -> set[str]:
+    """The identities of the processes that started what `processes_of` finds."""
+    found = (environment for _, environment in _others() if environment.get(RUN_ID_VARIABLE) == run_id)
+    return {one for environment in found if (one := environment.get(LAUNCHER_VARIABLE))}
 
 
 def ranks_of(run_id: str) -> dict[int, str]:
@@ -119,6 +139,13 @@ def _others() -> Iterator[tuple[int, dict[str, str]]]:
             yield pid, {name: value for name, _, value in pairs}
 
 
+def _same(descriptor: Path, named: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(descriptor.stat(), named)
+    except OSError:  # closed meanwhile
+        return False
+
+
 def namespace(pid: int) -> str:
     """The PID namespace that a process is in; nothing where the system does not say."""
     try:
@@ -130,7 +157,7 @@ def namespace(pid: int) -> str:
 def said(path: Path) -> str:
     """What a small file of the system says; nothing where there is none, or none that may be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

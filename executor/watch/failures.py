@@ -73,6 +73,11 @@ class Failure:
         return self.blame >= Blame.LOST_PEER
 
     @property
+    def asked(self) -> bool:
+        """Whether it ended after a checkpoint, since it was sent a signal."""
+        return self.record is not None and self.record.cause == "interrupted"
+
+    @property
     def signal(self) -> signal.Signals | None:
         """The signal that ended the rank."""
         return signal.Signals(-self.exit_code) if self.exit_code is not None and self.exit_code < 0 else None

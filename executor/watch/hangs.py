@@ -21,6 +21,7 @@ import msgspec
 from executor.folder import alive, rundir
 from executor.folder.alive import ALIVE, Said
 from executor.system import processes
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.spec.plan import write_whole
 
@@ -208,7 +209,7 @@ def dumped(folder: Path, ranks: Iterable[Said]) -> dict[int, str]:
         time.sleep(0.1)
         for rank, (path, before) in asked.items():
             with suppress(OSError):
-                text = path.read_bytes()[before:].decode(errors="replace")
+                text = reading.read_bytes(path)[before:].decode(errors="replace")
                 if text.endswith("\n") and "Current thread" in text:
                     found[rank] = text
     return found

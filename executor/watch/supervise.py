@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,9 +23,11 @@ from types import FrameType
 from typing import IO
 
 from executor.folder import checkpoints, rundir
-from executor.system.processes import processes_of
+from executor.folder.outcome import RANK_PREFIX, TRACEBACK
+from executor.system.processes import identity, processes_of
 from executor.watch import hangs
 from executor.watch.verdict import Ending, LostAgent
+from planner.basics import reading
 
 POLL_S = 0.1
 SETTLE_S = 1.5
@@ -34,6 +37,13 @@ GENTLE = (signal.SIGTERM, signal.SIGUSR1)
 CHECKPOINT_S = 120.0
 """How long it may take for that; a second signal ends it at once."""
 PR_SET_CHILD_SUBREAPER = 36
+FRAMEWORK = re.compile(
+    r"-packages/\S+\.py:\d+: \w*Warning: "  # Python's warnings module
+    r"|^\[20\d\d-[\d :,-]+\] \[(?:WARNING|INFO)\] \["  # DeepSpeed's logger
+    r"|^(?:\[rank\d+\]:)?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ .*\] "  # torch's
+)
+"""What frameworks write of themselves between the lines of steps."""
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 Echo = Callable[[str], None]
 
@@ -135,7 +145,7 @@ def _let_settle(agents: list[Agent]) -> None:
 def tear_down(
     agents: list[Agent], run_id: str, grace_s: float = GRACE_S, impatient: Callable[[], bool] = lambda: False
 ) -> None:
-    """End every process of the run: SIGTERM, a grace, SIGKILL. Returns when none is left."""
+    """End every process of the run that this one started: SIGTERM, a grace, SIGKILL. Returns when none is left."""
     for agent in agents:
         _signal_group(agent.process, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -148,7 +158,7 @@ def tear_down(
         agent.answers.close()
     # torchrun gives every rank a session of its own: ranks whose agent was killed are in no group of ours.
     deadline, killed = time.monotonic() + grace_s, set[int]()
-    while (left := set(processes_of(run_id)) | _unreaped(killed)) and time.monotonic() < deadline:
+    while (left := set(processes_of(run_id, identity())) | _unreaped(killed)) and time.monotonic() < deadline:
         for pid in left - killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -227,7 +237,8 @@ def subreaper() -> Iterator[None]:
 @dataclass
 class LogFollower:
     """Stdout and stderr of the ranks `follow`, line by line to `echo`, prefixed host:rank; a line repeated at once is
-    folded."""
+    folded, and of a traceback the last line is passed on: most are of ranks that lost another. The rest is in the log.
+    """
 
     folder: Path
     follow: Sequence[Followed]
@@ -235,6 +246,8 @@ class LogFollower:
     _places: dict[tuple[Followed, str], tuple[Path, int, bytes]] = field(default_factory=dict)
     _last: tuple[str, str] = ("", "")
     _repeats: int = 0
+    _warned: dict[Followed, bool] = field(default_factory=dict)
+    _in_traceback: set[tuple[Followed, str]] = field(default_factory=set)
 
     def poll(self, final: bool = False) -> None:
         """Pass on what was written since; with `final`, unfinished lines and pending repeats too."""
@@ -250,10 +263,14 @@ class LogFollower:
             for stream in ("stdout", "stderr"):
                 path = rundir.rank_log(self.folder, one.node, one.local_rank, stream)
                 if path is not None:
-                    with path.open("rb") as file:
+                    with reading.opened(path) as file:
                         size = file.seek(0, os.SEEK_END)
                         file.seek(max(0, size - rundir.TAIL_BYTES))
-                        self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
+                        self._places[one, stream] = (
+                            path,
+                            size - len(file.read(rundir.TAIL_BYTES).rpartition(b"\n")[2]),
+                            b"",
+                        )
 
     def moved(self, folder: Path) -> None:
         """The logs are in this folder now, and are gone on with where they were read to."""
@@ -267,17 +284,46 @@ class LogFollower:
         if path is None:
             return
         try:
-            with path.open("rb") as file:
+            with reading.opened(path) as file:
                 file.seek(offset)
-                fresh = file.read()
+                fresh = file.read(reading.LINE_BYTES)
         except OSError:  # somebody deleted the run folder
             return
         *lines, rest_now = (rest + fresh).split(b"\n")
-        if final and rest_now:
+        more = final and len(fresh) == reading.LINE_BYTES
+        if (final and rest_now and not more) or len(rest_now) > reading.LINE_BYTES:
             lines, rest_now = [*lines, rest_now], b""
         self._places[one, stream] = (path, offset + len(fresh), rest_now)
         for line in lines:
-            self._pass_on(one.label, line.decode(errors="replace").rsplit("\r", 1)[-1])
+            text = line.decode(errors="replace").rsplit("\r", 1)[-1]
+            if self._of_warning(one, text):
+                continue
+            if not self._of_traceback((one, stream), text):
+                self._pass_on(one.label, text)
+        if more:
+            self._read(one, stream, final)
+
+    def _of_warning(self, one: Followed, line: str) -> bool:
+        """Whether a line is a framework's warning, or the line of code that Python shows below it. That there are any
+        is said once."""
+        if FRAMEWORK.search(line):
+            if one not in self._warned:
+                self._pass_on(one.label, "(warnings of frameworks are in its log)")
+            self._warned[one] = True
+            return True
+        below = self._warned.get(one, False) and line.startswith("  ")
+        self._warned.update({one: False} if one in self._warned else {})
+        return below
+
+    def _of_traceback(self, source: tuple[Followed, str], line: str) -> bool:
+        """Whether a line is one of a traceback, before its last."""
+        bare = RANK_PREFIX.sub("", line)
+        if bare.startswith(TRACEBACK):
+            self._in_traceback.add(source)
+        elif bare and not bare[0].isspace() and not bare.startswith(CHAINED):
+            self._in_traceback.discard(source)
+            return False
+        return source in self._in_traceback or bare.startswith(CHAINED)
 
     def _pass_on(self, label: str, line: str) -> None:
         if (label, line) == self._last:

@@ -1,7 +1,7 @@
-"""One node's torchrun, with five additions the supervisor relies on. Takes torchrun's own arguments.
+"""One node's torchrun, with six additions the supervisor relies on. Takes torchrun's own arguments.
 
-It dies with its supervisor, it reads configuration files back for the supervisor once it has imported torch, it waits
-for the environment that the supervisor finds for the ranks, it says in
+It dies with its supervisor, its store listens on node 0's address alone, it reads configuration files back for the
+supervisor once it has imported torch, it waits for the environment that the supervisor finds for the ranks, it says in
 failed/node-N.json which ranks failed and how (and whom the out-of-memory killer took meanwhile), and it can give an
 emulated node its own host name. Not here: starting or ending agents (executor.watch.supervise), or training (train.py).
 """
@@ -35,6 +35,9 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from executor.worker.world import store
+
+    store.bind_rendezvous()
     kills = cgroups.oom_kills()
     options = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]
     if os.environ.pop("MESHWRIGHT_CONFIGURED", None) == "stdin" and not _configured():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from executor.worker.data.tokenizer import ByteTokenizer, OwnTokenizer
+from planner.basics import reading
 from planner.basics.contents import holds_tokenizer
 from planner.basics.errors import PlannerError
 
@@ -60,7 +61,7 @@ def model_of(folder: Path) -> Any:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     adapters, base = folder / "adapter_config.json", folder
     if adapters.is_file():
-        base = Path(json.loads(adapters.read_text())["base_model_name_or_path"])
+        base = Path(reading.read_json(reading.read_bytes(adapters))["base_model_name_or_path"])
         if not (base / "config.json").is_file():
             raise PlannerError("FOLDER", folder, f"holds adapters of {base}, which is not here", "Export with --merge")
     model: Any = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, trust_remote_code=False)

@@ -19,10 +19,11 @@ from executor.folder import alive, badloss, checkpoints
 from executor.folder.badloss import NOT_FINITE, Bad, History, Policy
 from executor.folder.checkpoints import Complete
 from executor.folder.steplines import ROLLED_BACK
-from executor.worker.checkpoints import fetching, folders, shards
+from executor.worker.checkpoints import fetching, shards
 from executor.worker.checkpoints.checkpointing import Checkpointing
 from executor.worker.checkpoints.progress import Reporter
 from executor.worker.engines.base import Engine, NotFinite
+from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.spec.record import BadStep
 
@@ -50,7 +51,7 @@ class Guard:
     def _told(self) -> History:
         """What rank 0 reads of the run so far."""
         told = badloss.history(self._run, self._policy.window) if self._reporter.speaks else None
-        found: History = folders.of_rank_0(told)
+        found: History = words.of_rank_0(told, History)
         return found
 
     def _remember(self, before: History) -> None:
@@ -150,8 +151,8 @@ class Guard:
         """The newest whole checkpoint, as rank 0 sees it."""
         folder = checkpoints.newest(self._run)[0] if self._reporter.speaks else None
         found = None if folder is None else checkpoints.complete(folder)
-        told: tuple[Path | None, Complete | None] = folders.of_rank_0((folder, found))
-        return told
+        told: tuple[str | None, Complete | None] = words.of_rank_0((folder, found), tuple[str | None, Complete | None])
+        return None if told[0] is None else Path(told[0]), told[1]
 
 
 def _not_applied(step: int, bad: Bad) -> str:

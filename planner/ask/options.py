@@ -15,6 +15,7 @@ import msgspec
 from planner.ask.question import Pins, Question, checked_runtime
 from planner.basics.contents import holds_tokenizer
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_path
 from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
@@ -23,7 +24,7 @@ from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Reci
 from planner.spec.calibration import calibration
 from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
-from planner.spec.options import OPTIONS, of_part
+from planner.spec.options import ALL_LINEAR, OPTIONS, of_part
 from planner.spec.preset_files import Folders
 from planner.spec.tuning import tuned
 
@@ -43,6 +44,8 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "memory": memory_bytes,
     "wholes": wholes,
     "names": names,
+    "file": lambda name, typed, low, high: None if typed is None else check_path(typed, name),
+    "folder": lambda name, typed, low, high: None if typed is None else check_path(typed, name),
 }
 """How a kind of option is read: (name, what was typed, lowest, highest)."""
 
@@ -113,10 +116,12 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
         extra = next(iter(sizes), "tied")
         raise PlannerError(extra, given[extra], f"cannot change --model {name}", "Give either a model or all its sizes")
     if "/" in name:
+        from planner.ask.fromfile import hub as sources
         from planner.spec.hub import fetch_model, is_model_id  # only for models of the hub
 
         if is_model_id(name):
-            return fetch_model(name)
+            preset = sources.preset_of(name, folders)
+            return presets.model(preset, folders=folders) if preset else fetch_model(name)
     if os.sep in name or name.endswith(".json") or Path(name).is_dir():
         from planner.spec.huggingface import read_config  # only for files
 
@@ -172,7 +177,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     job = TrainingJob(
         lora=lora,
         quantization=_quantization(given),
-        mean_seq_len=_mean_seq_len(given, seq_len),
+        mean_seq_len=length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len),
         optimizer=_optimizer(given),
         seq_len=seq_len,
         recipe=_recipe(given),
@@ -211,14 +216,6 @@ def _quantization(given: Given) -> Quantization | None:
     return None
 
 
-def _mean_seq_len(given: Given, seq_len: int) -> int | None:
-    mean = length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
-    if mean is None and given.get("packing") is not None and given.get("data") is None:
-        rule = "depends on how long documents are"
-        raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
-    return mean
-
-
 def _lora(given: Given, model: ModelSpec) -> Lora:
     plain, legal = default_lora(model), lora_targets(model)
     found = fields("lora", given)
@@ -227,7 +224,9 @@ def _lora(given: Given, model: ModelSpec) -> Lora:
             set_of_lora, given[set_of_lora], f"is a setting of LoRA, not of {found['kind']}", "Leave it out"
         )
     rank, targets = found.get("rank", plain.rank), plain.targets
-    if given.get("lora_targets") is not None:
+    if given.get("lora_targets") == ALL_LINEAR:
+        targets = legal
+    elif given.get("lora_targets") is not None:
         targets = tuple(name.strip() for name in str(given["lora_targets"]).split(","))
         for name in targets:
             if name not in legal:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from planner.ask.bounds import Uncounted
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels
@@ -91,8 +92,9 @@ class Pins(msgspec.Struct, frozen=True):
 
 class Question(msgspec.Struct, frozen=True):
     """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
-    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `given` are
-    the optimizer's numbers that the person chose, `notes` is what to tell of how it was read."""
+    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `given` are the
+    optimizer's numbers that the person chose, `notes` is what to tell of how it was read, `uncounted` what no figure
+    counts. Without `launching` nothing need launch what is recommended."""
 
     model: ModelSpec
     cluster: Cluster
@@ -105,6 +107,8 @@ class Question(msgspec.Struct, frozen=True):
     folders: Folders = ()
     given: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    uncounted: Uncounted = Uncounted()
+    launching: bool = True
 
     @property
     def asked_strategy(self) -> Strategy | None:
@@ -199,7 +203,7 @@ def single_device(question: Question) -> bool:
 
 def warnings(question: Question) -> tuple[str, ...]:
     """What is planned all the same, and may not be what was meant."""
-    return (*_far_positions(question), *_wide_experts(question))
+    return (*_far_positions(question), *_wide_experts(question), *question.uncounted.sentences)
 
 
 def _wide_experts(question: Question) -> tuple[str, ...]:
@@ -232,21 +236,19 @@ def _far_positions(question: Question) -> tuple[str, ...]:
 Verdict = Literal["yes", "likely", "close", "no"]
 
 
-def verdict(
-    shown_bytes: float, needed_bytes: float, bands: Bands, capacity: float | None, headroom: float | None = None
-) -> Verdict | None:
+def verdict(device_bytes: float, bands: Bands, capacity: float | None, headroom: float | None = None) -> Verdict | None:
     """Whether a device holds a layout, as far as is known; None where its memory is unknown.
 
-    Where what it would show is held with a probability of FITS_FROM, or leaves the headroom free that was asked for,
-    the word is `yes` if even the upper end of the memory band is on the device, else `likely`. Where it does not, the
-    word is `close` if the band's lower end of what the layout needs is on the device, else `no`. Nine measurements of
-    ten lie in the band.
+    One value says it, in a word as in a probability: the bytes that the device would show. Where they are held with a
+    probability of FITS_FROM, or leave the headroom free that was asked for, the word is `yes` if even the upper end of
+    the memory band is on the device (95 %), else `likely`. Where they are not, it is `close` if the band's lower end is
+    on the device (5 %), else `no`. Nine measurements of ten lie in the band (docs/decisions/0066).
     """
     if capacity is None:
         return None
-    if shown_bytes <= usable_bytes(capacity, bands, headroom):
-        return "yes" if shown_bytes * bands.memory_high <= capacity else "likely"
-    return "close" if needed_bytes * bands.memory_low <= capacity else "no"
+    if device_bytes <= usable_bytes(capacity, bands, headroom):
+        return "yes" if device_bytes * bands.memory_high <= capacity else "likely"
+    return "close" if device_bytes * bands.memory_low <= capacity else "no"
 
 
 BAND_END_SIGMAS = 1.6448536269514722
@@ -256,7 +258,7 @@ FITS_FROM_SIGMAS = 0.8416212335729143
 
 
 def fit_probability(predicted_bytes: float, bands: Bands, capacity: float | None) -> float | None:
-    """Probability that a device of `capacity` bytes holds so many predicted ones; None where its memory is unknown.
+    """Probability that a device of `capacity` bytes holds the predicted ones; None where its memory is unknown.
 
     Measured over predicted memory is log-normal about the band's middle, with a width to each side that puts a
     twentieth of the measurements beyond that end.

@@ -19,6 +19,7 @@ import click
 
 from planner.basics.errors import LONGEST_VALUE, PlannerError, one_line, shortened
 from planner.basics.progress import Cancelled
+from planner.basics.saying import say
 
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 UNLOOKED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
@@ -97,7 +98,8 @@ class NewPath(click.Path):
 def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """The callback of an option that takes seconds or sizes: click's ranges let nan and infinity pass."""
     if value is not None and not math.isfinite(value):
-        raise PlannerError(param.opts[-1], value, "is no size and no time", f"Try {param.default}")
+        fix = f"Try {param.default}" if param.default is not None else "Give a number, or leave it out"
+        raise PlannerError(param.opts[-1], value, "is no size and no time", fix)
     return value
 
 
@@ -163,4 +165,4 @@ def _say(sentence: str, context: click.Context | None = None) -> None:
     line = one_line(sentence)
     if context is not None:
         line = f"{line.rstrip('.')}. See {context.command_path} --help."
-    click.echo(f"error: {line}", err=True)
+    say(f"error: {line}", err=True)

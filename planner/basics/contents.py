@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from planner.basics import reading
+
 WHOLE_BYTES = 256 * 2**20
 """Largest input that is read whole: a tenth of a second to a second."""
 BLOCKS, BLOCK_BYTES = 32, 32 * 2**10
@@ -69,7 +71,7 @@ def _of_files(folder: Path, names: Iterable[str], *, named: bool = True) -> Cont
 
 
 def _parts(path: Path, size: int, *, whole: bool) -> Iterable[bytes]:
-    with path.open("rb") as stream:
+    with reading.opened(path) as stream:
         if whole or size <= BLOCKS * BLOCK_BYTES:
             while part := stream.read(2**20):
                 yield part
@@ -90,7 +92,19 @@ def _checkpoint_files(folder: Path) -> list[str]:
     if SINGLE in found or not (folder / INDEX).is_file():
         return found
     try:
-        names = set(msgspec.json.decode((folder / INDEX).read_bytes())["weight_map"].values())
-    except (*NOT_JSON, KeyError, TypeError, AttributeError):
+        names = set(weight_map(folder / INDEX).values())
+    except ValueError:
         names = set()  # what is wrong with it is said where it is checked
-    return sorted({*found, INDEX, *(str(name) for name in names if (folder / str(name)).is_file())})
+    return sorted({*found, INDEX, *(name for name in names if (folder / name).is_file())})
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each weight, by the index of a folder (OSError; ValueError for none, and for a name that leaves the
+    folder)."""
+    found = reading.read_json(reading.read_bytes(index))
+    table = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise ValueError("has no weight_map")
+    if outside := [name for name in table.values() if not reading.inside(name)]:
+        raise ValueError(f"names {ascii(outside[0])[:80]}, which is no file of its folder")
+    return table

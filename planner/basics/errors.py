@@ -5,6 +5,7 @@ Not here: the checks themselves. They stand next to what they protect.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ LONGEST_LINE = 400
 """Characters of a line that says what is wrong: about 300 of words, more where paths are long."""
 LONGEST_VALUE, LONGEST_FIELD, LONGEST_WORD = 80, 160, 100
 """Characters of what a person gave, which may be a file's whole text."""
+JOINERS = "\u200c\u200d"
+"""Between letters of Persian, Hindi and other scripts, which are misspelt without them."""
 MOST_NAMES = 8
 """Known names that are listed, nearest first."""
 
@@ -30,9 +33,9 @@ class PlannerError(Exception):
     @property
     def sentence(self) -> str:
         """One line: `field=value: rule. fix`, of which the rule is cut where the line would be too long."""
-        head = shortened(" ".join(self.field.split()), LONGEST_FIELD)
+        head = shortened(visible(" ".join(self.field.split())), LONGEST_FIELD)
         if self.value is not None:
-            head += f"={shortened(' '.join(str(self.value).split()), LONGEST_VALUE)}"
+            head += f"={shortened(visible(' '.join(str(self.value).split())), LONGEST_VALUE)}"
         fix = shortened(_sentence(_words(self.fix)), LONGEST_LINE // 2)
         room = LONGEST_LINE - len(head) - len(fix) - 3
         return f"{head}: {shortened(_sentence(_words(self.rule)), max(room, MOST_NAMES))} {fix}".strip()
@@ -75,6 +78,20 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3 - half]}...{text[-half:]}"
 
 
+def is_visible(char: str) -> bool:
+    """Whether a character is printed as itself in any script: letters, signs, spaces, and the joiners between letters;
+    no control character, and no mark that turns the direction of writing."""
+    return char.isprintable() or char in JOINERS or unicodedata.category(char) == "Zs"
+
+
+def visible(text: str) -> str:
+    """A text of one or many lines in which everything else than `is_visible` is an escape, such as \\x1b."""
+    if text.isprintable():
+        return text
+    kept = (char if char in "\n\t" or is_visible(char) else _escaped(char) for char in text)
+    return "".join(kept)
+
+
 def one_line(text: str) -> str:
     """A text of any length and many lines as a line that can be read."""
     return shortened(_words(text), LONGEST_LINE)
@@ -82,7 +99,11 @@ def one_line(text: str) -> str:
 
 def _words(text: str) -> str:
     """The words of a text, none so long that it hides the others."""
-    return " ".join(shortened(word, LONGEST_WORD) for word in text.split())
+    return " ".join(shortened(word, LONGEST_WORD) for word in visible(text).split())
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
 
 
 def _sentence(text: str) -> str:

@@ -17,7 +17,7 @@ from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, CannotPredict
 from planner.calibrate.collective import bus_bandwidth_gbps
 from planner.calibrate.largest import largest_micro_batch, largest_seq_len
-from planner.calibrate.rows import Measured, Row, Source, Unread
+from planner.calibrate.rows import OWN_SOURCE, Measured, Row, Source, Unread
 from planner.figures.allocator import needed_bytes, pending_bytes
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
@@ -31,8 +31,9 @@ from planner.spec.plan import PhaseMemory
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction; None is unknown. `peak_memory_gib` is of the kind and the pipeline stage that the row
     measured (`memory_kind`, `memory_stage`), `logged_gib` the live bytes there, the other kinds are of the fullest
-    stage. `fits`, `verdict` and both probabilities are what `planner estimate` would say where no headroom is asked
-    for, and None where the card's memory is unknown. The largest that fits, of those that were measured, use all of it.
+    stage. `fits`, `verdict` and `fits_probability` are what `planner estimate` would say where no headroom is asked
+    for, and None where the card's memory is unknown; `needed_probability` is that of the card holding what is needed
+    when memory is short. The largest that fits, of those that were measured, use all of it.
     """
 
     allocated_gib: float | None = None
@@ -46,7 +47,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool | None = None
     verdict: Verdict | None = None
     fits_probability: float | None = None
-    room_probability: float | None = None
+    needed_probability: float | None = None
     busbw_gbps: float | None = None
     largest_micro_batch: float | None = None
     largest_seq_len: float | None = None
@@ -113,9 +114,16 @@ def _replayed(asked: Asked, calibration: Calibration, walks: Walks) -> Replayed:
         return Replayed(asked, Figures(), "nothing was measured")
     if asked.case is None:
         return Replayed(asked, Figures(), one_line(asked.refusal or "no question"))
-    case = calibrated(asked.case, calibration)
+    case = calibrated(msgspec.structs.replace(asked.case, loaded_here=_loaded_here(asked.row)), calibration)
     figures = _figures(case, asked, calibration, walks)
     return Replayed(msgspec.structs.replace(asked, case=case), figures)
+
+
+def _loaded_here(row: Row) -> bool:
+    """Whether a row's peak is of a run whose model this project's trainer loaded: what others' software does before it
+    trains is its own, and not predicted."""
+    phases = row.measured.phases_gib
+    return "load" in phases if phases else row.source.repo_or_paper == OWN_SOURCE
 
 
 def measures_anything(row: Row) -> bool:
@@ -155,9 +163,9 @@ def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -
         step_time_s=scalar(time.step_s),
         tokens_per_s_per_gpu=scalar(speed.tokens_per_s_per_gpu),
         fits=None if gpu.memory_bytes is None else device <= usable_bytes(gpu.memory_bytes, bands),
-        verdict=verdict(device, needed, bands, gpu.memory_bytes),
-        fits_probability=fit_probability(needed, bands, gpu.memory_bytes),
-        room_probability=fit_probability(device, bands, gpu.memory_bytes),
+        verdict=verdict(device, bands, gpu.memory_bytes),
+        fits_probability=fit_probability(device, bands, gpu.memory_bytes),
+        needed_probability=fit_probability(needed, bands, gpu.memory_bytes),
         largest_micro_batch=None if measured.largest_micro_batch is None else largest_micro_batch(case, edges),
         largest_seq_len=None if measured.largest_seq_len is None else largest_seq_len(case, edges),
     )
@@ -189,7 +197,7 @@ def _logged(case: Case, asked: Asked, allocated: float) -> dict[str, float]:
 def _allocated(case: Case, walks: Walks, *, first_stage: bool = False) -> float:
     """Live bytes at the peak of the fullest stage, or of the first; layouts with equal memory lines are walked once."""
     layout: Layout = of_same_lines(case.layout)
-    key = (case.model, case.job, layout, case.runtime, first_stage)
+    key = (case.model, case.job, layout, case.runtime, case.loaded_here, first_stage)
     if key not in walks:
         walks[key] = memory_lines(msgspec.structs.replace(case, layout=layout), first_stage=first_stage)
     return peak_at(walks[key], case.layout.micro_batch_size)

@@ -86,9 +86,9 @@ def ends(replayed: Iterable[Replayed], of: Callable[[Asked], str | None] = sourc
     found = []
     for one in replayed:
         end, said = FITTED.get(outcome_of(one) or ""), one.predicted
-        known = said.fits_probability is not None and said.room_probability is not None and said.fits is not None
+        known = said.fits_probability is not None and said.needed_probability is not None and said.fits is not None
         if one.skipped is None and end is not None and known:
-            probabilities = {"needed": said.fits_probability, "room": said.room_probability}
+            probabilities = {"needed": said.needed_probability, "room": said.fits_probability}
             found.append(
                 msgspec.convert(probabilities | {"fits": said.fits, "fitted": end, "left": of(one.asked)}, End)
             )

@@ -12,6 +12,7 @@ import msgspec
 
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_bytes
 
 PROBE_SCHEMA = "probe/1"
 
@@ -182,7 +183,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 def read_probe(path: Path) -> Probe:
     """The probe in a file. PlannerError for what cannot be read, is of another version, or holds no sensible number."""
     with refusing(OSError, "probe", path, "cannot be read"):
-        raw = path.read_bytes()
+        raw = read_bytes(path)
     with refusing(NOT_JSON, "probe", path, "is not a probe", "Give the probe.json that executor probe wrote"):
         probe = msgspec.json.decode(raw, type=Probe)
     check_probe(probe, str(path))

@@ -14,11 +14,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.spec.plan import Plan, decode_plan
 
 SCHEMA = "row/2"
+OWN_SOURCE = "meshwright"
+"""`source.repo_or_paper` of rows that `executor measure` writes: this project's trainer ran."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
@@ -247,7 +250,7 @@ def _known(value: dict[str, Any]) -> dict[str, Any]:
 
 def _lines(path: Path) -> list[bytes]:
     with refusing(OSError, "rows", path, "cannot be read", "Give JSON Lines files"):
-        return path.read_bytes().split(b"\n")
+        return reading.read_bytes(path, reading.TABLE_BYTES).split(b"\n")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import msgspec
 
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_bytes
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
@@ -131,7 +132,7 @@ def of_run(folder: Path) -> Sample:
     """
     plan = read_plan(folder / "plan.json")
     with refusing(OSError, "run", folder, "has no run.json", "Give folders that executor run made"):
-        raw = (folder / "run.json").read_bytes()
+        raw = read_bytes(folder / "run.json")
     with refusing(NOT_JSON, "run", folder / "run.json", "is not a record of a run"):
         record = msgspec.json.decode(raw, type=RunRecord)
     if record.schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from planner.ask import options
+from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, Asking, tell, with_options
 from planner.decide import estimate_json, estimation, explanation, phases
@@ -38,14 +39,14 @@ def explain(phase: str | None, as_json: bool, **given: Any) -> int:
         whole, text = _of_phase(found, phase)
     else:
         whole, text = _of_all(found)
-    click.echo(msgspec.json.encode(whole | {"interrupted": found.interrupted}) if as_json else text)
+    say(msgspec.json.encode(whole | {"interrupted": found.interrupted}) if as_json else text)
     return waiting.code(0)
 
 
 def _of_all(found: Answer) -> tuple[dict[str, Any], str]:
     explained = explanation.explain(found)
     one = explained.estimate
-    figures = estimate_json.estimate_dict(one, found.question.calibration)
+    figures = estimate_json.estimate_dict(one)
     parts = [
         *_heading(found),
         render.explain_text(one),
@@ -61,7 +62,7 @@ def _of_all(found: Answer) -> tuple[dict[str, Any], str]:
 def _of_phase(found: Answer, phase: str) -> tuple[dict[str, Any], str]:
     one = explanation.chosen(found)
     explained = phases.explain_phase(found.question, one.case, phase)
-    figures = estimate_json.estimate_dict(one, found.question.calibration)
+    figures = estimate_json.estimate_dict(one)
     text = "\n".join([*_heading(found), phase_view.phase_text(explained)])
     return phases.as_json_object(explained) | {"estimate": figures}, text
 

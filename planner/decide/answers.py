@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from planner.ask.bounds import Bound
 from planner.ask.question import Question, Verdict
 from planner.figures.comm import CommVolume
 from planner.figures.memory import MemoryBreakdown
@@ -22,11 +23,11 @@ from planner.spec.job import Method
 class Estimate(msgspec.Struct, frozen=True):
     """One layout's answer. `sharding` names the strategy that LoRA runs under, else None.
 
-    `fits`: `room_probability`, that of the device holding all that the allocator would take, is at least FITS_FROM, or
-    the headroom that was asked for is left free, and the hosts hold what is offloaded; `verdict` says how sure that is
-    (question.verdict; None: the device's memory is unknown). `low_bytes` and `high_bytes` are the device memory between
-    which nine measurements of ten lie, `fits_probability` is that of the device holding what is needed when memory is
-    short (both None: its memory is unknown). `probed` says that its time rests on the machine's own speed.
+    `fits`: `fits_probability`, that of the device holding all that it would show, is at least FITS_FROM, or the
+    headroom that was asked for is left free, and the hosts hold what is offloaded; `verdict` is the same in a word
+    (question.verdict, under bounds.qualified). Both are None where the device's memory is unknown, and the probability
+    where a part of the layout's is not counted. `low_bytes` and `high_bytes` are the memory on the device between which
+    nine measurements of ten lie. `probed` says that its time rests on the machine's own speed.
     """
 
     strategy: str
@@ -40,13 +41,12 @@ class Estimate(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     backend: str | None
     refusal: str | None
-    verdict: Verdict | None
+    verdict: Verdict | Bound | None
     low_bytes: float
     high_bytes: float
     considered: int = 1
     probed: bool = False
     fits_probability: float | None = None
-    room_probability: float | None = None
 
     @property
     def name(self) -> str:
@@ -64,9 +64,10 @@ def seconds_of(one: Estimate) -> float:
     return math.inf if one.time.step_s is None else float(one.time.step_s) / one.case.layout.global_batch_size
 
 
-def able(shown: Iterable[Estimate], method: Method) -> list[Estimate]:
-    """Those of a method that fit and launch."""
-    return [one for one in shown if one.fits and one.launchable and one.case.job.method == method]
+def able(shown: Iterable[Estimate], method: Method, *, launching: bool = True) -> list[Estimate]:
+    """Those of a method that fit and, where it matters, launch."""
+    ready = (one for one in shown if one.fits and (one.launchable or not launching))
+    return [one for one in ready if one.case.job.method == method]
 
 
 def training(one: Estimate) -> str:
@@ -76,7 +77,7 @@ def training(one: Estimate) -> str:
 
 class Answer(msgspec.Struct, frozen=True):
     """Estimates in the order of the strategies; `recommended` is the index of the simplest that ties with the
-    fastest that fits and launches.
+    fastest that fits and launches, or fits where launching is not asked about.
 
     `unavailable` says of every strategy that is not among them why. `offload_tried`: nothing fits without offload, so
     layouts with states in host memory were looked at too. `interrupted`: a watcher ended the search (progress.py).
@@ -106,5 +107,5 @@ class Answer(msgspec.Struct, frozen=True):
         best = self.best
         if best is None:
             return None
-        fastest = min(able(self.estimates, best.case.job.method), key=seconds_of)
+        fastest = min(able(self.estimates, best.case.job.method, launching=self.question.launching), key=seconds_of)
         return fastest if seconds_of(fastest) < seconds_of(best) else None

@@ -11,9 +11,8 @@ import msgspec
 
 from planner.ask.question import Question, case_of
 from planner.basics.arith import Number
-from planner.engines import engine_of
 from planner.figures.comm import Traffic
-from planner.figures.memory import device_bytes, peak_bytes
+from planner.figures.memory import device_bytes, held_outside, peak_bytes
 from planner.figures.steptime import least_step_seconds, step_time, whole_pass_seconds
 from planner.parallelism.case import Case
 from planner.spec import Layout
@@ -89,4 +88,4 @@ def exact_bytes(question: Question, layout: Layout) -> float:
 
 def floor_bytes(case: Case) -> float:
     """Live bytes outside the model code: no micro-batch needs less, and no walk is needed to know it."""
-    return float(max(sum(held.values()) for _, held in engine_of(case.layout.engine).outside(case)))
+    return float(max(sum(held.values()) for _, held in held_outside(case)))

@@ -13,10 +13,12 @@ from planner.ask.question import headroom_of, warnings
 from planner.decide.answers import Answer, Estimate
 from planner.decide.reasons import reasons_of
 from planner.figures.passes import coefficients
-from planner.spec.calibration import Calibration, Coefficients, as_used
+from planner.spec.calibration import as_used
 from planner.spec.plan import PhaseMemory
 
 SCHEMA = "estimate/1"
+KNOWN = ("yes", "likely", "close", "no")
+"""Verdicts under which it is known whether a layout fits; `fits` is null under others."""
 BUFFERS = ("gathered", "buckets", "temporaries")
 """Terms that the JSON contract sums up as buffers."""
 
@@ -37,7 +39,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "runtime": {one.case.runtime.name: one.case.runtime for one in found.estimates},
         "calibration": as_used(coefficients(one.case, question.calibration) for one in found.estimates),
         "headroom": headroom_of(question, [one.case for one in found.estimates]),
-        "estimates": [estimate_dict(one, question.calibration) for one in found.estimates],
+        "estimates": [estimate_dict(one) for one in found.estimates],
         "recommended": found.recommended,
         "offload_tried": found.offload_tried,
         "interrupted": found.interrupted,
@@ -45,10 +47,11 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "reasons": reasons_of(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
         "notes": found.notes,
+        "uncounted": {**msgspec.structs.asdict(question.uncounted), "bound": question.uncounted.bound},
     }
 
 
-def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
+def estimate_dict(one: Estimate) -> dict[str, Any]:
     """One estimate as the contract has it."""
     time = {
         name: getattr(one.time, name)
@@ -65,15 +68,15 @@ def estimate_dict(one: Estimate, known: Calibration) -> dict[str, Any]:
         "layout": msgspec.structs.asdict(one.case.layout),
         "global_batch_size": one.case.layout.global_batch_size,
         "runtime": one.case.runtime.name,
-        "fits": one.fits,
+        "fits": one.fits if one.verdict in (*KNOWN, None) else None,
         "verdict": one.verdict,
         "fits_probability": one.fits_probability,
-        "room_probability": one.room_probability,
+        "room_probability": one.fits_probability,  # the same since decision 66; estimate/1 keeps the key
         "reasons": list(one.reasons),
         "launchable": one.launchable,
         "backend": one.backend,
         "launch_refusal": one.refusal,
-        "memory": memory_dict(one, coefficients(one.case, known)),
+        "memory": memory_dict(one),
         "comm": {"collectives": comm.pop("engine"), "ideal_collectives": comm.pop("ideal"), **comm},
         "time": time,
         "throughput": msgspec.structs.asdict(one.throughput),
@@ -91,13 +94,15 @@ def breakdown(one: Estimate) -> dict[str, float]:
     }
 
 
-def memory_dict(one: Estimate, known: Coefficients) -> dict[str, Any]:
-    """Peak, band, capacity, and every phase of each pipeline stage that differs from the others."""
+def memory_dict(one: Estimate) -> dict[str, Any]:
+    """Live bytes at the peak, what the card shows with its band, capacity, and every phase of each pipeline stage that
+    differs from the others. `device_low_bytes` and `device_high_bytes` repeat the band, as estimate/1 has them."""
     peak = one.memory.peak
     return {
         "peak_bytes": peak.total,
-        "low_bytes": peak.total * known.bands.memory_low,
-        "high_bytes": peak.total * known.bands.memory_high,
+        "live_bytes": peak.total,
+        "low_bytes": one.low_bytes,
+        "high_bytes": one.high_bytes,
         "reserved_bytes": one.memory.reserved_bytes,
         "device_bytes": one.memory.device_bytes,
         "beside_bytes": one.memory.beside,

@@ -10,6 +10,7 @@ from itertools import islice
 
 import msgspec
 
+from planner.ask.bounds import Bound, qualified
 from planner.ask.launchable import launch_refusal
 from planner.ask.offloading import ways_out
 from planner.ask.question import (
@@ -66,7 +67,7 @@ def answer(question: Question) -> Answer:
         case = case_of(question, layout)
         check(case, engine_of(layout.engine).rules)
         one = estimate(question, strategy_name(layout), layout)
-        return Answer(question, (one,), {}, 0 if one.fits and one.launchable else None)
+        return Answer(question, (one,), {}, _recommended(question, [one]))
     check_question(question)
     shown: list[Estimate] = []
     unavailable: dict[str, str] = {}
@@ -86,7 +87,7 @@ def answer(question: Question) -> Answer:
         tried = not any(one.fits for one in shown) and _add_offloaded(question, shown)
     except Cancelled:
         raise Cancelled("the strategies had not all been looked at") from None
-    return Answer(question, tuple(shown), unavailable, _recommended(shown), tried)
+    return Answer(question, tuple(shown), unavailable, _recommended(question, shown), tried)
 
 
 def _check_choices(question: Question) -> None:
@@ -122,7 +123,7 @@ def _of_runtime(question: Question) -> Answer:
         name = question.pins.runtime.name if question.pins.runtime else None
         raise PlannerError("runtime", name, f"no layout is legal: {why}", "Change the number of GPUs or the options")
     one = estimate(question, strategy_name(layout), layout, considered=ranking.considered)
-    return Answer(question, (one,), {}, _recommended([one]), interrupted=ranking.interrupted)
+    return Answer(question, (one,), {}, _recommended(question, [one]), interrupted=ranking.interrupted)
 
 
 def strategies_of(question: Question) -> list[Strategy]:
@@ -179,11 +180,11 @@ def _best(question: Question, strategies: list[Strategy]) -> tuple[str, Layout, 
     return found and (strategy_name(found[0]), *found)
 
 
-def _recommended(shown: list[Estimate]) -> int | None:
+def _recommended(question: Question, shown: list[Estimate]) -> int | None:
     """Full training before LoRA before QLoRA, which are different results and not ways to the same one; of those that
     tie with the fastest, the simplest."""
     for method in METHODS:
-        if found := able(shown, method):
+        if found := able(shown, method, launching=question.launching):
             chosen = simplest(found, seconds_of, lambda one: one.case.layout, found[0].case.job.seq_len)
             return next(place for place, one in enumerate(shown) if one is chosen)
     return None
@@ -254,8 +255,8 @@ def estimate(
     if refusal is not None and (other := nearest_launchable(case)) is not None:
         refusal += f"; nearest that runs: {changes_text(case, other)}"
     bands = coefficients(case, question.calibration).bands
-    room = fit_probability(memory.device_bytes, bands, case.cluster.gpu.memory_bytes)
-    fits, reasons = _fit(question, case, memory, room)
+    held = fit_probability(memory.device_bytes, bands, case.cluster.gpu.memory_bytes)
+    fits, reasons = _fit(question, case, memory, held)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
         if peak_flops(case) is not None:
@@ -278,8 +279,7 @@ def estimate(
         high_bytes=memory.device_bytes * bands.memory_high,
         considered=considered,
         probed=probed_here(case, question.calibration),
-        fits_probability=_probability(question, memory, bands),
-        room_probability=room,
+        fits_probability=None if question.uncounted.bound else 0.0 if memory.host_fits is False else held,
     )
 
 
@@ -294,7 +294,7 @@ def loading_told(case: Case, memory: MemoryBreakdown) -> tuple[str, ...]:
     there = f"loading as {'this trainer' if case.runtime.backend else case.layout.engine} does {loading}"
     if memory.load_host_node_bytes:
         there += f", and {format_bytes(memory.load_host_node_bytes)} of each node's host memory"
-    return (f"training needs {training}; {there}",)
+    return (f"training takes {training} on the card; {there}",)
 
 
 def _other_format(case: Case) -> str:
@@ -303,23 +303,17 @@ def _other_format(case: Case) -> str:
     return " (it multiplies fp16: --precision fp16)" if lacks else ""
 
 
-def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | None:
+def _verdict(question: Question, memory: MemoryBreakdown, bands: Bands) -> Verdict | Bound | None:
     """The device's, unless the hosts say less."""
+    found = verdict(memory.device_bytes, bands, question.cluster.gpu.memory_bytes, question.headroom)
     if memory.host_fits is False:
-        return "no"
-    shown, needed = memory.device_bytes, memory.needed_bytes
-    found = verdict(shown, needed, bands, question.cluster.gpu.memory_bytes, question.headroom)
-    return "likely" if memory.host_fits is None and found == "yes" else found
+        found = "no"
+    elif memory.host_fits is None and found == "yes":
+        found = "likely"
+    return qualified(found, question.uncounted)
 
 
-def _probability(question: Question, memory: MemoryBreakdown, bands: Bands) -> float | None:
-    """That the device holds the layout, unless the hosts do not."""
-    if memory.host_fits is False:
-        return 0.0
-    return fit_probability(memory.needed_bytes, bands, question.cluster.gpu.memory_bytes)
-
-
-def _fit(question: Question, case: Case, memory: MemoryBreakdown, room: float | None) -> tuple[bool, tuple[str, ...]]:
+def _fit(question: Question, case: Case, memory: MemoryBreakdown, held: float | None) -> tuple[bool, tuple[str, ...]]:
     capacity, needed = question.cluster.gpu.memory_bytes, memory.device_bytes
     if memory.host_fits is False:
         there = f"{format_bytes(memory.host_node_bytes)} of host memory needed on each node"
@@ -330,12 +324,13 @@ def _fit(question: Question, case: Case, memory: MemoryBreakdown, room: float | 
     if needed <= limit_bytes(question, case):
         return True, unknown
     largest = max(memory.peak.terms.items(), key=lambda pair: pair[1])
-    there = f"{format_bytes(needed)} needed of {format_bytes(capacity)}"
+    bound = f"{question.uncounted.bound} " if question.uncounted.bound in ("at least", "at most") else ""
+    there = f"{bound}{format_bytes(needed)} on a card of {format_bytes(capacity)}"
     if needed <= capacity:
         short = (
             f"less than {question.headroom:.0%} headroom"
             if question.headroom is not None
-            else f"held with a probability of {room:.0%}, less than {FITS_FROM:.0%}"
+            else f"held with a probability of {held:.0%}, less than {FITS_FROM:.0%}"
         )
         return False, (f"{there}: {short}, largest is {largest[0]} in {memory.peak.phase}",)
-    return False, (f"{there}, largest is {largest[0]} {format_bytes(largest[1])} in {memory.peak.phase}",)
+    return False, (f"{there}, largest is {largest[0]}, {format_bytes(largest[1])} live in {memory.peak.phase}",)

@@ -76,8 +76,10 @@ def layer_form(case: Case) -> str:
 
 
 def base_weight_bytes(case: Case) -> float:
-    """Bytes an element of the model's own weights takes at rest: fp32 unless pure-bf16, or frozen and never updated."""
-    fp32 = case.job.precision == "fp32" or (case.job.precision in MIXED and case.lora is None)
+    """Bytes an element of the model's own weights takes at rest: fp32 unless pure-bf16, or frozen and never updated,
+    which some software loads in fp32 all the same."""
+    wide = case.lora is None or (case.runtime.frozen_fp32 and case.job.base_quantization is None)
+    fp32 = case.job.precision == "fp32" or (case.job.precision in MIXED and wide)
     return float(BYTES["fp32"] if fp32 else BYTES["bf16"])
 
 
@@ -239,8 +241,7 @@ def step_name(case: Case) -> str:
     return f"{name}, {implementation(case)}" if torchs else name
 
 
-STATISTIC_BYTES = 4
-"""A loss over split logits exchanges fp32 numbers, one a token each."""
+STATISTIC_BYTES = 4  # a loss over split logits exchanges fp32 numbers, one a token each
 
 
 def parallel_calls(

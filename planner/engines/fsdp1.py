@@ -2,9 +2,11 @@
 
 The root stays gathered from its forward to the end of backward; a layer is freed after its forward, and backward
 gathers the one before beside it (BACKWARD_PRE). With frozen and trained weights in one unit the gradient is as large as
-the whole flat parameter, and accumulation under `no_sync` keeps it whole. `reshard_after_forward=false` is
-SHARD_GRAD_OP, one shard NO_SHARD, shards and replicas HYBRID_SHARD. Read in torch 2.1 and 2.13, distributed/fsdp:
-_runtime_utils.py and _flat_param.py. Not here: FSDP2's units (fsdp2.py), or its own collectives' bytes.
+the whole flat parameter, and accumulation under `no_sync` keeps it whole; only under use_orig_params may they be in
+one, so Transformers' Trainer wraps adapters apart (distributed/fsdp.py of 5.23, update_fsdp_plugin_peft), whatever that
+switch says. `reshard_after_forward=false` is SHARD_GRAD_OP, one shard NO_SHARD, shards and replicas HYBRID_SHARD. Read
+in torch 2.1 and 2.13, distributed/fsdp: _runtime_utils.py and _flat_param.py. Not here: FSDP2's units (fsdp2.py), or
+its own collectives' bytes.
 """
 
 from __future__ import annotations
@@ -58,6 +60,11 @@ rules: tuple[Rule, ...] = (
 # -- what a unit has -------------------------------------------------------------------------------------------------
 
 
+def own_units(case: Case) -> bool:
+    """Whether adapters have flat parameters of their own."""
+    return case.runtime.adapter_units and case.lora is not None
+
+
 def _joined(unit: str) -> tuple[str, ...]:
     """The units whose weights one flat parameter joins with this one's."""
     return (unit,) if unit in LAYERS else ("embed", "tail")
@@ -67,7 +74,7 @@ def _flat(case: Case, unit: str) -> list[Weight]:
     """The unit's weights whose flat parameters have gradients: all where any of the flat parameter is trained, unless
     adapters have flat parameters of their own."""
     own = case.units()[unit]
-    if case.runtime.adapter_units:
+    if own_units(case):
         return [weight for weight in own if weight.trainable]
     return list(own) if any(one.trainable for part in _joined(unit) for one in case.units()[part]) else []
 
@@ -218,7 +225,7 @@ def pools(case: Case) -> Pools:
     """
     units = _units(case)
     layer = units.gathered["layer" if units.layers > units.dense else "dense"]
-    root, ahead = _root(units), 1 if case.runtime.adapter_units else 2
+    root, ahead = _root(units), 1 if own_units(case) else 2
     in_use = root + ahead * layer if case.layout.reshard_after_forward else units.all_gathered
     own = in_use + layer if case.layout.reshard_after_forward else in_use
     if fsdp2.offloads(case):  # shards are copied in on a third stream
@@ -262,7 +269,7 @@ def collectives(case: Case) -> list[Call]:
         if layout.reshard_after_forward and in_layers:
             calls.append(send("all_gather", "dp_shard", phase="backward", count=count, payload_bytes=weights))
         if any(_flat(case, one) for one in parts):
-            count = reductions * times * (apart if case.runtime.adapter_units else 1)
+            count = reductions * times * (apart if own_units(case) else 1)
             grads = reductions * times * sum(flat_gradient(case, one) for one in parts)
             calls.append(send("reduce_scatter", "dp_shard", phase="backward", count=count, payload_bytes=grads))
             shards = grads / layout.dp_shard
@@ -273,7 +280,7 @@ def collectives(case: Case) -> list[Call]:
 def _apart(case: Case, parts: tuple[str, ...]) -> int:
     """Flat parameters that adapters of one unit have for themselves."""
     weights = [one for part in parts for one in case.units()[part] if one.trainable]
-    return len(weights) if case.runtime.adapter_units else 0
+    return len(weights) if own_units(case) else 0
 
 
 def ideal(case: Case) -> list[Call]:

@@ -15,8 +15,8 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
 from planner.engines.base import Held, load_host_bytes
-from planner.figures.allocator import GIVEN_BACK, parts_beside, pending_bytes
 from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
+from planner.figures.allocator import parts_beside, pending_bytes
 from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
@@ -24,7 +24,7 @@ from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import schedules
 from planner.parallelism.case import Case
 from planner.spec import Layout
-from planner.spec.plan import PhaseMemory
+from planner.spec.plan import PhaseMemory, Plan
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 """Everything a byte can be, in the order people read it."""
@@ -81,21 +81,21 @@ class MemoryBreakdown(msgspec.Struct, frozen=True):
         return max((one for one in self.phases if one.phase != "load"), key=lambda phase: phase.total)
 
     @property
-    def needed_bytes(self) -> float:
-        """What the device must have: all that it shows but free memory that the allocator gives back when it is short
-        (allocator.needed_bytes)."""
-        return self.device_bytes - sum(self.beside.get(part, 0.0) for part in GIVEN_BACK)
-
-    @property
     def host_bytes(self) -> float:
         """Host memory of one rank."""
         return sum(self.host.values())
 
 
+def held_outside(case: Case) -> list[tuple[str, Held]]:
+    """(phase, what the engine holds by term) outside the model code, loading only where this trainer does it."""
+    found = engine_of(case.layout.engine).outside(case)
+    return found if case.counts_load else [one for one in found if one[0] != "load"]
+
+
 def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
     """(phase, what the engine holds by term, where in the model code) at every moment that may be the fullest."""
     engine = engine_of(case.layout.engine)
-    for phase, held in engine.outside(case):
+    for phase, held in held_outside(case):
         yield phase, held, None
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
@@ -195,6 +195,12 @@ def memory_breakdown(case: Case) -> MemoryBreakdown:
     )
 
 
+def shown_by(plan: Plan) -> float | None:
+    """Bytes on the card of the rank that needs most, for the live ones that a plan predicts; None without."""
+    live = max((phase.total for phase in plan.prediction.memory), default=None)
+    return None if live is None else float(device_bytes(Case.of(plan), live))
+
+
 def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
     """(bytes by term of the rank that needs most host memory, a node's bytes, whether the node has them, a node's
     bytes at load)."""
@@ -207,7 +213,10 @@ def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:
 
 
 def load_host(case: Case) -> Number:
-    """Host memory of the rank that needs most while the loaded weights are taken, bytes: a number, or a column."""
+    """Host memory of the rank that needs most while this trainer takes the loaded weights, bytes: a number, or a
+    column."""
+    if not case.counts_load:
+        return 0.0
     engine = engine_of(case.layout.engine)
     return maximum(0.0, *(load_host_bytes(engine, case.at(stage)) for stage in case.stages()))
 
@@ -303,7 +312,7 @@ def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:
             yield _line(held, () if moment is None else _over_terms(moment.live), seq)
         return
     engine = engine_of(case.layout.engine)
-    for _, held in engine.outside(case):
+    for _, held in held_outside(case):
         yield _line(held, (), seq)
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)

@@ -43,6 +43,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     """The arguments of every prediction. `stage` None is the whole model, or the first stage of a pipeline.
 
     `twice` names a unit whose weights are counted twice: what grows by that is the unit's share (decide/phases.py).
+    `loaded_here` is whether this project's trainer loads the model where it can: what others' software does before it
+    trains is not predicted.
     """
 
     model: ModelSpec
@@ -52,6 +54,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     runtime: Runtime
     stage: StageClass | None = None
     twice: str = ""
+    loaded_here: bool = True
 
     @classmethod
     def of(cls, plan: Plan) -> Case:
@@ -74,6 +77,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """Whether hosts have a memory of their own. CPU processes have one memory for both: what a framework offloads
         there goes through the same code and stays beside everything else."""
         return self.cluster.gpu.kind != "cpu"
+
+    @property
+    def counts_load(self) -> bool:
+        """Whether what loading the model takes is part of the peak: of this trainer where it is what would run, and of
+        engines that it does not run, whose own way their modules describe."""
+        return self.layout.facts.framework is None or (self.loaded_here and self.runtime.backend is not None)
 
     @property
     def tokens(self) -> Number:

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 
 Form = Literal["text", "tokens", "json", "parquet", "texts", "dataset"]
@@ -71,9 +72,9 @@ def holds_chats(path: Path, form: Form) -> bool:
         info = path / "dataset_info.json"
         return info.is_file() and CHATS.search(_head(info)) is not None
     if form == "parquet":
-        with path.open("rb") as file:
+        with reading.opened(path) as file:
             file.seek(max(0, path.stat().st_size - LOOKED_AT))
-            return CHATS.search(file.read()) is not None
+            return CHATS.search(file.read(LOOKED_AT)) is not None
     return form == "json" and re.search(rb'"(messages|conversations)"\s*:\s*\[', _head(path)) is not None
 
 
@@ -101,5 +102,5 @@ def _refuse(path: Path, field: str, suffix: str) -> Form:
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with reading.opened(path) as file:
         return file.read(LOOKED_AT)

@@ -12,8 +12,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from planner.basics.contents import NOT_JSON
+from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_name
 from planner.spec import Mla, ModelSpec, Moe
 from planner.spec.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.spec.model import Activation, RopeScaling
@@ -36,7 +37,10 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    return spec_of(_read(file), file, file.resolve().parent.name or "model")
+    name = check_name(
+        file.resolve().parent.name or "model", "model", "The model has its folder's name: rename the folder"
+    )
+    return spec_of(_read(file), file, name)
 
 
 def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
@@ -255,7 +259,7 @@ class _Keys:
         value = self.config.get(key, absent)
         if value is None and absent is None:
             return None
-        if value is None or type(value) not in (int, float) or abs(value) > 1e30:
+        if value is None or type(value) not in (int, float) or not abs(value) <= 1e30:  # nan is neither
             raise self.refusal(key, "must be a number")
         return float(value)
 
@@ -267,16 +271,15 @@ class _Keys:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise PlannerError("model", file, "is not a file", "Give a config.json, or the folder that holds one")
-    with refusing(OSError, "model", file, "cannot be read"):
-        return decoded(file.read_bytes(), str(file))
+    with refusing(OSError, "model", file, "cannot be read", "Give a config.json, or the folder that holds one"):
+        raw = reading.read_bytes(file)
+    return decoded(raw, str(file))
 
 
 def decoded(raw: bytes, name: str) -> dict[str, Any]:
     """The object in a config.json, or a refusal that names it."""
-    with refusing(NOT_JSON, name, None, "is not a JSON object", "Give the config.json of a Hugging Face model"):
-        return msgspec.json.decode(raw, type=dict[str, Any])
+    with refusing(ValueError, name, None, "is not a JSON object", "Give the config.json of a Hugging Face model"):
+        return msgspec.convert(reading.read_json(raw), dict[str, Any])
 
 
 def _refuse_what_no_spec_says(keys: _Keys, kind: str, form: Format) -> None:
@@ -333,5 +336,5 @@ def _rope(keys: _Keys, kind: str) -> tuple[float, float | None, float, RopeScali
 def _is_scaling(value: object) -> bool:
     """A number, a name, or a list of numbers."""
     if isinstance(value, list):
-        return all(isinstance(one, int | float) and not isinstance(one, bool) for one in value)
-    return isinstance(value, str | int | float)
+        return all(isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= 1e30 for one in value)
+    return isinstance(value, str) or (isinstance(value, int | float) and abs(value) <= 1e30)

@@ -14,6 +14,7 @@ import msgspec
 
 from planner.basics.contents import Content, content_of
 from planner.basics.errors import PlannerError
+from planner.basics.names import check_path
 from planner.spec.plan import Input, Plan
 
 FIELDS = ("data", "validation_data", "tokenizer", "checkpoint")
@@ -32,7 +33,7 @@ def named(plan: Plan) -> dict[str, str]:
 def resolved(plan: Plan) -> Plan:
     """The plan with absolute paths and the content of every input that is here and can be read. A content that is
     known already is kept."""
-    paths = {field: os.path.abspath(path) for field, path in named(plan).items()}
+    paths = {field: check_path(os.path.abspath(path), f"recipe.{field}") for field, path in named(plan).items()}
     recipe = msgspec.structs.replace(plan.job.recipe, **paths)
     known = {one.field: one for one in plan.inputs}
     inputs = []

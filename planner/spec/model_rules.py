@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_name, check_texts
 from planner.spec import ModelSpec, Moe
 from planner.spec.formats import FORMATS
 from planner.spec.model import Mla, RopeScaling
@@ -54,6 +55,8 @@ def check_model(spec: ModelSpec, where: str) -> None:
     def refuse(key: str, rule: str, fix: str = "") -> PlannerError:
         return PlannerError(f"{where}: {key}", getattr(spec, key), rule, fix)
 
+    check_name(spec.name, f"{where}: name")
+    check_texts(spec.rope_scaling, f"{where}: rope_scaling")
     if spec.family not in FORMATS:
         raise refuse("family", "is not a model_type this version plans", did_you_mean(spec.family, FORMATS))
     for key, largest in LARGEST.items():

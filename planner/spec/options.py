@@ -42,6 +42,10 @@ SPLIT = ("strategy", "runtime")
 """Whoever says one of these says how the model is split, whatever a file says."""
 
 
+ALL_LINEAR = "all-linear"
+"""What `lora_targets` may say in the place of names: every linear module of the family's layers."""
+
+
 class Option(msgspec.Struct, frozen=True):
     """One option, whose name on a command line has hyphens."""
 
@@ -114,7 +118,7 @@ TABLE = (
     Option("lora_rank", "whole", "Rank of the adapters.", "lora", 1, 65_536, field="rank", replaced_by=("method",)),
     Option("lora_alpha", "whole", "Scale of the adapters.", "lora", 1, 2**20, default="twice the rank", field="alpha",
            replaced_by=("method",)),
-    Option("lora_targets", "names", "Adapted modules, separated by commas.", default="q_proj,v_proj",
+    Option("lora_targets", "names", "Adapted modules, separated by commas, or all-linear.", default="q_proj,v_proj",
            replaced_by=("method",)),
     Option("lora_upcast", "switch", "Adapters in fp32 (peft's default).", "lora", field="upcast_adapters",
            replaced_by=("method",)),
@@ -136,7 +140,8 @@ TABLE = (
            choices=get_args(Implementation), default="the runtime's own", field="implementation",
            replaced_by=("runtime", "optimizer", "offload_optimizer")),
     Option("step_in_backward", "switch", "Step each weight as its gradient is made.", "optimizer", field="in_backward"),
-    Option("paged_states", "switch", "Optimizer states in managed memory (bitsandbytes).", "optimizer", field="paged"),
+    Option("paged_states", "switch", "Optimizer states in managed memory (bitsandbytes).", "optimizer", field="paged",
+           replaced_by=("optimizer",)),
     Option("lr", "real", "Peak learning rate.", "optimizer", 0, 1e3, default="by method and checkpoint"),
     Option("beta2", "real", "Decay of Adam's second average.", "optimizer", 0, 1, default="by method and checkpoint"),
     Option("weight_decay", "real", "Weight decay.", "optimizer", 0, 1e3, default="by method and checkpoint"),

@@ -7,20 +7,23 @@ A plan is data. Reading one validates it field by field and evaluates nothing. N
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from planner import __version__
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.names import check_texts
 from planner.basics.output import write_whole as write_whole  # others ask for it here
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 
 SCHEMA = "plan/1"
 AGAIN = "Make it again with planner recommend -o"
 WRITTEN = "Give a file written by planner recommend -o"
+PATHS = ("data", "validation_data", "tokenizer", "checkpoint", "path")
+"""Keys of a plan whose values are paths; every other text is a name."""
 MOST_RANKS = 1_000_000
 """As many as a cluster may have (presets.py)."""
 
@@ -169,10 +172,10 @@ def encode_plan(plan: Plan) -> bytes:
 def decode_plan(raw: bytes, name: str = "plan") -> Plan:
     """Read plan.json; refuse what is truncated, edited, of another major version or not a plan (PlannerError)."""
     try:
-        head = msgspec.json.decode(raw, type=dict)
+        head = reading.shallow(msgspec.json.decode(raw, type=dict))
     except msgspec.ValidationError:
         raise PlannerError(name, None, "is JSON but not a plan object", WRITTEN) from None
-    except NOT_JSON as error:
+    except (ValueError, *NOT_JSON) as error:
         raise PlannerError(name, None, f"is not complete JSON ({error})", AGAIN) from None
     kind, _, major = str(head.get("schema", "")).partition("/")
     if kind != "plan":
@@ -188,6 +191,7 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
         rule = "the plan was edited after it was made, so its prediction no longer holds"
         fix = "Make it again with planner recommend or estimate and the options you want, and -o"
         raise PlannerError(f"{name}: content_hash", plan.content_hash[:20], rule, fix)
+    check_texts(msgspec.to_builtins(plan), name, PATHS, fix=AGAIN)
     ranks, gpus = plan.layout.world_size, plan.cluster.nodes * plan.cluster.gpus_per_node
     if ranks != gpus or not 1 <= ranks <= MOST_RANKS:
         rule = f"is no layout of {gpus} GPUs, or has more than {MOST_RANKS} ranks"
@@ -198,4 +202,5 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """`decode_plan` of a file."""
     with refusing(OSError, "plan", path, "cannot be read", WRITTEN):
-        return decode_plan(Path(path).read_bytes(), str(path))
+        raw = reading.read_bytes(path)
+    return decode_plan(raw, str(path))

@@ -7,7 +7,6 @@ wins. Not here: what the files hold (presets.py).
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +14,14 @@ from typing import Any, TypeVar
 import msgspec
 
 import planner
+from planner.basics import reading
 from planner.basics.errors import PlannerError, did_you_mean, refusing
+from planner.basics.names import check_name, check_texts, name_rule
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
+FOR_READERS = ("source", "sources")
+"""Keys whose values are sentences; every other text of a preset is a name."""
 
 T = TypeVar("T")
 Folders = Sequence[str | os.PathLike[str]]
@@ -27,7 +30,7 @@ Folders = Sequence[str | os.PathLike[str]]
 def names(kind: str, *, folders: Folders = ()) -> list[str]:
     """Every id of one kind, sorted; aliases are not ids."""
     found = {path.stem for folder in search_path(folders) for path in (folder / known_kind(kind)).glob("*.toml")}
-    return sorted(found - {"aliases"})
+    return sorted(check_name(stem, kind, "Rename the file") for stem in found - {"aliases"})
 
 
 def known_kind(kind: str) -> str:
@@ -66,7 +69,7 @@ def by_path(kind: str, name: str, folders: Folders) -> tuple[str, Folders]:
     if path.absolute().parent.name != kind:
         rule = f"must stand in a folder {kind}/ beside the presets it names"
         raise PlannerError(one, name, rule, f"Move it to {kind}/{path.name}")
-    return path.stem, (path.absolute().parents[1], *folders)
+    return check_name(path.stem, one, "Rename the file"), (path.absolute().parents[1], *folders)
 
 
 def find_file(kind: str, name: str, folders: Folders) -> Path | None:
@@ -77,7 +80,7 @@ def find_file(kind: str, name: str, folders: Folders) -> Path | None:
 
 def _file_of(kind: str, wanted: str, folders: Folders) -> Path | None:
     # A name is never a path: "../secrets" is unknown, not a file elsewhere.
-    if not wanted or wanted == "aliases" or set(wanted) & {"/", "\\", "\0"}:
+    if not wanted or wanted == "aliases" or name_rule(wanted) or set(wanted) & {"/", "\\"}:
         return None
     paths = (folder / kind / f"{wanted}.toml" for folder in search_path(folders))
     return next((path for path in paths if path.is_file()), None)
@@ -105,12 +108,12 @@ def merged_aliases(kind: str, folders: Folders) -> dict[str, str]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file whose numbers are all finite."""
     with refusing(OSError, "preset", path, "cannot be read", "Name a TOML file"):
-        text = path.read_bytes()
-    # Bad TOML and bad UTF-8 are both ValueError.
-    with refusing((ValueError, RecursionError), str(path), None, "is not TOML", "Copy a neighbouring file and edit it"):
-        raw = tomllib.loads(text.decode())
+        text = reading.read_bytes(path, reading.SETTINGS_BYTES)
+    with refusing(ValueError, str(path), None, "is not TOML", "Copy a neighbouring file and edit it"):
+        raw = reading.read_toml(text)
     for key, value in _no_numbers(raw):
         raise PlannerError(f"{path}: {key.removeprefix('.')}", value, "is not a sensible number")
+    check_texts(raw, str(path), free=FOR_READERS)
     return raw
 
 

@@ -110,6 +110,7 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     backend: str | None = None
     adamw_implementation: Step = "foreach"
     adapter_units: bool = False
+    frozen_fp32: bool = False
     sources: dict[str, str] = {}
 
 
@@ -205,6 +206,7 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
         backend=file.backend,
         adamw_implementation=file.adamw_implementation,
         adapter_units=file.adapter_units,
+        frozen_fp32=file.frozen_fp32,
     )
 
 

@@ -66,8 +66,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `parts` is the kernels preset by value; `allocator` is filled by the question from its calibration.
     `adamw_implementation` is how it steps AdamW on GPUs where the job leaves that open; foreach where a plan does not
     say, as torch chooses by itself and every plan was made before the field. `adapter_units` is whether the first FSDP
-    wraps adapters in units of their own (peft's fsdp_auto_wrap_policy), beside frozen ones. With `expandable_segments`
-    the allocator maps memory page by page (PYTORCH_CUDA_ALLOC_CONF), so that what is free between blocks can be used.
+    wraps adapters in units of their own (peft's fsdp_auto_wrap_policy), beside frozen ones; `frozen_fp32` whether it
+    loads weights that adapters leave frozen in fp32, where they are not in 4 bits. With `expandable_segments` the
+    allocator maps memory page by page (PYTORCH_CUDA_ALLOC_CONF), so that what is free between blocks can be used.
     """
 
     name: str
@@ -77,5 +78,6 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backend: str | None = None
     adamw_implementation: Step = "foreach"
     adapter_units: bool = False
+    frozen_fp32: bool = False
     expandable_segments: bool = False
     allocator: Allocator = Allocator()

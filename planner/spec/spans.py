@@ -13,6 +13,7 @@ import msgspec
 
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
+from planner.basics.reading import read_bytes
 
 SCHEMA = "profile/1"
 FOLDER = "profile"
@@ -87,7 +88,7 @@ def read_profiles(folder: Path) -> tuple[Profile, ...]:
 def _read(path: Path) -> Profile:
     fix = "Record it again: executor run --profile"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Profile)
+        found = msgspec.json.decode(read_bytes(path), type=Profile)
     except (OSError, *NOT_JSON) as error:
         raise PlannerError("profile", path, f"cannot be read ({error})", fix) from None
     if found.schema != SCHEMA:

@@ -27,7 +27,7 @@ from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.calibration import Calibration
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Plan
-from planner.views.phase import beside_text
+from planner.views.phase import ON_CARD, beside_text
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
@@ -109,7 +109,8 @@ def answer_text(found: Answer) -> str:
     if found.estimates:
         parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
-        notes = [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
+        launched = one.launchable or not found.question.launching
+        notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{one.name}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
     parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
@@ -159,7 +160,7 @@ def host_text(one: Estimate) -> str:
 
 
 def band_text(one: Estimate) -> str:
-    """Device memory between which nine measurements of ten lie."""
+    """Memory on the card between which nine measurements of ten lie."""
     return format_byte_range(one.low_bytes, one.high_bytes)
 
 
@@ -168,7 +169,7 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
     "strategy": lambda one: one.name,
     "layout": lambda one: layout_text(one.case.layout),
     "micro x accum": lambda one: batch_text(one.case.layout),
-    "memory/GPU": lambda one: format_bytes(one.memory.device_bytes),
+    ON_CARD: lambda one: format_bytes(one.memory.device_bytes),
     "band": band_text,
     HOST: host_text,
     "fits": lambda one: one.verdict or NOT_KNOWN,
@@ -180,7 +181,10 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
 }
 """What tables of layouts have columns of."""
 
-VERDICTS = {"likely": "likely: its upper end is beyond the card", "close": "close: only its lower end is on the card"}
+VERDICTS = {
+    "likely": "likely: its upper end is beyond the card",
+    "close": "close: its lower end is on the card, which is too little to count on",
+}
 """What the words mean that are neither yes nor no."""
 
 
@@ -225,7 +229,8 @@ def trouble(found: Answer) -> str:
     if any(one.fits for one in found.estimates):
         return "something fits, but no backend here can launch it: nothing is recommended"
     even = ", not even with states in host memory" if found.offload_tried else ""
-    return f"nothing fits{even}: use {way_out(found)}"
+    known = "nothing is known to fit" if found.question.uncounted.may_fit else "nothing fits"
+    return f"{known}{even}: use {way_out(found)}"
 
 
 def way_out(found: Answer) -> str:
@@ -273,12 +278,12 @@ def explain_text(one: Estimate) -> str:
     time = one.time
     return "\n".join(
         [
-            "MEMORY, GiB on one rank at the fullest moment of each phase",
+            "MEMORY, live GiB on one rank at the fullest moment of each phase",
             table(("term", *(phase.phase for phase in phases)), rows),
             "",
-            f"peak {format_bytes(one.memory.peak.total)} in {one.memory.peak.phase}: {seven} (GiB)",
+            f"peak {format_bytes(one.memory.peak.total)} live in {one.memory.peak.phase}: {seven} (GiB)",
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
-            f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
+            f"{format_bytes(one.memory.device_bytes)} are on the card; nine measurements of ten lie in "
             f"{band_text(one)}{_probability(one)}",
             *_beside(one),
             "",
@@ -296,7 +301,7 @@ def explain_text(one: Estimate) -> str:
 def _beside(one: Estimate) -> list[str]:
     """What the three figures differ by, and what is reserved while the host is ahead of the device."""
     told = beside_text(one.memory.beside)
-    lines = [f"on top of live bytes: {told}"] if told else []
+    lines = [f"on the card beside live bytes: {told}"] if told else []
     if size := one.memory.pending_bytes:
         lines.append(
             f"pending are {format_bytes(size)} of freed blocks while the host is ahead: PyTorch waits for them "

@@ -27,8 +27,8 @@ the guesses.
 
 FITS = """## Whether it fits
 
-`fits_probability` of every run with a known end, each predicted by a calibration and bands that never saw its source,
-and by such that never saw its model.
+Probabilities of every run with a known end, each predicted by a calibration and bands that never saw its source, and by
+such that never saw its model; scores and tenths are of the device holding what is needed when memory is short.
 A run that worked fitted; one that ran out of memory did not, nor one that would have for sure by the runs beside it.
 
 {sections}"""

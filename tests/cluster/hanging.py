@@ -4,8 +4,8 @@ HOLD="RANK STEP TIMES": this rank never ends this step (from 1), in so many star
 kills itself there, once rank 0 has logged the steps before. EVERY="STEPS": such a rank begins no step before the
 checkpoint that is due by then is complete, so that none is put off, however slow the disk. SLOW_S: rank 0 takes so long
 for its first step, and for all of its first validation, batch by batch. EACH_S: every rank takes so much longer for
-each step. DRAG="RANK SECONDS": this rank does. PAUSE="RANK STEP SECONDS": this rank does once. Not here: any
-expectation.
+each step. DRAG="RANK SECONDS": this rank does. PAUSE="RANK STEP SECONDS": this rank does once. TOLD="RANK STEP FILE":
+this rank makes the file and waits for a SIGTERM, where there was no such file yet. Not here: any expectation.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def befall(folder: Path, rank: int, step: int) -> None:
     """What is to happen to this rank as it begins this step."""
+    who, at_step, *place = os.environ.get("TOLD", "-1 -1").split(maxsplit=2)
+    if (int(who), int(at_step)) == (rank, step) and not Path(place[0]).exists():
+        Path(place[0]).touch()
+        await_end()
     plans = {word: _plan(word) for word in ("HOLD", "DIE") if _plan(word)[0] == rank}
     if plans and (every := int(os.environ.get("EVERY", "0"))) and step > every:
         saved = checkpoints.STEP.format((step - 1) // every * every)
@@ -84,6 +88,14 @@ def befall(folder: Path, rank: int, step: int) -> None:
         if word == "DIE":
             os.kill(os.getpid(), signal.SIGKILL)
         hold()
+
+
+def await_end() -> None:
+    """Stand still before a step until this rank is told to end, which it then answers as it would have."""
+    told: list[int] = []
+    before: Any = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *given: (told.append(given[0]), before(*given)))
+    until(lambda: bool(told), "a SIGTERM")
 
 
 def _plan(word: str) -> tuple[int, int, int]:

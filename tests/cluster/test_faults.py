@@ -39,9 +39,9 @@ def broken(behaviour: str, folder: Path, *before: str) -> subprocess.CompletedPr
     )
 
 
-def status(folder: Path) -> str:
-    """What `executor status` says, as its own process."""
-    command = [sys.executable, "-m", "executor.cli", "status", str(folder)]
+def status(folder: Path, word: str = "status") -> str:
+    """What `executor status`, or another command, says, as its own process."""
+    command = [sys.executable, "-m", "executor.cli", word, str(folder)]
     return subprocess.run(command, cwd=PROJECT, text=True, capture_output=True, check=True).stdout
 
 
@@ -172,7 +172,7 @@ def test_an_agent_that_the_out_of_memory_killer_took_is_no_lost_node(tmp_path, s
 
 
 @NAMESPACES
-def test_what_a_killed_launcher_left_is_ended_by_status_which_then_knows_how_the_run_ended(tmp_path):
+def test_what_a_killed_launcher_left_is_named_by_status_and_ended_by_stop_which_writes_down_how_the_run_ended(tmp_path):
     folder = tmp_path / "run"
     process = start("wait", folder, hosts="namespaces")
     both_wait(folder)
@@ -181,7 +181,9 @@ def test_what_a_killed_launcher_left_is_ended_by_status_which_then_knows_how_the
 
     process.kill()
     process.wait()
-    said = status(folder)
+    assert status(folder).endswith(f"was killed; executor stop {folder} ends what it left\n")
+    assert not (folder / "run.json").exists()
+    said = status(folder, "stop")
 
     assert said.startswith(f"launcher lost: its launcher (process {process.pid} on ")
     assert "its network" in said and said.endswith("that it left are ended\n")

@@ -141,12 +141,14 @@ def test_a_data_file_that_is_cut_short_is_named(tmp_path):
     assert process.returncode == 5 and "data.bin" in err, err[-500:]
 
 
-def test_a_killed_launcher_is_found_by_status_which_writes_down_how_the_run_ended(tmp_path):
+def test_a_killed_launcher_is_found_by_status_and_stop_writes_down_how_the_run_ended(tmp_path):
     plan(tmp_path, *DDP)
     process = begun(tmp_path, "--run-dir", "run")
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE_S)
     said = run(tmp_path, "executor.cli", "status", "run")
+    assert said.returncode == 0 and "executor stop run ends" in said.stdout, said.stdout
+    said = run(tmp_path, "executor.cli", "stop", "run")
     assert said.returncode == 0 and "launcher" in said.stdout and (tmp_path / "run" / "run.json").exists(), said.stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from test_datacheck import plan
 
 from executor.preflight.checkpoint import check_checkpoint
+from planner.basics import contents, reading
 from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec, Recipe, TrainingJob
 from planner.spec.huggingface import config_dict
@@ -135,3 +137,93 @@ def test_a_pickle_alone_nothing_at_all_and_adapters_alone_are_three_refusals(fol
     assert "no config.json" in refusal(folder)
     (folder / "adapter_config.json").write_text("{}")
     assert "adapters alone" in refusal(folder)
+
+
+ENTRY = {"dtype": "F32", "shape": [15], "data_offsets": [0, 60]}
+HOSTILE_HEADS = {
+    "offsets that are strings": {"t": ENTRY | {"data_offsets": ["0", "60"]}},
+    "one offset": {"t": ENTRY | {"data_offsets": [60]}},
+    "offsets below zero": {"t": ENTRY | {"data_offsets": [-60, 60]}},
+    "offsets that are no whole numbers": {"t": ENTRY | {"data_offsets": [0.0, 60.5]}},
+    "no offsets": {"t": {"dtype": "F32", "shape": [15]}},
+    "a shape of words": {"t": ENTRY | {"shape": ["15"]}},
+    "a shape below zero": {"t": ENTRY | {"shape": [-15]}},
+    "a number for a tensor": {"t": 60},
+    "a list": [ENTRY],
+    "a word": "t",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("kind", [*HOSTILE_HEADS, "nested", "not UTF-8", "digits"])
+def test_a_head_that_is_none_is_refused_in_one_line(folder: Path, kind: str) -> None:
+    raw = {"nested": b'{"t":' * 10**5 + b"}" * 10**5, "not UTF-8": b'{"\xff": 1}', "digits": b'{"t": ' + b"9" * 9999}
+    head = raw[kind] if kind in raw else json.dumps(HOSTILE_HEADS[kind]).encode()
+    file = folder / "model-00001-of-00002.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(60))
+    assert "is no whole safetensors file" in refusal(folder)
+
+
+@pytest.mark.parametrize("length", [2**24 + 1, 3 * 10**9, 2**40])
+def test_a_head_of_gigabytes_is_not_read(folder: Path, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "model-00001-of-00002.safetensors"
+    with file.open("wb") as stream:
+        stream.write(length.to_bytes(8, "little"))
+        stream.truncate(8 + length + 60)  # a file with a hole: no disk is used
+    read = count_reads(monkeypatch)
+    assert f"has a head of {length} bytes" in refusal(folder)
+    assert max(read) <= 2**24
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that are asked of each file from here on."""
+    sizes: list[int] = []
+    real = reading.opened
+
+    def opened(path: str) -> object:
+        stream = real(path)
+        read = stream.read
+
+        class Counted:
+            def __enter__(self) -> Counted:
+                return self
+
+            def __exit__(self, *raised: object) -> None:
+                stream.close()
+
+            def fileno(self) -> int:
+                return stream.fileno()
+
+            def read(self, size: int = -1) -> bytes:
+                sizes.append(2**63 if size < 0 else size)
+                return read(size)
+
+        return Counted()
+
+    monkeypatch.setattr("executor.preflight.checkpoint.opened", opened)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "name", ["../../other.safetensors", "/etc/passwd", "a/../../b", "..", "", "a\0b", "a\n", 7, None]
+)
+def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object) -> None:
+    inner = folder / "inner"
+    inner.mkdir()
+    for path in list(folder.iterdir()):
+        if path.is_file():
+            (inner / path.name).write_bytes(path.read_bytes())
+    (folder.parent / "other.safetensors").write_bytes(safetensors("w", 15))
+    (folder / "b").write_bytes(safetensors("w", 15))
+    index = inner / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": name}}))
+    assert "which is no file of its folder" in refusal(inner)
+    assert contents.content_of(inner, "checkpoint") is not None  # and its digest reads nothing else
+    assert contents._checkpoint_files(inner) == ["config.json", "model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_refused_without_waiting(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert len(refusal(folder)) < 400

@@ -113,7 +113,7 @@ def far_plan(plan_file: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_secrets(far_plan, tmp_path):
-    given = ["--env", "HF_TOKEN", "--env", "FOO=a $(touch canary) 'b'", "--env", "WANDB_API_KEY=w-hidden"]
+    given = ["--env", "HF_TOKEN", "--env", "FOO=a-hidden $(touch canary)", "--env", "WANDB_API_KEY=w-hidden"]
     given += ["--steps", "7", "--data", "absent.txt"]
     hidden = {"HF_TOKEN": "hf-hidden", "CUDA_VISIBLE_DEVICES": ""}
     done = run("run", far_plan, "--dry-run", "--json", "-o", "out", *given, cwd=tmp_path, **hidden)
@@ -132,9 +132,9 @@ def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "out").as_posix() for path in written}
     names_of_a_run = {"plan.json", "asked.json", "launch.json", "join.json", "config/accelerate.yaml"}
-    assert names == names_of_a_run | {"node-0.sh", "node-1.sh"}
+    assert names == names_of_a_run | {"node-0.sh", "node-1.sh", ".lock"}
     joining = json.loads((tmp_path / "out" / "join.json").read_text())
-    assert joining["environment"] == {"HF_TOKEN": None, "FOO": "a $(touch canary) 'b'", "WANDB_API_KEY": None}
+    assert joining["environment"] == {"HF_TOKEN": None, "FOO": None, "WANDB_API_KEY": None}
     assert joining["code"].startswith("sha256:") and (tmp_path / "out" / "join.json").stat().st_mode & 0o77 == 0
     assert "-hidden" not in done.stdout + done.stderr
     assert not [path for path in written if b"-hidden" in path.read_bytes()]

@@ -56,10 +56,13 @@ def test_a_refusal_does_not_show_a_value():
     assert "my-password" not in caught.value.sentence
 
 
-def test_values_of_secrets_and_users_of_addresses_are_masked():
-    shown = masked({"WANDB_API_KEY": "k", "FOO": "bar", "https_proxy": "http://me:pw@proxy:3128/x"})
+def test_what_a_person_adds_is_masked_whatever_its_name_but_the_launchers_own_choice():
+    given = {"PGPASSWORD": "p", "MY_PWD": "q", "FOO": "bar", "https_proxy": "http://me:pw@proxy:3128/x"}
+    ours = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+    shown = masked(given | ours, [*given, "NCCL_DEBUG"])
 
-    assert shown == {"WANDB_API_KEY": MASK, "FOO": "bar", "https_proxy": f"http://{MASK}@proxy:3128/x"}
+    assert shown == dict.fromkeys(given, MASK) | ours
+    assert masked({"NCCL_DEBUG": "TRACE"}, ["NCCL_DEBUG"]) == {"NCCL_DEBUG": MASK}
 
 
 # -- a script of one's own -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -74,6 +75,16 @@ def test_a_line_of_defaults_holds_for_those_that_follow(tmp_path):
         ("a prelude=\n", "is empty, or an option"),
         ("n[4-1]\n", "has a range '4-1' that is none. Try n[01-04]"),
         ("n[1-9999]\n", "names more than 4096 hosts"),
+        ("n[1-4096]x[1-4096]\n", "names more than 4096 hosts"),
+        ("n[1-999999999][1-999999999]z[1-999999999]\n", "names more than 4096 hosts"),
+        ("n[1-4096]\nm\n", "line 2=m: names more than 4096 hosts"),
+        ("".join(f"n{line}-[1-64]\n" for line in range(99)), "line 65=n64-[1-64]: names more than 4096 hosts"),
+        ("n" + "[1]" * 9 + "\n", "has more than 8 ranges"),
+        ("n" + "[1]" * 1300 + "\n", "has more than 8 ranges"),
+        (f"n[1-{'9' * 4000}]\n", "that is none. Try n[01-04]"),
+        (f"n[{'0' * 4000}1-2]\n", "that is none. Try n[01-04]"),
+        ("x" * 10**6, "hosts line 1: has 1000000 characters, more than 4096"),
+        ("n[1,,2]\n", "has a range '' that is none"),
         ("n[1-2\n", "line 1=n[1-2: is no name of a host"),
         ("a\nb\na slots=2\n", "line 3=a: is listed before, in line 1. Give a host once, with slots=K for K ranks"),
         ('a container="x \'y"\n', "cannot be read (No closing quotation)"),
@@ -88,8 +99,12 @@ def test_a_wrong_line_is_named_in_one_line(tmp_path, text, words):
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(PlannerError, match="cannot be read"):
-        read_hosts(tmp_path / "none")
+    (tmp_path / "large").write_bytes(b"#" * (2**20 + 1))
+    (tmp_path / "other").write_bytes(b"\xff\n")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("none", "large", "other", "pipe", "."):
+        with pytest.raises(PlannerError, match="cannot be read"):
+            read_hosts(tmp_path / name)
 
 
 def test_ssh_gets_options_then_the_host_then_one_fixed_command():

@@ -113,13 +113,14 @@ def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
 @pytest.mark.slow
 def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
     found = joining.read(folder)
-    kept = joining.without_secrets({"HF_TOKEN": "hidden", "PROXY": "http://me:hidden@host", "FOO": "bar"})
-    assert kept == {"HF_TOKEN": None, "PROXY": None, "FOO": "bar"}
+    kept = joining.without_secrets({"HF_TOKEN": "hidden", "PROXY": "http://me:hidden@host", "PGPASSWORD": "hidden"})
+    assert kept == {"HF_TOKEN": None, "PROXY": None, "PGPASSWORD": None}
     wanted = replace(found, environment=kept)
-    here = {"HF_TOKEN": "t", "PROXY": "p"}
-    assert joining.environment_of(kept, {"FOO": "own"}, here) == {"FOO": "own", "HF_TOKEN": "t", "PROXY": "p"}
+    here = {"HF_TOKEN": "t", "PROXY": "p", "FOO": "not asked for"}
+    own = {"PGPASSWORD": "own"}
+    assert joining.environment_of(kept, own, here) == {"HF_TOKEN": "t", "PROXY": "p", "PGPASSWORD": "own"}
     joining.write(folder, wanted)
-    assert "--env=HF_TOKEN: is a secret" in refusal(folder, master="127.0.0.1").sentence
+    assert "--env=HF_TOKEN: is not set here" in refusal(folder, master="127.0.0.1").sentence
 
 
 def test_values_of_secrets_are_this_hosts_own_unless_they_are_typed():
@@ -127,7 +128,7 @@ def test_values_of_secrets_are_this_hosts_own_unless_they_are_typed():
 
     assert joining.environment_of(wanted, {}, {"HF_TOKEN": "t", "FOO": "x"}) == {"HF_TOKEN": "t", "FOO": "bar"}
     assert joining.environment_of(wanted, {"HF_TOKEN": "typed"}, {}) == {"HF_TOKEN": "typed", "FOO": "bar"}
-    with pytest.raises(PlannerError, match="--env=HF_TOKEN: is a secret"):
+    with pytest.raises(PlannerError, match="--env=HF_TOKEN: is not set here"):
         joining.environment_of(wanted, {"FOO": "own"}, {})
 
 

@@ -73,16 +73,24 @@ def test_a_run_whose_launcher_lives_runs_and_one_elsewhere_is_left_alone(folder)
 
 def test_a_run_whose_launcher_is_gone_is_written_down_once_with_what_it_had(folder):
     launched(folder, process=ended())
-    first = reap.standing(folder)
+    seen = reap.standing(folder)
+    assert (seen.status, seen.exit_code) == ("launcher lost", 7)
+    assert seen.message.endswith(f"was killed; executor stop {folder} ends what it left")
+    assert rundir.read_record(folder) is None  # asking writes nothing
 
-    assert (first.status, first.exit_code) == ("launcher lost", 7) and "was killed" in first.message
+    first = reap.buried(folder)
+
+    assert (first.status, first.exit_code) == ("launcher lost", 7) and first.message.endswith("was killed")
     record = rundir.read_record(folder)
     assert record is not None and record.losses == (6.5,)
     assert reap.standing(folder) == first
 
 
-def test_a_folder_of_an_earlier_version_is_told_without_a_launcher(folder):
+def test_a_folder_of_an_earlier_version_is_told_without_a_launcher_and_one_half_made_is_said_to_be(folder):
     assert reap.standing(folder) == reap.Standing("ended without a record", "its launcher was killed")
+    (folder / ".lock").touch()
+    half = "its launcher was killed while it made the folder: delete it"
+    assert reap.standing(folder) == reap.Standing("ended without a record", half)
 
 
 def test_ending_processes_asks_first_and_then_does_not(tmp_path):

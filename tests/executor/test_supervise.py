@@ -119,3 +119,26 @@ def test_emulated_nodes_have_their_own_addresses_and_namespaces_their_own_prefix
     assert len({host.address for host in loopback.hosts}) == 2 or loopback.hosts[0].address == "127.0.0.1"
     assert [host.address for host in spaces.hosts] == ["10.77.0.1", "10.77.0.2"]
     assert spaces.hosts[1].prefix[:3] == ("ip", "netns", "exec")
+
+
+@pytest.mark.parametrize("ends", ["a node's supervisor", "a host's end of a connection"])
+def test_a_node_ends_its_own_processes_and_none_of_another_node_in_its_pid_namespace(monkeypatch, ends):
+    run = f"test-two-nodes-{os.getpid()}"
+    monkeypatch.setenv(processes.RUN_ID_VARIABLE, run)
+    with subprocess.Popen(["sleep", "60"]) as other_supervisor:
+        owners = (processes.identity(), processes.identity(other_supervisor.pid))
+        mine, others = (  # a node's own is a child of its supervisor, which reaps it
+            subprocess.Popen(["sleep", "60"], env=os.environ | {processes.LAUNCHER_VARIABLE: owner}) for owner in owners
+        )
+        try:
+            if ends == "a node's supervisor":
+                supervise.tear_down([], run, grace_s=10)
+            else:
+                remote.end_children()
+            assert processes.processes_of(run, owners[0]) == [] and processes.processes_of(run, owners[1]) == [
+                others.pid
+            ]
+        finally:
+            for one in (mine, others, other_supervisor):
+                one.kill()
+                one.wait()

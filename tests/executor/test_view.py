@@ -134,7 +134,7 @@ def test_a_run_starts_until_all_its_ranks_have_met(folder):
 def test_a_launcher_that_is_gone_ends_the_watching_and_one_elsewhere_does_not(folder):
     launched(folder, process=ended())
     lost = Lookout(folder).look()
-    assert (lost.status, lost.exit_code) == ("launcher lost", 7) and "executor status" in lost.message
+    assert (lost.status, lost.exit_code) == ("launcher lost", 7) and f"executor stop {folder} ends" in lost.message
     assert rundir.read_record(folder) is None  # nothing is buried by looking
 
     launched(folder, namespace="pid:[1]", process=ended())

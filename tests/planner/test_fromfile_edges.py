@@ -12,6 +12,7 @@ from test_fromfile import read_table
 
 from planner.ask.fromfile import sheet as sheets
 from planner.ask.fromfile import torchtitan, trainer
+from planner.ask.fromfile.classes import NONE
 from planner.ask.fromfile.sheet import Sheet
 from planner.basics.errors import PlannerError
 
@@ -162,12 +163,6 @@ def test_torchtitan_s_optimizers(keys: dict[str, Any], optimizer: str | None, im
     assert (found.get("optimizer"), found.get("optimizer_implementation")) == (optimizer, implementation)
 
 
-def test_torchtitan_keeps_states_in_host_memory_where_it_says_so() -> None:
-    on = titan(training__enable_cpu_offload=True)
-    assert on["offload_params"] is on["offload_optimizer"] is True
-    assert "offload_params" not in titan(training__enable_cpu_offload=False)
-
-
 # -- what a sheet looks up, and the trainer's arguments ---------------------------------------------------------------
 
 
@@ -182,7 +177,7 @@ def said(read: Any, data: dict[str, Any], *more: Any, **named: Any) -> dict[str,
     """Options that one reader finds in a table."""
     sheet = Sheet("x", "p", data)
     read(sheet, *more, **named)
-    return sheet.close((), {}).options
+    return sheet.close(NONE).options
 
 
 def test_a_bucket_s_megabytes_are_of_2_to_the_20() -> None:
@@ -195,7 +190,7 @@ def test_a_bucket_s_megabytes_are_of_2_to_the_20() -> None:
     [
         (None, "adamw", None), ("adamw_torch", "adamw", "foreach"), ("ADAMW_TORCH_FUSED", "adamw", "fused"),
         ("adamw_hf", "adamw", "for-loop"), ("paged_adamw_8bit", "adamw-8bit", None), ("sgd", "sgd", None),
-        ("galore_adamw", None, None),
+        ("galore_adamw", "adamw", None), ("unheard_of", None, None),
     ],
 )  # fmt: skip
 def test_the_trainer_s_optimizers(name: str | None, optimizer: str | None, implementation: str | None) -> None:
@@ -211,7 +206,7 @@ def test_the_trainer_s_optimizers(name: str | None, optimizer: str | None, imple
     ],
 )  # fmt: skip
 def test_adapted_modules(value: Any, absent_all: bool, targets: str | None) -> None:
-    every = ",".join(trainer.TARGETS)
+    every = trainer.ALL_LINEAR
     found = said(trainer.targets, {} if value is None else {"t": value}, "t", absent_all=absent_all)
     assert found.get("lora_targets") == (every if targets == "all" else targets)
 
@@ -221,7 +216,7 @@ def test_adapters_keys_mean_nothing_without_adapters() -> None:
     for method, ignored in (("full", {"lora_rank", "peft_x"}), ("lora", set())):
         sheet = Sheet("x", "p", keys)
         trainer.adapters(sheet, method, note="")
-        found = sheet.close((), {})
+        found = sheet.close(NONE)
         assert {one.key for one in found.ignored if one.why == "there are no adapters"} == ignored
         assert found.options["method"] == method
 

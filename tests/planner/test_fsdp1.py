@@ -18,7 +18,7 @@ from planner.figures.memory import memory_breakdown
 from planner.inventory import Moment
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, TrainingJob, presets
-from planner.spec.job import Precision
+from planner.spec.job import Method, Precision
 
 MODEL = presets.model("llama-2-7b")
 TABLE = 2 * 32000 * 4096
@@ -65,6 +65,46 @@ def test_one_trained_weight_makes_a_gradient_of_the_whole_flat_parameter(own_uni
     waiting = phases(msgspec.structs.replace(SHARDED, grad_accum=2), lora=True, own_units=own_units)["forward.next"]
 
     assert waiting["grads"] == pytest.approx(2 * 32 * elements, rel=1e-4)
+
+
+@pytest.mark.parametrize("runtime", ["pytorch-fsdp1", "peft-fsdp1", "fsdp-qlora"])
+@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_frozen_weights_have_no_gradients_where_peft_wraps_adapters_apart(
+    runtime: str, accum: int, method: Method
+) -> None:
+    """Transformers' Trainer does so for every model with adapters: torch refuses flat parameters of both kinds."""
+    job = TrainingJob(method=method, lora=Lora(rank=RANK), seq_len=512)
+    asked = Case(MODEL, job, changed(grad_accum=accum), presets.cluster("dgx-h100"), presets.runtime(runtime))
+
+    grads = max(phase.terms["grads"] for phase in memory_breakdown(asked).phases)
+
+    assert 0 < grads <= 4 * 32 * ADAPTERS
+
+
+def test_without_adapters_it_is_the_same_whether_they_would_have_units_of_their_own() -> None:
+    calls = [engine_of("fsdp1").collectives(case(SHARDED, own_units=own_units)) for own_units in (False, True)]
+
+    assert calls[0] == calls[1]
+
+
+def test_software_that_loads_frozen_weights_in_fp32_holds_them_twice_as_wide_but_in_4_bits() -> None:
+    held = {
+        (runtime, method): memory_breakdown(
+            Case(
+                MODEL,
+                TrainingJob(method=method, lora=Lora(rank=RANK), seq_len=512),
+                SHARDED,
+                presets.cluster("dgx-h100"),
+                presets.runtime(runtime),
+            )
+        ).phases[-1].terms["params"]
+        for runtime in ("pytorch-fsdp1", "peft-fsdp1")
+        for method in ("lora", "qlora")
+    }  # fmt: skip
+
+    assert held["peft-fsdp1", "lora"] - held["pytorch-fsdp1", "lora"] == pytest.approx(TABLE + 32 * BLOCK, rel=1e-3)
+    assert held["peft-fsdp1", "qlora"] == held["pytorch-fsdp1", "qlora"]
 
 
 def test_gradients_that_are_reduced_every_time_are_shards() -> None:

@@ -299,7 +299,7 @@ def test_a_size_that_is_missing_is_named(folder: Path, key: str):
         read_config(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"hidden_size": NaN}', '{"a": "\ud800"}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "NaN", '{"a": "\ud800"}', "[" * 100_000])
 def test_a_file_that_is_not_a_json_object_is_refused(folder: Path, text: str):
     folder.mkdir()
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -308,9 +308,34 @@ def test_a_file_that_is_not_a_json_object_is_refused(folder: Path, text: str):
         read_config(folder)
 
 
+@pytest.mark.parametrize("kind", ["bamba", "mamba2", "falcon_h1", "nemotron_h", "granitemoehybrid"])
+def test_a_config_with_infinity_as_on_the_hub_is_refused_by_its_family(folder: Path, kind: str):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "time_step_limit": [0.0, float("inf")]}))
+    with pytest.raises(PlannerError, match=f"model_type={kind}"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("key", ["rope_theta", "hidden_size", "rms_norm_eps", "tie_word_embeddings", "rope_scaling"])
+def test_no_number_that_a_model_is_made_of_is_infinite(folder: Path, key: str, value: float):
+    whole = config_dict(presets.model("llama-3.2-1b")) | {"not_of_ours": value}
+    if key == "rope_scaling":
+        broken: dict[str, object] = {key: {"rope_type": "linear", "factor": value}}
+    else:
+        whole["rope_parameters"] = None
+        broken = {key: value}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(whole))
+    assert read_config(folder).layers == 16
+    (folder / "config.json").write_text(json.dumps(whole | broken))
+    with pytest.raises(PlannerError, match=key):
+        read_config(folder)
+
+
 def test_a_path_without_a_config_is_refused(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none", "/dev/null"):
-        with pytest.raises(PlannerError, match="is not a file"):
+        with pytest.raises(PlannerError, match="cannot be read"):
             read_config(path)
 
 

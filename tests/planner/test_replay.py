@@ -16,12 +16,14 @@ from planner.ask.options import question
 from planner.ask.question import exact_layout
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, asked, each
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Collective, Measured, Row, Source, append_rows, encode_row, read_rows
 from planner.calibrate.score import summary
 from planner.calibrate.statistics import errors_of, factors_of, spearman
 from planner.cli import planner
+from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
 from planner.spec.plan import Plan
 from planner.studies.fit import fit
@@ -524,3 +526,41 @@ def test_another_calibration_gives_other_figures(tmp_path, capsys):
 
     assert figures[1]["peak_memory_gib"] == pytest.approx(2 * figures[1]["allocated_gib"])
     assert figures[0]["peak_memory_gib"] < figures[1]["peak_memory_gib"]
+
+
+# -- who loads the model -------------------------------------------------------------------------------------------
+
+LOADED_LARGEST = [
+    {"runtime": "deepspeed-zero", "zero_stage": 2, "offload_optimizer": True},
+    {"runtime": "deepspeed-zero", "zero_stage": 1, "offload_optimizer": True},
+    {"runtime": "accelerate-ddp", "dp_shard": 1, "dp_replicate": 8, "method": "lora"},
+    {"runtime": "accelerate-fsdp2", "offload_optimizer": True, "offload_params": True},
+    {"runtime": "torchtune-fsdp2"},
+    {"runtime": "pytorch-fsdp1", "method": "lora"},
+]
+"""Layouts of which loading is much or most of the peak; the last two by others' software alone."""
+
+
+@pytest.mark.parametrize("options", LOADED_LARGEST, ids=lambda options: f"{options['runtime']}-{len(options)}")
+@pytest.mark.parametrize("source", ["others", "meshwright"])
+def test_what_this_trainer_loads_is_in_the_peak_of_its_own_rows_alone(options: dict[str, object], source: str):
+    row = one(**{f"options__{name}": value for name, value in options.items()}, source__repo_or_paper=source)
+    (found,) = predicted(row)
+    phases = {phase.phase: phase.total for phase in memory_breakdown(asked(row).case).phases}
+
+    planned_alone = options["runtime"] in ("torchtune-fsdp2", "pytorch-fsdp1")
+    counted = source == "meshwright" or options["runtime"] == "pytorch-fsdp1"  # whose own wrapping is predicted
+    left = {name: size for name, size in phases.items() if counted or name != "load"}
+    assert found.skipped is None
+    assert found.predicted.allocated_gib * GIB == pytest.approx(max(left.values()))
+    assert ("load" in phases) == (not planned_alone or options["runtime"] == "pytorch-fsdp1")
+
+
+@pytest.mark.parametrize(("phases", "loaded"), [({"load": 5.0, "forward": 1.0}, True), ({"forward": 1.0}, False)])
+def test_a_row_of_this_trainer_says_by_its_phases_whether_loading_was_measured(phases: dict, loaded: bool):
+    options = {f"options__{name}": value for name, value in LOADED_LARGEST[0].items()}
+    row = one(**options, source__repo_or_paper="meshwright", measured__phases_gib=phases)
+
+    (found,) = predicted(row)
+
+    assert (found.predicted.allocated_gib > 20) == loaded

@@ -6,7 +6,6 @@ A key is answered at once, whatever the planner does. Not here: how it is asked 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
@@ -21,6 +20,7 @@ from textual.timer import Timer
 from textual.widgets import Footer, Input, Static
 
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_shell
 from tui import bars, inputs
 from tui.asking import Asking, Checked, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, Told
@@ -279,7 +279,7 @@ class MainScreen(Screen[None]):
         def written(told: tuple[str, ...] | None) -> None:
             if told:
                 path, *notes = told
-                said = [f"Wrote {path}. Run it: executor run {shlex.quote(path)}", *(f"Note: {one}." for one in notes)]
+                said = [f"Wrote {path}. Run it: executor run {for_shell([path])}", *(f"Note: {one}." for one in notes)]
                 self.notify("\n".join(said), timeout=5, markup=False)
 
         self.app.push_screen(

@@ -13,14 +13,16 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from planner.ask.bounds import KEPT
 from tui import bars
 from tui.messages import Entered, Picked
 
 if TYPE_CHECKING:  # as in messages.py
     from tui.state import Screenful, Shown
 
-NOT_LAUNCHABLE, NOT_FITTING, LIKELY = "~", "!", "?"
+NOT_LAUNCHABLE, NOT_FITTING, LIKELY, NOT_KNOWN = "~", "!", "?", "±"
 WORDS = {"yes": "$text-success", "likely": "$text-success", "close": "$text-warning", "no": "$text-error"}
+WORDS |= dict.fromkeys(KEPT, "$text-warning")
 """Whether a layout fits, and the word's colour."""
 
 
@@ -100,7 +102,7 @@ class Ranking(Layouts):
     """The best layouts of all strategies, fastest first."""
 
     kind = "ranked"
-    HEAD = ("#", "strategy", "GiB", "step", "tok/s/GPU", "MFU", "batch", "layout")
+    HEAD = ("#", "strategy", "card GiB", "step", "tok/s/GPU", "MFU", "batch", "layout")
 
     def _drawn(self, shown: Screenful, width: int) -> list[Option]:
         return [*map(Option, self.lines(shown, width)[1:]), *(Option(note, disabled=True) for note in _notes(shown))]
@@ -140,6 +142,8 @@ def _name(one: Shown) -> str:
 
 
 def _mark(one: Shown) -> str:
+    if one.verdict in KEPT:
+        return NOT_KNOWN
     return NOT_FITTING if not one.fits else LIKELY if one.verdict == "likely" else " "
 
 
@@ -151,6 +155,9 @@ def _notes(shown: Screenful) -> list[str]:
         f"{LIKELY} likely fits: the upper end of its memory's band does not": any(
             _mark(one) == LIKELY for one in shown.ranked
         ),
-        f"{NOT_FITTING} does not fit": not all(one.fits for one in shown.ranked),
+        f"{NOT_KNOWN} whether it fits is not known: something is not counted": any(
+            _mark(one) == NOT_KNOWN for one in shown.ranked
+        ),
+        f"{NOT_FITTING} does not fit": any(_mark(one) == NOT_FITTING for one in shown.ranked),
     }
     return [note for note, there in marks.items() if there]

@@ -22,6 +22,7 @@ from executor.worker.checkpoints import folders
 from executor.worker.checkpoints.progress import Reporter
 from executor.worker.checkpoints.saver import Saved, Saver
 from executor.worker.engines.base import Engine
+from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 
@@ -140,7 +141,7 @@ class Checkpointing:
 
     def _ended(self, done: int) -> Ended:
         """What all ranks say, in rank 0's words: it alone knows whether the checkpoint was completed."""
-        failed = folders.of_rank_0(self._failed)
+        failed = words.of_rank_0(self._failed, str)
         held = f"no checkpoint of it, {failed}" if failed else f"the checkpoint step-{done}"
         rule = f"ended as it was asked to after step {done} of {self._plan.job.recipe.steps}, with {held}"
         return Ended("run", None, rule, exit_code=ENDED)

@@ -24,6 +24,7 @@ from executor.folder.checkpoints import Complete, File
 from executor.worker.checkpoints import folders, shards
 from executor.worker.checkpoints.shards import Piece
 from executor.worker.model.pieces import View, overlap, placed
+from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes
 
@@ -57,7 +58,7 @@ def agreed(run: Path, folder: Path, rank: int) -> Source:
     """The checkpoint in `folder`, as all ranks see it; PlannerError (exit code 3) on all of them where a file of it is
     undamaged in no rank's folder. Every rank must call it."""
     size = dist.get_world_size()
-    said = [msgspec.convert(one, _Seen) for one in folders.gathered(msgspec.to_builtins(_seen(folder)), size)]
+    said: list[_Seen] = words.gathered(_seen(folder), _Seen)
     known = [one.found for one in said if one.found is not None]
     found = _one(folder, known)
     whole = frozenset(found.files)
@@ -66,9 +67,9 @@ def agreed(run: Path, folder: Path, rank: int) -> Source:
     _, leaders = folders.seen(run, folder.name, rank, size)
     mine = said[rank].files if said[rank].found is not None and leaders[rank] == rank else ()
     wrong = checkpoints.faults(folder, {name: found.files[name] for name in mine})
-    good = folders.gathered([name for name in mine if name not in wrong], size)
+    good = words.gathered([name for name in mine if name not in wrong], list[str])
     have = tuple(frozenset(good[leader]) for leader in leaders)
-    faults = enumerate(folders.gathered(wrong, size))
+    faults = enumerate(words.gathered(wrong, dict[str, str]))
     reasons = [f"{why} (on {said[at].host})" for at, some in faults for why in some.values()]
     if missing := whole - frozenset().union(*have):
         rule = reasons[0] if reasons else holdings.missing_text(found, missing)
@@ -105,10 +106,10 @@ def fetched(source: Source, engine: Any) -> list[Path]:
     if absent:
         owners = {name: min(at for at in range(size) if name in source.have[at]) for name in absent}
         own = {name: shards.read_pieces(source.folder / name) for name in absent if owners[name] == source.rank}
-        pieces = {name: found for some in folders.gathered(own, size) for name, found in some.items()}
+        pieces = {name: found for some in words.gathered(own, dict[str, list[Piece]]) for name, found in some.items()}
         mine = source.have[source.rank]
         needs = [name for name in needed_of(pieces, engine.views()) if name not in mine]
-        wanted = folders.gathered(needs, size)
+        wanted = words.gathered(needs, list[str])
         group = source.leaders[source.rank]
         needed = {name for at, some in enumerate(wanted) if source.leaders[at] == group for name in some}
         everybody = sorted({name for some in wanted for name in some})

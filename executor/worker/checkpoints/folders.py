@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import torch.distributed as dist
 
 from executor.folder import checkpoints
 from executor.folder.checkpoints import CHECKPOINTS, Complete, File
 from executor.folder.holdings import Held
+from executor.worker.world import words
 from planner.basics.errors import PlannerError
 
 MARK = "{}.{}.start"
@@ -128,15 +128,15 @@ def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[Folders, l
         removed.extend(checkpoints.begin(run))
         checkpoints.listen(run)
 
-    _raised(every, _trouble(begin) if leaders[rank] == rank else "", world_size)
+    _raised(every, _trouble(begin) if leaders[rank] == rank else "")
     return Folders(word, rank, leaders, _store() if len(set(leaders)) > 1 else None), removed
 
 
 def seen(run: Path, every: str, rank: int, world_size: int) -> tuple[str, tuple[int, ...]]:
     """(a word of this call on all ranks, for each rank the lowest one that sees the same run folder)."""
-    word = str(of_rank_0(secrets.token_hex(4)))
-    _raised(every, _trouble(lambda: _mark(run, word, rank)), world_size)
-    leaders = gathered(min(_marked(run, word), default=rank), world_size)
+    word = str(words.of_rank_0(secrets.token_hex(4)))
+    _raised(every, _trouble(lambda: _mark(run, word, rank)))
+    leaders = words.gathered(min(_marked(run, word), default=rank), int)
     (run / CHECKPOINTS / MARK.format(word, rank)).unlink(missing_ok=True)
     return word, tuple(leaders)
 
@@ -169,23 +169,9 @@ def _trouble(work: Callable[[], None]) -> str:
     return ""
 
 
-def _raised(every: str, trouble: str, world_size: int) -> None:
+def _raised(every: str, trouble: str) -> None:
     """Refuse on all ranks where one is in trouble."""
-    found = next(filter(None, gathered(trouble, world_size)), None)
+    found = next(filter(None, words.gathered(trouble, str)), None)
     if found is not None:
         rule, fix = f"the folder of checkpoints cannot be made ({found})", "Make room, or name another run folder"
         raise PlannerError("--checkpoint-every", every, rule, fix, exit_code=3)
-
-
-def of_rank_0(value: Any) -> Any:
-    """What rank 0 says; what the others say is not heard."""
-    told = [value]
-    dist.broadcast_object_list(told)
-    return told[0]
-
-
-def gathered(value: Any, world_size: int) -> list[Any]:
-    """What every rank says, by rank."""
-    found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, value)
-    return found

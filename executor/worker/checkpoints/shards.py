@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
 from executor.worker.model.pieces import Box, View, blocks, copy_shared
+from executor.worker.world import words
 from planner.basics.errors import PlannerError
 
 SCHEMA = "shard/1"
@@ -190,8 +190,7 @@ def restore(engine: Any, paths: Sequence[Path], updates: int) -> None:
 
 def agree(refused: PlannerError | None) -> None:
     """Raise on all ranks what one of them refuses, in its words and with its number. Every rank must call it."""
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, refused and (refused.field, refused.value, refused.rule, refused.fix))
+    said = words.gathered(refused and (refused.field, refused.value, refused.rule, refused.fix))
     first = next(((rank, facts) for rank, facts in enumerate(said) if facts is not None), None)
     if first is not None:
         rank, (field, value, rule, fix) = first

@@ -13,6 +13,7 @@ import heapq
 import json
 import math
 import random
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +29,14 @@ FIELD = "recipe.data"
 ALL, LONGEST, SAMPLED = 20_000, 2_000, 8_000
 """Examples up to which all are read; of more, how many of the longest lines and how many of all lines."""
 SEED = 1234
+MOST_CPU_S = 1800
+"""Seconds of a processor, whatever a tokenizer or its template does."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the lengths, or what is refused."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S if hard < 0 else min(MOST_CPU_S, hard), hard))
     data, seq_len, how, *tokenizer = arguments
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries that greet

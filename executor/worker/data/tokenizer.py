@@ -17,6 +17,7 @@ from typing_extensions import override
 from executor.preflight.datacheck import BYTE_VOCABULARY, no_chat_template, vocabulary_too_small
 from executor.preflight.examples import Chat, Example, Pair
 from executor.preflight.turns import Turn
+from executor.worker.data.limited import limited
 from planner.basics.errors import PlannerError
 
 BEGIN_OF_TEXT, END_OF_TEXT = 256, 257
@@ -193,7 +194,8 @@ class OwnTokenizer(Tokenizer):
 
     def _rendered(self, messages: list[Turn], place: str, **options: Any) -> Any:
         try:
-            return self.own.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+            with limited():
+                return self.own.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
         except Exception as error:  # what a template says of messages that it does not take
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise PlannerError(
@@ -209,7 +211,7 @@ def own_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # only when asked for: slow to import
 
     if Path(path).is_dir():
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     return PreTrainedTokenizerFast(tokenizer_file=path)
 
 

@@ -27,6 +27,7 @@ from executor.worker.model import loading
 from executor.worker.model.adapters import ordinary_name
 from executor.worker.model.model import Unfilled
 from executor.worker.model.stages import Head, Layers
+from executor.worker.world import words
 from planner.spec.plan import Plan
 
 FORWARD = (schedule.ForwardPass, schedule.SendActivation, schedule.RecvActivation)
@@ -150,11 +151,11 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         for weight in self.engine.module.parameters():
             name, whole = self._names[id(weight)], self._whole(weight)
             if group[0] == 0 and self.stage > 0:
-                dist.send_object_list([(name, whole.shape, whole.dtype)], 0)
+                words.send((name, list(whole.shape), str(whole.dtype).removeprefix("torch.")), 0)
                 dist.send(whole.contiguous(), 0)
             yield name, whole
         if group[0] == 0 and self.stage > 0:
-            dist.send_object_list([None], 0)
+            words.send(None, 0)
         if dist.get_rank() != 0:
             return
         for source in group[1:]:
@@ -174,13 +175,9 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
         return part._replace(written=not tied or self.stage == 0)
 
     def _received(self, source: int) -> Iterator[tuple[str, torch.Tensor]]:
-        while True:
-            announced: list[Any] = [None]
-            dist.recv_object_list(announced, source)
-            if announced[0] is None:
-                return
-            name, shape, dtype = announced[0]
-            weight = torch.empty(shape, dtype=dtype, device=self.device)
+        while (announced := words.receive(source, tuple[str, tuple[int, ...], str] | None)) is not None:
+            name, shape, dtype = announced
+            weight = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
             dist.recv(weight, source)
             yield name, weight
 

@@ -52,10 +52,10 @@ def unfilled_model(plan: Plan) -> Unfilled:
     recorder = Recorder()
     with _WithoutData():
         if job.recipe.checkpoint:
-            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
+            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False)
         else:
             with recorder:
-                model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype)
+                model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False)
     model.config.use_cache = False
     if plan.model.moe is not None:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
@@ -104,7 +104,7 @@ def model_config(plan: Plan) -> Any:
     from transformers import AutoConfig
 
     if plan.job.recipe.checkpoint:
-        return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True)
+        return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True, trust_remote_code=False)
     return transformers_config(plan.model, plan.job.seq_len)
 
 

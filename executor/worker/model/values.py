@@ -7,7 +7,6 @@ anything. Not here: the model that is filled (model.py), or where a rank puts wh
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -23,6 +22,7 @@ from typing_extensions import override
 
 from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.model.adapters import is_adapter
+from planner.basics.contents import weight_map
 from planner.basics.errors import PlannerError
 
 Value = Callable[[torch.Tensor], torch.Tensor]
@@ -182,5 +182,4 @@ def _files_by_key(folder: Path) -> dict[str, Path]:
     if (folder / SINGLE).is_file():
         with safe_open(folder / SINGLE, framework="pt") as opened:
             return dict.fromkeys(opened.keys(), folder / SINGLE)
-    table = json.loads((folder / INDEX).read_text())["weight_map"]
-    return {key: folder / name for key, name in table.items()}
+    return {key: folder / name for key, name in weight_map(folder / INDEX).items()}

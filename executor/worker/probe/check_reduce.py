@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from executor.system.processes import die_with_parent
 from executor.worker.probe.check_mesh import blocked
+from executor.worker.world.store import made
 
 MEET_S = 15.0
 """How long rank 0 waits for the others, from when it listens. Imports come before: 2 to 15 s, as busy as a host is."""
@@ -69,7 +70,7 @@ def _give_up(rank: int, stage: list[str]) -> None:
 def _reduced(task: dict[str, Any], rank: int, local: int, stage: list[str]) -> dict[str, Any]:
     world, cuda = task["world"], task["kind"] == "cuda"
     wait = timedelta(seconds=MEET_S + task["more_s"])
-    store = TCPStore(
+    store = made(
         task["master"], task["port"], world, rank == 0, timeout=timedelta(seconds=IMPORT_S), wait_for_workers=False
     )
     store.set(f"here/{rank}", "")

@@ -22,7 +22,7 @@ from executor.folder.rundir import MESH, write_json, write_of_rank
 from executor.system import facts
 from executor.worker.probe.compute import compute_tables
 from executor.worker.probe.links import link_tables
-from executor.worker.world import lastwords
+from executor.worker.world import lastwords, store, words
 from planner.calibrate.probe import Device
 from planner.spec.presets import host_memory_bytes
 
@@ -61,9 +61,7 @@ class Bench:
 
     def agreed(self, value: float, choose: Callable[[list[float]], float]) -> float:
         """One number for all ranks."""
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value)
-        return choose(values)
+        return choose(words.gathered(value, float))
 
     def seconds(self, call: Callable[[], Any], share_s: float = 0.3) -> float:
         """Median seconds of one call, repeated for about `share_s` seconds, and 5 to 200 times."""
@@ -110,8 +108,10 @@ def main(arguments: Sequence[str]) -> int:
 def _time(folder: Path) -> None:
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=Task)
     device = _device(task)
-    dist.init_process_group("gloo" if task.kind == "cpu" else "nccl")
-    rank = dist.get_rank()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    makes = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    meeting = store.made(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, makes)
+    dist.init_process_group("gloo" if task.kind == "cpu" else "nccl", store=meeting, rank=rank, world_size=world)
     write_of_rank(folder, MESH, rank, {"rank": rank, "world_size": dist.get_world_size()})
     bench = Bench(task, device)
     rounds = [compute_tables(bench) | link_tables(bench)]

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from executor.folder import rundir
 from executor.worker.model.adapters import merged
 from executor.worker.weights.weights import SHARD_BYTES, Writer, read
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,18 +42,20 @@ def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merg
     base = Path(plan.job.recipe.checkpoint or "") if rundir.base_is_checkpoint(plan) else run / rundir.WEIGHTS
     if adapters and not merge:
         return _adapters(adapters, base, target)
-    config = AutoConfig.from_pretrained(base, local_files_only=True)
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     weights: Iterator[tuple[str, torch.Tensor]]
     if adapters:
         # In fp32, however the base was held: what adapters add is small beside it.
-        loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            base, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
         model: Any = merged(loaded, adapters)
         tied = model.all_tied_weights_keys  # others under a second name, which are not written
         weights = ((name, weight) for name, weight in model.state_dict().items() if name not in tied)
         cast = DTYPES[dtype] if dtype else config.dtype
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         weights = checked(model, read(base))
         cast = DTYPES[dtype] if dtype else None
     with Writer(target, shard_bytes) as writer:
@@ -69,7 +72,7 @@ def _adapters(source: Path, base: Path, target: Path) -> dict[str, Any]:
     """The folder as peft saved it, naming its base so that `from_pretrained` finds it."""
     shutil.copytree(source, target)
     config = target / "adapter_config.json"
-    facts = json.loads(config.read_text()) | {"base_model_name_or_path": str(base.absolute())}
+    facts = reading.read_json(reading.read_bytes(config)) | {"base_model_name_or_path": str(base.absolute())}
     config.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
     with safe_open(target / "adapter_model.safetensors", framework="pt") as opened:
         held = [opened.get_tensor(name) for name in opened.keys()]  # noqa: SIM118  # no mapping

@@ -24,6 +24,7 @@ from executor.worker.engines.base import Engine
 from executor.worker.model.adapters import ordinary_name, save_adapters, saved_name
 from executor.worker.model.model import model_config
 from executor.worker.model.quantized import unpacked
+from planner.basics.contents import weight_map
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 
@@ -126,7 +127,7 @@ class Writer:
 def read(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight of a folder, one at a time, from mapped files."""
     index = folder / INDEX
-    files = dict.fromkeys(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else [SINGLE]
+    files = dict.fromkeys(weight_map(index).values()) if index.is_file() else [SINGLE]
     for name in files:
         with safe_open(folder / name, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping: it cannot be walked by itself

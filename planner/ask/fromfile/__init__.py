@@ -11,11 +11,12 @@ import os
 from types import ModuleType
 
 from planner.ask.fromfile import accelerate, axolotl, deepspeed, files, llamafactory, torchtitan
+from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics.errors import PlannerError
 
 FORMATS: tuple[ModuleType, ...] = (accelerate, deepspeed, torchtitan, axolotl, llamafactory)
-"""Each has NAME, detect, read, HARMLESS and NOT_MODELLED: a new format is one module of that shape in this list."""
+"""Each has NAME, KEYS (its table of keys/), detect and read: a new format is one module of that shape in this list."""
 
 
 def read(path: str | os.PathLike[str]) -> Understood:
@@ -32,4 +33,4 @@ def read(path: str | os.PathLike[str]) -> Understood:
     able[0].read(sheet)
     if sheet.says("offload_optimizer"):  # the step is the host's, in its own way
         sheet.merge("optimizer_implementation", "optimizer")
-    return sheet.close(able[0].HARMLESS, able[0].NOT_MODELLED)
+    return sheet.close(classes(able[0].KEYS))

@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from planner.ask.fromfile import deepspeed, files, fsdp
+from planner.ask.fromfile import deepspeed, files, fsdp, split
+from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import Means, Sheet, Understood
 from planner.basics.errors import PlannerError
 
 NAME = "Accelerate"
+KEYS = "accelerate"
 PARALLEL = "parallelism_config"
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SIZES = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "tp": "tp", "cp": "cp"}
-
-HARMLESS = (
-    "compute_environment", "debug", "enable_cpu_affinity", "machine_rank", "main_process_*", "main_training_function",
-    "rdzv_backend", "same_network", "gpu_ids", "use_cpu", "tpu_*", "command*", "num_cpu_threads_per_process",
-    "mpirun_config*", "downcast_bf16", "deepspeed_config.zero3_*", "deepspeed_config.deepspeed_*",
-    f"{PARALLEL}.*_backend", *(f"fsdp_config.{pattern}" for pattern in fsdp.HARMLESS),
-)  # fmt: skip
-NOT_MODELLED = {
-    "dynamo_config.*": "compiled code keeps less and runs faster",
-    "fp8_config.*": "fp8's own switches",
-    "megatron_lm_config.*": "Megatron-LM's other switches",
-    **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
-}
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -63,6 +53,7 @@ def read(sheet: Sheet) -> None:
         sheet.means("engine", ("ddp",), "distributed_type")
     _precision(sheet, "deepspeed_config.deepspeed_config_file" if kind == "DEEPSPEED" else "")
     _groups(sheet, kind)
+    sheet.ignore("distributed_type", f"{kind}, as its section says")
 
 
 def _counts(sheet: Sheet, kind: str) -> None:
@@ -132,6 +123,7 @@ def _groups(sheet: Sheet, kind: str) -> None:
     if kind == "FSDP" and sizes:
         # Sizes say it all: the strategy's name would ask for a search beside them.
         sheet.merge("strategy", "engine")
+    split.settle(sheet)
 
 
 def _deepspeed(sheet: Sheet) -> None:
@@ -140,7 +132,9 @@ def _deepspeed(sheet: Sheet) -> None:
     name = sheet.text(file_key)
     if name is not None:
         path = files.referenced(name, sheet.path)
-        sheet.include(_read(str(path), files.load(path)), file_key)
+        data = files.load(path)
+        _agree(sheet, section, data, path)
+        sheet.include(_read(str(path), data), file_key)
         sheet.ignore(file_key, f"read as {path}")
         for key in sheet.under(section):
             if not key.startswith(file_key):
@@ -153,6 +147,15 @@ def _deepspeed(sheet: Sheet) -> None:
                         note=line.note)  # fmt: skip
     for key in ("offload_optimizer_device", "offload_param_device"):
         sheet.ignore(f"{section}.{key}", "off")
+
+
+def _agree(sheet: Sheet, section: str, data: Mapping[str, Any], path: Path) -> None:
+    """Accelerate refuses values beside a DeepSpeed file; those that are equal do no harm."""
+    theirs = Sheet(deepspeed.NAME, str(path), data).data
+    for key, flag in FLAGS.items():
+        ours, other = sheet.data.get(f"{section}.{flag}"), theirs.get(key, "none" if key.endswith("device") else None)
+        if ours is not None and other not in (None, deepspeed.AUTO) and str(ours).lower() != str(other).lower():
+            raise sheet.against(f"{section}.{flag}", ours, key, other, str(path))
 
 
 FLAGS = {
@@ -176,7 +179,7 @@ def _from_flags(sheet: Sheet, section: str) -> Understood:
 def _read(path: str, data: Mapping[str, Any]) -> Understood:
     inner = Sheet(deepspeed.NAME, path, data)
     deepspeed.read(inner)
-    return inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED)
+    return inner.close(classes(deepspeed.KEYS))
 
 
 def _megatron(sheet: Sheet) -> None:

@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import fsdp, trainer
+from planner.ask.fromfile import split, trainer
 from planner.ask.fromfile.sheet import Means, Sheet
-from planner.inventory.lora import TARGETS
 from planner.spec.engines import ENGINES
+from planner.spec.options import ALL_LINEAR
 
 NAME = "Axolotl"
+KEYS = "axolotl"
 
 PLAIN = {
     "base_model": Means("model", "text"),
@@ -31,62 +32,15 @@ PLAIN = {
     "tensor_parallel_size": Means("tp", "whole"),
     "expert_parallel_size": Means("ep", "whole"),
 }
-HARMLESS = (
-    *trainer.HARMLESS, *(f"fsdp_config.{pattern}" for pattern in fsdp.HARMLESS),
-    "base_model_*", "model_type", "tokenizer_*", "special_tokens*", "tokens", "added_tokens*", "datasets",
-    "test_datasets", "pretraining_dataset*", "dataset_*", "shuffle_merged_datasets", "skip_prepare_dataset",
-    "val_set_size", "train_on_inputs", "chat_template*", "default_system_message", "wandb_*", "mlflow_*", "comet_*",
-    "gradio_*", "use_wandb", "strict", "auto_resume_*", "max_steps", "xformers_attention", "sdp_attention",
-    "flash_attention", "flex_attention", "attn_implementation", "sample_packing_*", "eval_sample_packing",
-    "pad_to_sequence_len", "multipack_*", "curriculum_sampling", "hf_use_auth_token", "is_*_derived_model",
-    "gc_steps", "loss_watchdog_*", "gpu_memory_limit", "low_cpu_mem_usage", "lora_model_dir", "lora_fan_in_fan_out",
-    "ray_*", "use_ray", "min_sample_len", "max_prompt_len", "excess_length_strategy", "fix_untrained_tokens", "cls_*",
-    "eot_tokens", "streaming*", "pretrain_multipack_*", "profiler_*", "peft_use_rslora", "peft_init_lora_weights",
-    "lora_on_cpu", "device_map", "device", "save_safetensors", "processor_type", "loraplus_*", "learning_rate_*",
-    "heads_k_stride", "eval_batch_size", "evals_*", "float32", "rl_beta", "adapter_*", "bnb_config_kwargs*", "hub*",
+
+
+TAKE_OUT = "Take it out to plan supervised fine-tuning"
+JOBS = ("KDPlugin", "DiffusionPlugin", "NemoGymPlugin", "HatcheryPlugin")
+"""Plugins that make another job of it."""
+KNOWN_PLUGINS = (
+    "LigerPlugin", "KernelsPlugin", "SwanLabPlugin", "ExpertParallelPlugin", "LMEvalPlugin", "LLMCompressorPlugin",
 )  # fmt: skip
-NOT_MODELLED = {
-    **trainer.NOT_MODELLED,
-    **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
-    "load_in_8bit": "8-bit base weights; 16-bit ones are estimated",
-    "lora_target_parameters": "adapters on parameters that are no linear module",
-    "lora_*_kernel": "fused adapters keep less",
-    "peft_layers_to_transform": "adapters on some layers alone",
-    "peft_layers_pattern": "adapters on some layers alone",
-    "peft_layer_replication": "layers used twice",
-    "peft_trainable_token_indices*": "some tokens' embeddings trained",
-    "peft.*": "peft's other switches",
-    "qlora_sharded_model_loading": "another way to load",
-    "relora*": "restarts of the adapters",
-    "lisa_*": "layers trained by turns",
-    "unfrozen_parameters": "a part of the model trained",
-    "eager_attention": "attention scores kept in memory",
-    "s2_attention": "shifted sparse attention",
-    "flash_attn_*": "fused kernels keep less",
-    "liger_*": "fused kernels keep less",
-    "unsloth_*": "fused kernels keep less",
-    "cut_cross_entropy": "a loss without whole logits",
-    "chunked_cross_entropy*": "a loss without whole logits",
-    "plugins": "plugins may swap kernels, such as a fused loss",
-    "rl": "a preference loss runs more than one forward",
-    "trl.*": "a preference loss runs more than one forward",
-    "reward_model": "another head and loss",
-    "process_reward_model": "another head and loss",
-    "gptq": "GPTQ weights",
-    "qat.*": "quantization-aware training",
-    "quantization.*": "quantization after training",
-    "embedding_lr*": "another optimizer group",
-    "lr_groups": "another optimizer group",
-    "mixture_of_depths": "another model",
-    "batch_flattening": "padding is taken out of each batch",
-    "pretraining_sample_concatenation": "samples joined in one sequence",
-    "use_pose": "positions with gaps",
-    "shrink_embeddings": "another vocabulary",
-    "resize_token_embeddings_to_32x": "a vocabulary rounded up to 32",
-    "overrides_of_model_config*": "another model",
-    "model_quantization_config*": "quantized weights",
-    "use_kernels": "kernels from the Hub",
-}
+"""Plugins that do nothing without keys of their own."""
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -98,6 +52,8 @@ def read(sheet: Sheet) -> None:
     """The whole file."""
     _refuse_contradictions(sheet)
     sheet.plain(PLAIN)
+    _job(sheet)
+    _kernels(sheet)
     if sheet.has("gradient_accumulation_steps"):
         sheet.means("grad_accum", sheet.whole("gradient_accumulation_steps"), "gradient_accumulation_steps")
     elif not sheet.has("batch_size"):
@@ -132,6 +88,35 @@ def _refuse_contradictions(sheet: Sheet) -> None:
         raise sheet.wrong("load_in_4bit", "must be true for adapter qlora", "Set load_in_4bit: true")
 
 
+def _job(sheet: Sheet) -> None:
+    """What is trained, beside the keys that say so themselves."""
+    kind = str(sheet.data.get("model_type") or "")
+    if kind.endswith("Classification"):
+        sheet.decides("model_type", f"the job is a {kind}, with another head and loss", TAKE_OUT)
+    if sheet.on("model_quantization_config") and not sheet.flag("model_quantization_config_kwargs.dequantize"):
+        rule = "the base is quantized in its own format"
+        sheet.decides("model_quantization_config", rule, "Add --method lora (a base of 16 bits)", "method")
+    for key in ("model_quantization_config", *sheet.under("model_quantization_config_kwargs")):
+        sheet.ignore(key, "weights are loaded in 16 bits")
+
+
+def _kernels(sheet: Sheet) -> None:
+    """Attention, and the plugins, of which most have keys of their own."""
+    if str(sheet.data.get("attn_implementation") or "").lower() == "eager":
+        sheet.unmodelled("attn_implementation", "attention scores kept in memory", "more")
+    sheet.ignore("attn_implementation", "attention keeps no scores, as is estimated")
+    listed = sheet.data.get("plugins")
+    names = [str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name]
+    if jobs := [name for name in names if name in JOBS]:
+        sheet.decides("plugins", f"{jobs[0]} makes it no plain training", TAKE_OUT)
+    fused = "CutCrossEntropyPlugin" in names and sheet.flag("cut_cross_entropy") is not False
+    if fused or "SpectrumPlugin" in names:
+        sheet.unmodelled("plugins", "a loss without whole logits" if fused else "a part of the model trained", "less")
+    if others := [name for name in names if name not in (*KNOWN_PLUGINS, "CutCrossEntropyPlugin", "SpectrumPlugin")]:
+        sheet.unmodelled("plugins", f"what {', '.join(others)} adds", "more")
+    sheet.ignore("plugins", "their own keys say what they do")
+
+
 def _method(sheet: Sheet) -> None:
     adapter = sheet.data.get("adapter") or None
     if adapter is None:
@@ -143,7 +128,7 @@ def _method(sheet: Sheet) -> None:
     trainer.adapters(sheet, "qlora" if four else "lora", "adapter", "load_in_4bit", note=note)
     sheet.plain({"lora_r": Means("lora_rank", "whole"), "lora_alpha": Means("lora_alpha", "whole")})
     if sheet.flag("lora_target_linear"):
-        sheet.means("lora_targets", ",".join(TARGETS), "lora_target_linear", note="all linear modules")
+        sheet.means("lora_targets", ALL_LINEAR, "lora_target_linear")
         sheet.ignore("lora_target_modules", "lora_target_linear adapts every linear module")
     else:
         trainer.targets(sheet, "lora_target_modules", absent_all=False)
@@ -171,6 +156,7 @@ def _split(sheet: Sheet) -> None:
     sizes = [sheet.says(axis) for axis in ("dp_replicate", "dp_shard", "tp", "cp")]
     if any(sizes) or sheet.says("ep"):
         sheet.merge("strategy", "engine")
+    split.settle(sheet)
     if sheet.says("dp_shard"):
         sheet.means("gpus", math.prod(size or 1 for size in sizes), "dp_shard_size", note="the product of the sizes")
 

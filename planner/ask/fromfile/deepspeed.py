@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from planner.ask.fromfile import split
 from planner.ask.fromfile.sheet import Means, Sheet
 from planner.basics.errors import PlannerError
 
 NAME = "DeepSpeed"
+KEYS = "deepspeed"
 AUTO = "auto"
 ZERO = "zero_optimization"
 DEFAULT_BUCKET_ELEMENTS = 500_000_000
@@ -47,43 +49,6 @@ PLAIN = {
     f"{ZERO}.stage3_max_reuse_distance": Means("zero3_max_reuse_elements", "whole"),
 }
 
-HARMLESS = (
-    "_generated", "steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "scheduler.*",
-    "optimizer.params.*", "tensorboard.*", "wandb.*", "csv_monitor.*", "comet.*", "comms_logger.*", "flops_profiler.*",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "checkpoint.*", "fp16.*", "bf16.*", "elasticity.*",
-    "prescale_gradients", "gradient_predivide_factor", "seed", "dataloader_drop_last", "bfloat16.*",
-    f"{ZERO}.*gather_*_weights_on_model_save", f"{ZERO}.load_from_fp32_weights",
-    f"{ZERO}.ignore_unused_parameters", f"{ZERO}.elastic_checkpoint", f"{ZERO}.sub_group_size",
-    f"{ZERO}.round_robin_gradients",
-    f"{ZERO}.memory_efficient_linear", f"{ZERO}.offload_optimizer.*", f"{ZERO}.offload_param.*",
-    f"{ZERO}.log_trace_cache_warnings", f"{ZERO}.enable_sanity_checks", f"{ZERO}.cpu_offload_use_pin_memory",
-)  # fmt: skip
-"""Of ZeRO's switches these move bytes only from one moment to the next, or are what is estimated anyway."""
-
-NOT_MODELLED = {
-    "optimizer.legacy_fusion": "another optimizer kernel",
-    "compile.*": "compiled code keeps less and runs faster",
-    "compression_training.*": "compressed training",
-    "curriculum_learning.*": "sequences that grow",
-    "data_efficiency.*": "data that changes on the way",
-    "autotuning.*": "DeepSpeed looks for its own settings",
-    "communication_data_type": "gradients sent in another format",
-    "data_types.*": "gradients kept in another format",
-    "amp.*": "Apex's mixed precision",
-    "torch_autocast.*": "autocast inside DeepSpeed",
-    "sparse_attention.*": "sparse attention",
-    "pipeline.*": "the pipeline's own switches",
-    "hybrid_engine.*": "generation between steps",
-    "aio.*": "NVMe's own rates",
-    "nebula.*": "checkpoints in the background",
-    f"{ZERO}.mics_*": "MiCS shards in groups",
-    f"{ZERO}.zero_quantized_*": "ZeRO++'s quantized messages",
-    f"{ZERO}.zenflow*": "ZenFlow's late updates",
-    f"{ZERO}.stage3_module_granularity_threshold": "modules fetched whole",
-    f"{ZERO}.stage3_model_persistence_threshold": "a limit on the weights that are kept",
-    f"{ZERO}.leaf_module*": "modules fetched whole",
-}
-
 
 class OfHidden(NamedTuple):
     """A bucket that Trainer sizes to the model's hidden width once the model is known."""
@@ -113,8 +78,9 @@ FILLED = {
     "optimizer.params.eps": None,
     "fp16.enabled": "precision",
     "bf16.enabled": "precision",
+    f"{ZERO}.stage3_gather_16bit_weights_on_model_save": None,
 }
-"""What Trainer fills in when it is "auto": the option, or None when it follows from others."""
+"""What Trainer or Accelerate fills in when it is "auto": the option, or None when it follows from others."""
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -174,7 +140,7 @@ def _precision(sheet: Sheet) -> None:
         return
     for key in pure:
         if sheet.flag(key):
-            sheet.unmodelled(key, "only both together are (pure-bf16)")
+            sheet.unmodelled(key, "only both together are (pure-bf16)", "less")
     if half is None and bf16 is None:
         sheet.means("precision", "fp32", note="DeepSpeed's default: neither fp16 nor bf16 is enabled")
     else:
@@ -198,7 +164,7 @@ def _zero(sheet: Sheet) -> None:
     sheet.means("zero_stage", stage, stage_key)
     for name, what in AS_ESTIMATED.items():
         if sheet.flag(f"{ZERO}.{name}") is False:
-            sheet.unmodelled(f"{ZERO}.{name}", f"off; {what} is estimated")
+            sheet.unmodelled(f"{ZERO}.{name}", f"off; {what} is estimated", "more")
         else:
             sheet.ignore(f"{ZERO}.{name}", f"on, as is estimated: {what}")
     _buckets(sheet, stage)
@@ -258,16 +224,15 @@ def _optimizer(sheet: Sheet) -> None:
             step = "foreach" if sheet.flag(lists) else "fused"
             sheet.means("optimizer_implementation", step, lists if sheet.flag(lists) else key)
     else:
-        sheet.unmodelled(key, f"optimizer {name}; adamw is estimated unless --optimizer says")
+        fix = "Add --optimizer adamw, or another that is planned"
+        sheet.decides(key, f"optimizer {name} is not planned for", fix, "optimizer")
 
 
 def _groups(sheet: Sheet) -> None:
-    if sheet.degree("tensor_parallel.autotp_size", "tp"):
-        sheet.means("engine", ("deepspeed-autotp",), "tensor_parallel.autotp_size")
-        sheet.ignore("sequence_parallel_size", "off")
-    elif sheet.degree("sequence_parallel_size", "cp"):
+    sheet.degree("tensor_parallel.autotp_size", "tp")
+    if sheet.degree("sequence_parallel_size", "cp"):
         sheet.means("cp_method", "ulysses", "sequence_parallel_size", note="DeepSpeed's sequence parallelism")
-        sheet.means("engine", ("deepspeed-ulysses",), "sequence_parallel_size")
+    split.settle(sheet)
 
 
 def _batches(sheet: Sheet) -> None:

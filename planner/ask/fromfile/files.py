@@ -6,17 +6,13 @@ Not here: what its keys mean.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from planner.basics.contents import NOT_JSON
+from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-LARGEST_BYTES = 2**20
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -24,16 +20,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise PlannerError("from", path, "is not a YAML, JSON or TOML file", f"Known endings: {', '.join(SUFFIXES)}")
-    if not file.is_file():
-        raise PlannerError("from", path, "is not a file", "Give a training configuration")
-    with refusing(OSError, "from", path, "cannot be read"), file.open("rb") as opened:
-        raw = opened.read(LARGEST_BYTES + 1)
-    if len(raw) > LARGEST_BYTES:
-        raise PlannerError("from", path, f"is larger than {LARGEST_BYTES} bytes", "Give a training configuration")
+    with refusing(OSError, "from", path, "cannot be read", "Give a training configuration"):
+        raw = reading.read_bytes(file, reading.SETTINGS_BYTES)
     kind = file.suffix.lower().lstrip(".")
     try:
         data = _decode(kind, raw)
-    except (*NOT_JSON, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         name = {"yml": "YAML"}.get(kind, kind.upper())
         raise PlannerError("from", path, f"is not {name}: {error}", "Mend the file") from None
     if not isinstance(data, dict) or not data:
@@ -51,11 +43,11 @@ def referenced(name: str, beside: str) -> Path:
 
 def _decode(kind: str, raw: bytes) -> Any:
     if kind == "toml":
-        return tomllib.loads(raw.decode())
+        return reading.read_toml(raw)
     if kind == "json":
-        return msgspec.json.decode(raw)
+        return reading.read_json(raw)
     try:
-        return msgspec.yaml.decode(raw)
+        return reading.read_yaml(raw)
     except ImportError:
         raise PlannerError(
             "from", None, "reading YAML needs PyYAML, which is not installed", "Install meshwright[yaml]"

@@ -6,7 +6,10 @@ Not here: group sizes, or anything but FSDP.
 
 from __future__ import annotations
 
-from planner.ask.fromfile.sheet import Sheet
+from collections.abc import Callable
+from typing import cast
+
+from planner.ask.fromfile.sheet import Memory, Sheet
 from planner.spec.engines import ENGINES
 from planner.spec.layout import STRATEGIES as NAMED
 
@@ -19,20 +22,6 @@ STRATEGIES = {
     **dict.fromkeys(("3", "no_shard"), ("ddp", False)),
     **dict.fromkeys(("4", "hybrid_shard"), ("hsdp", True)),
     **dict.fromkeys(("5", "hybrid_shard_zero2"), ("hsdp", False)),
-}
-
-HARMLESS = (
-    "*state_dict_type", "*sync_module_states", "*use_orig_params",
-    "*cpu_offload_pin_memory", "*ignored_modules", "*transformer_layer_cls_to_wrap", "*xla*",
-)  # fmt: skip
-NOT_MODELLED = {
-    "*cpu_ram_efficient_loading": "loading is estimated as this trainer does it, weight by weight into the shards; "
-    "elsewhere false has every rank build the whole model in host memory, true rank 0 alone",
-    "*backward_prefetch": "FSDP2's own prefetch is estimated",
-    "*forward_prefetch": "FSDP2's own prefetch is estimated",
-    "*limit_all_gathers": "FSDP2's own prefetch is estimated",
-    "*min_num_params": "units are wrapped by layer in the estimate, not by size",
-    "*mixed_precision_policy": "the run's precision is estimated",
 }
 
 
@@ -81,7 +70,22 @@ def read(sheet: Sheet, section: str, *said: str, version: int | None = None, wor
     if sheet.has(wrap) and str(sheet.data[wrap]).upper() == "TRANSFORMER_BASED_WRAP":
         sheet.ignore(wrap, "layers are wrapped one by one, as is estimated")
     elif sheet.has(wrap):
-        sheet.unmodelled(wrap, "layers are wrapped one by one in the estimate")
+        sheet.unmodelled(wrap, "layers are wrapped one by one in the estimate", "more")
+    sheet.ignore(key_of("min_num_params"), "layers are wrapped one by one, whatever their size")
+    _prefetch(sheet, key_of)
+
+
+def _prefetch(sheet: Sheet, key_of: Callable[[str], str]) -> None:
+    """How far FSDP 1 gathers ahead: as Accelerate sets it unless told otherwise, which is FSDP2's way, or not."""
+    for name, usual, memory in (
+        ("backward_prefetch", ("backward_pre", "1"), "less"),
+        ("forward_prefetch", ("false",), "more"),
+        ("limit_all_gathers", ("true",), "more"),
+    ):
+        if str(sheet.data.get(key_of(name))).lower() in usual:
+            sheet.ignore(key_of(name), "as is estimated")
+        elif sheet.has(key_of(name)):
+            sheet.unmodelled(key_of(name), "FSDP2's own prefetch is estimated", cast(Memory, memory))
 
 
 def _offload(sheet: Sheet, key: str, words: tuple[str, ...], said: tuple[str, ...]) -> None:

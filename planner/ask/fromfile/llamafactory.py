@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import fsdp, trainer
+from planner.ask.fromfile import trainer
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
 
 NAME = "LLaMA-Factory"
+KEYS = "llamafactory"
 OWN_KEYS = ("finetuning_type", "stage", "template", "cutoff_len", "dataset", "lora_target", "lora_rank")
 
 PLAIN = {
@@ -25,49 +26,6 @@ PLAIN = {
     "weight_decay": Means("weight_decay", "real"),
     "max_grad_norm": Means("max_grad_norm", "real"),
     "seed": Means("seed", "whole"),
-}
-HARMLESS = (
-    *trainer.HARMLESS, *(f"fsdp_config.{pattern}" for pattern in fsdp.HARMLESS), "dataset*", "eval_dataset", "template",
-    "media_dir", "tool_format", "tokenized_path", "train_on_prompt", "mask_history", "streaming", "buffer_size",
-    "mix_strategy", "interleave_probs", "overwrite_cache", "preprocessing_*", "max_samples", "val_size", "max_steps",
-    "ignore_pad_token_for_loss", "adapter_name_or_path", "adapter_folder", "cache_dir", "model_revision",
-    "use_fast_tokenizer", "split_special_tokens", "low_cpu_mem_usage", "infer_*", "offload_folder", "use_kv_cache",
-    "*hub_token", "print_param_status", "train_from_scratch", "use_reentrant_gc", "swanlab_*", "use_swanlab",
-    "compute_accuracy", "disable_shuffling", "use_rslora", "loraplus_*", "pissa_iter", "pissa_convert",
-    "create_new_adapter", "ray_*", "export_*", "freeze_vision_tower", "freeze_multi_modal_projector", "image_*",
-    "video_*", "audio_*", "crop_to_patches", "double_quantization", "quantization_type", "quantization_method",
-    "default_system", "enable_thinking", "init_special_tokens", "moe_aux_loss_coef", "ref_*", "placement_strategy",
-)  # fmt: skip
-NOT_MODELLED = {
-    **trainer.NOT_MODELLED,
-    **{f"fsdp_config.{pattern}": why for pattern, why in fsdp.NOT_MODELLED.items()},
-    "fsdp_config": "a file of FSDP's switches is not read",
-    "pissa_init": "another start of the adapters",
-    "use_galore": "GaLore's projected gradients",
-    "galore_*": "GaLore's projected gradients",
-    "use_apollo": "APOLLO's projected gradients",
-    "apollo_*": "APOLLO's projected gradients",
-    "use_badam": "BAdam trains some layers at a time",
-    "badam_*": "BAdam trains some layers at a time",
-    "use_adam_mini": "Adam-mini's fewer moments",
-    "use_llama_pro": "added blocks trained",
-    "use_mca": "Megatron-Core under LLaMA-Factory",
-    "use_unsloth": "unsloth's kernels keep less",
-    "enable_liger_kernel": "fused kernels keep less",
-    "use_v1_kernels": "fused kernels keep less",
-    "use_dft_loss": "another loss",
-    "shift_attn": "shifted sparse attention",
-    "mixture_of_depths": "another model",
-    "rope_scaling": "longer positions; the model preset's own are estimated",
-    "resize_vocab": "another vocabulary",
-    "add_tokens": "another vocabulary",
-    "add_special_tokens": "another vocabulary",
-    "new_special_tokens_config": "another vocabulary",
-    "upcast_layernorm": "norms in fp32",
-    "upcast_lmhead_output": "logits in fp32",
-    "pref_*": "a preference loss runs more than one forward",
-    "fp8_*": "fp8's own switches",
-    "freeze_language_model": "a part of the model trained",
 }
 
 
@@ -82,6 +40,7 @@ def read(sheet: Sheet) -> None:
         raise sheet.wrong("fsdp", "cannot be together with deepspeed", "Keep one of the two")
     if sheet.flag("bf16") and sheet.flag("fp16"):
         raise sheet.wrong("fp16", "cannot be together with bf16", "Keep one of the two")
+    _refuse_idle(sheet)
     sheet.plain(PLAIN)
     _stage(sheet)
     _method(sheet)
@@ -99,12 +58,27 @@ def read(sheet: Sheet) -> None:
     trainer.magnitudes(sheet, "use_dora")
 
 
+def _refuse_idle(sheet: Sheet) -> None:
+    """Its trainer runs where do_train is on; `export_dir` and `infer_backend` are read by its other commands."""
+    if sheet.flag("do_train"):
+        return
+    if sheet.on("export_dir"):
+        raise sheet.idle("exporting a model")
+    if sheet.flag("do_predict") or sheet.flag("do_eval"):
+        raise sheet.idle("evaluation")
+    if sheet.on("infer_backend"):
+        raise sheet.idle("inference")
+    if sheet.flag("do_train") is False:
+        raise sheet.idle("no training (do_train is false)")
+
+
 def _stage(sheet: Sheet) -> None:
     stage = str(sheet.data.get("stage") or "sft")
     if stage in ("pt", "sft"):
         sheet.ignore("stage", NO_CHANGE)
     else:
-        sheet.unmodelled("stage", f"stage {stage} runs more than one forward, or more than one model")
+        why = f"the job {stage} is no plain training: it runs more than one forward, or another head and loss"
+        sheet.decides("stage", why, "Use stage sft to plan supervised fine-tuning")
     packs = [key for key in ("packing", "neat_packing") if sheet.flag(key)]
     if packs or (stage == "pt" and sheet.flag("packing") is None):
         note = "" if packs else "pre-training always packs"
@@ -129,7 +103,8 @@ def _method(sheet: Sheet) -> None:
     else:
         trainer.adapters(sheet, "lora", key, note=note)
         if bits is not None:
-            sheet.unmodelled(bits_key, f"{bits}-bit base weights; 16-bit ones are estimated")
+            fix = "Add --method lora (a base of 16 bits) or --method qlora (of 4)"
+            sheet.decides(bits_key, f"the base is held in {bits} bits, which is not planned", fix, "method")
     sheet.plain({"lora_rank": Means("lora_rank", "whole", 8), "lora_alpha": Means("lora_alpha", "whole")})
     trainer.targets(sheet, "lora_target", absent_all=True)
     trainer.saved_modules(sheet, "additional_target")
@@ -166,4 +141,4 @@ def _attention(sheet: Sheet) -> None:
     if value in ("auto", "sdpa", "fa2", "fa3", "true"):
         sheet.ignore("flash_attn", "attention keeps no scores, as is estimated")
     else:
-        sheet.unmodelled("flash_attn", "attention scores kept in memory")
+        sheet.unmodelled("flash_attn", "attention scores kept in memory", "more")

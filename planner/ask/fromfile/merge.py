@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from planner.ask.bounds import Uncounted
 from planner.ask.fromfile import hub
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, Line, Understood
@@ -26,6 +27,8 @@ DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
 ENGINE_BY = ("strategy", "runtime", "zero_stage")
 """Options that replace the engine a file means."""
 
+MOVED = {"more": "adds memory", "less": "takes memory away"}
+
 Given = Mapping[str, Any]
 
 
@@ -38,8 +41,10 @@ class Merged(NamedTuple):
 
 
 def merged(found: Understood, given: Given) -> Merged:
-    """The file under the command line."""
+    """The file under the command line. A key that decides and is not understood is refused (PlannerError), unless the
+    command line answers in its place."""
     typed = [name for name, value in given.items() if value not in (None, ())]
+    found = msgspec.structs.replace(found, ignored=tuple(_decided(one, found.path, typed) for one in found.ignored))
     by = {name: name for name in typed}
     for name in typed:
         by |= {one.name: name for one in TABLE if name in one.replaced_by and one.name not in by}
@@ -66,6 +71,22 @@ def merged(found: Understood, given: Given) -> Merged:
         whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
         whole |= understood.options
     return Merged(whole, understood, replaced)
+
+
+def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
+    if one.memory != "decides":
+        return one
+    for name in typed:
+        if name in one.by:
+            return Ignored(one.key, one.value, f"{OPTIONS[name].flag} stands", "none")
+    raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+
+
+def uncounted(one: Merged) -> Uncounted:
+    """Keys that add memory, or take it away, which no figure counts."""
+    moved = [(line.memory, key) for line in one.found.lines for key in line.keys]
+    moved += [(ignored.memory, ignored.key) for ignored in one.found.ignored]
+    return Uncounted(*(tuple(key for memory, key in moved if memory == kind) for kind in ("more", "less")))
 
 
 def _gpus(whole: Given) -> int:
@@ -97,7 +118,7 @@ def _on_several(found: Understood) -> Understood:
     kept = tuple(line for line in found.lines if line.option != "alone")
     why = "not modelled: its runtime is known for one device, the usual one is estimated"
     gone = [line for line in found.lines if line.option == "alone"]
-    ignored = [Ignored(key, line.value, why, "not modelled") for line in gone for key in line.keys]
+    ignored = [Ignored(key, line.value, why, "not modelled", "less") for line in gone for key in line.keys]
     return msgspec.structs.replace(found, lines=kept, ignored=(*found.ignored, *ignored))
 
 
@@ -140,7 +161,10 @@ def as_json(one: Merged) -> dict[str, Any]:
         "format": one.found.format,
         "understood": [msgspec.structs.asdict(line) for line in one.found.lines],
         "replaced": [{**_plain(line), "by": OPTIONS[by].flag} for line, by in one.replaced],
-        "ignored": [msgspec.structs.asdict(ignored) for ignored in one.found.ignored],
+        "ignored": [
+            {name: getattr(ignored, name) for name in ("key", "value", "why", "effect", "memory")}
+            for ignored in one.found.ignored
+        ],
     }
 
 
@@ -167,7 +191,11 @@ def as_text(one: Merged) -> str:
         ])  # fmt: skip
     if found.ignored:
         text.append("ignored:")
-        text += _columns([(ignored.key, ignored.why) for ignored in found.ignored if ignored.effect != "none"])
+        text += _columns([
+            (ignored.key, MOVED.get(ignored.memory, ""), ignored.why)
+            for ignored in found.ignored
+            if ignored.effect != "none"
+        ])  # fmt: skip
         text += _columns([
             (ignored.key, ignored.why)
             for ignored in found.ignored

@@ -8,43 +8,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from planner.ask.fromfile.classes import Classes, meaning
 from planner.basics.errors import PlannerError, did_you_mean
 
 Effect = Literal["none", "not modelled", "unknown"]
 """What ignoring a key does to the estimate."""
 
+Memory = Literal["same", "more", "less", "decides"]
+"""What the key does to the memory that is needed, beside what is estimated; without one that decides nothing is."""
+
 HARMLESS = "changes neither memory nor time"
 OFF = "off"
+MOVES: dict[str, Memory] = {"time": "same", "adds": "more", "takes": "less"}
+"""What the classes of keys do to memory."""
 STRANGE = "is not a key known here: it may change memory or time"
 
 DEEPEST, MOST_KEYS = 20, 20_000
 """A configuration beyond these is an accident, or YAML aliases that unfold without end."""
 
+YIELDING = ("optimizer", "optimizer_implementation", "engine", "strategy")
+"""Options of which a named file has the last word: Trainer leaves the optimizer to DeepSpeed's file where that has one
+(transformers 5, integrations/deepspeed.py, deepspeed_optim_sched). Group sizes beside it may ask for another engine."""
+
+SAME = {"pure-bf16": "bf16"}
+"""Values that a framework's one word may mean."""
+
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Keys of the file and the option they mean. Without keys it is the framework's default for an absent one."""
+    """Keys of the file and the option they mean. Without keys it is the framework's default for an absent one. `memory`
+    is what they do beside that option."""
 
     keys: tuple[str, ...]
     option: str
     value: Any
     note: str = ""
+    memory: Memory = "same"
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """A key that sets no option, and why."""
+    """A key that sets no option, and why. Of one that decides `by` are the options that answer in its place, and `fix`
+    is the nearest way out."""
 
     key: str
     value: Any
     why: str
     effect: Effect
+    memory: Memory = "same"
+    fix: str = ""
+    by: tuple[str, ...] = ()
 
 
 class Understood(msgspec.Struct, frozen=True):
@@ -80,6 +98,9 @@ class Sheet:
             raise PlannerError(path, None, f"has more than {MOST_KEYS} keys", "Give one configuration file")
         self._lines: list[Line] = []
         self._ignored: dict[str, Ignored] = {}
+        # What keys said, here and in a file that this one names: (value, keys, the other's path).
+        self._own: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._theirs: dict[str, tuple[Any, tuple[str, ...], str]] = {}
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -154,14 +175,21 @@ class Sheet:
         """A refusal that names the file and the key."""
         return PlannerError(f"{self.path}: {key}", self.data.get(key), rule, fix)
 
+    def idle(self, job: str) -> PlannerError:
+        """A refusal of a file that trains nothing."""
+        return PlannerError("from", self.path, f"is for {job}, and trains nothing", "Give the file of a training run")
+
     # -- the account -----------------------------------------------------------------------------------------------
 
-    def means(self, option: str, value: Any, *keys: str, note: str = "") -> None:
+    def means(self, option: str, value: Any, *keys: str, note: str = "", memory: Memory = "same") -> None:
         """These keys set that option. The last word on an option stands, and answers for the earlier keys too."""
         earlier = [key for line in self._lines if line.option == option for key in line.keys]
+        said = tuple(key for key in keys if self.data.get(key) is not None)
+        if said:
+            self._own[option] = (value, said)
         there = dict.fromkeys([*earlier, *(key for key in keys if key in self.data)])
         self._lines = [line for line in self._lines if line.option != option]
-        self._lines.append(Line(tuple(there), option, value, note))
+        self._lines.append(Line(tuple(there), option, value, note, memory))
         for key in there:
             self._ignored.pop(key, None)
 
@@ -171,7 +199,7 @@ class Sheet:
         gone = next((line for line in self._lines if line.option == option), None)
         if kept is not None and gone is not None:
             self._lines.remove(gone)
-            self.means(into, kept.value, *gone.keys, note=kept.note)
+            self.means(into, kept.value, *gone.keys, note=kept.note, memory=kept.memory)
 
     def says(self, option: str) -> Any:
         """What the file has said of an option so far."""
@@ -179,11 +207,11 @@ class Sheet:
 
     def plain(self, table: Mapping[str, Means]) -> None:
         """Every key of a table that is one option."""
-        for key, meaning in table.items():
+        for key, one in table.items():
             if self.has(key):
-                self.means(meaning.option, getattr(self, meaning.kind)(key), key)
-            elif meaning.absent is not None:
-                self.means(meaning.option, meaning.absent, note=f"{self.name}'s default for {key}")
+                self.means(one.option, getattr(self, one.kind)(key), key)
+            elif one.absent is not None:
+                self.means(one.option, one.absent, note=f"{self.name}'s default for {key}")
 
     def switch(self, key: str, option: str, value: Any = True, off: str = OFF) -> None:
         """A flag that sets an option where it is on; where it is not, the account says `off`."""
@@ -199,14 +227,21 @@ class Sheet:
         self.ignore(key, OFF)
         return size > 1
 
-    def ignore(self, key: str, why: str, effect: Effect = "none") -> None:
-        """This key sets no option, for a reason; one that does set an option keeps that."""
-        if key in self.data and not any(key in line.keys for line in self._lines):
-            self._ignored[key] = Ignored(key, self.data[key], why, effect)
+    def ignore(self, key: str, why: str, effect: Effect = "none", memory: Memory = "same") -> None:
+        """This key sets no option, for a reason; one that does set an option keeps that, and so does one that moves
+        memory."""
+        moves = key in self._ignored and self._ignored[key].memory != "same"
+        if key in self.data and not moves and not any(key in line.keys for line in self._lines):
+            self._ignored[key] = Ignored(key, self.data[key], why, effect, memory)
 
-    def unmodelled(self, key: str, why: str) -> None:
-        """This key changes memory or time, and no option says so."""
-        self.ignore(key, f"not modelled: {why}", "not modelled")
+    def unmodelled(self, key: str, why: str, memory: Memory) -> None:
+        """This key changes memory or time, and no option says so; another key may be the one that sets the option."""
+        self.ignore(key, f"not modelled: {why}", "not modelled", memory)
+
+    def decides(self, key: str, why: str, fix: str, *by: str) -> None:
+        """Without this key there is no answer, unless the command line has one of these options."""
+        if key in self.data:
+            self._ignored[key] = Ignored(key, self.data[key], why, "not modelled", "decides", fix, by)
 
     def ignore_section(self, section: str, why: str) -> None:
         """Nothing below a section sets an option."""
@@ -220,24 +255,40 @@ class Sheet:
                 continue
             own = tuple(f"{key}.{one}" for one in line.keys)
             self.data.update(dict.fromkeys(own))
-            self.means(line.option, line.value, *own, note=line.note)
+            if line.keys:
+                self._theirs[line.option] = (line.value, line.keys, other.path)
+            self.means(line.option, line.value, *own, note=line.note, memory=line.memory)
         for one in other.ignored:
             self.data[f"{key}.{one.key}"] = one.value
-            self._ignored[f"{key}.{one.key}"] = Ignored(f"{key}.{one.key}", one.value, one.why, one.effect)
+            self._ignored[f"{key}.{one.key}"] = msgspec.structs.replace(one, key=f"{key}.{one.key}")
 
-    def close(self, harmless: tuple[str, ...], not_modelled: Mapping[str, str]) -> Understood:
-        """The account, complete: what nobody spoke of is sorted by the format's two tables of key patterns."""
+    def against(self, key: str, value: Any, other: str, theirs: Any, path: str) -> PlannerError:
+        """A refusal of a file that contradicts one that it names."""
+        rule = f"contradicts {path}, whose {other} say{'' if ',' in other else 's'} {theirs}"
+        return PlannerError(f"{self.path}: {key}", value, rule, "Make the two agree")
+
+    def close(self, known: Classes) -> Understood:
+        """The account, complete: what nobody spoke of is sorted by the format's classes of keys. Two files that say
+        different things are refused (PlannerError)."""
+        for option, (theirs, other, path) in self._theirs.items():
+            ours, keys = self._own.get(option, (theirs, ()))
+            if option not in YIELDING and SAME.get(ours, ours) != SAME.get(theirs, theirs):
+                raise self.against(", ".join(keys), ours, ", ".join(other), theirs, path)
         spoken = {*self._ignored, *(key for line in self._lines for key in line.keys)}
         for key in [key for key in self.data if key not in spoken]:
-            why = next((why for pattern, why in not_modelled.items() if fnmatchcase(key, pattern)), None)
-            if why is not None and self.on(key):
-                self.unmodelled(key, why)
-            elif why is not None:
-                self.ignore(key, OFF)
-            elif any(fnmatchcase(key, pattern) for pattern in harmless):
+            found = meaning(known, key)
+            if found is None and self.data[key] is None:
+                self.ignore(key, f"{OFF}; {STRANGE}", "unknown")
+            elif found is None:
+                self.ignore(key, STRANGE if self.on(key) else f"{OFF}; {STRANGE}", "unknown", "more")
+            elif found.kind == "harmless":
                 self.ignore(key, HARMLESS)
+            elif not self.on(key) or self.data[key] in found.rest:
+                self.ignore(key, OFF)
+            elif found.kind == "decides":
+                self.decides(key, found.why, found.fix, *found.by)
             else:
-                self.ignore(key, f"{STRANGE}" if self.on(key) else f"{OFF}; {STRANGE}", "unknown")
+                self.unmodelled(key, found.why, MOVES[found.kind])
         return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()))
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
+from planner.spec.engines import ENGINES
 
 NAME = "torchtitan"
+KEYS = "torchtitan"
 TRAINING, PARALLEL, RECOMPUTE = "training", "parallelism", "activation_checkpoint"
 DEGREES = {
     "data_parallel_replicate_degree": "dp_replicate",
@@ -47,31 +49,6 @@ PLAIN = {
     "optimizer.lr": Means("lr", "real"),
     "optimizer.weight_decay": Means("weight_decay", "real"),
 }
-HARMLESS = (
-    "job.*", "profiling.*", "metrics.*", "checkpoint.*", "comm.*", "lr_scheduler.*", "validation.*", "debug.*",
-    "memory_estimation.*", "training.dataset*", "training.gc_*", "training.deterministic", "training.warmup_steps",
-    "training.mixed_precision_reduce", "optimizer.beta*", "optimizer.eps",
-    "model.tokenizer_path", "model.print_after_conversion", "model.norm_type",
-    "experimental.custom_*", "model.hf_assets_path", "activation_checkpoint.*",
-)  # fmt: skip
-NOT_MODELLED = {
-    "training.compile": "compiled code keeps less and runs faster, known here where weights are sharded",
-    "compile.enable": "compiled code keeps less and runs faster, known here where weights are sharded",
-    "compile.components": "the loss under torch.compile where layers are, and layers where the loss is",
-    "float8.*": "float8's own switches",
-    "quantize.*": "the quantization's own switches",
-    "mx.*": "the MX formats' own switches",
-    "fault_tolerance.*": "torchft's replicas come and go",
-    "optimizer.early_step_in_backward": "the optimizer steps inside backward, and gradients go at once",
-    "*.disable_loss_parallel": "logits gathered before the loss",
-    "*.enable_async_tensor_parallel": "messages hidden behind the products they belong to",
-    "*.enable_compiled_autograd": "a compiled backward",
-    "*.pipeline_parallel_split_points": "stages of unequal layers (--stage-layers says)",
-    "*.pipeline_parallel_layers_per_stage": "stages of unequal layers (--stage-layers says)",
-    "*.module_fqns_per_model_part": "stages of unequal layers (--stage-layers says)",
-    "*.pipeline_parallel_schedule_csv": "a schedule from a table",
-    "*.expert_tensor_parallel_degree": "experts split otherwise than the rest",
-}
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -91,10 +68,7 @@ def read(sheet: Sheet) -> None:
     _recompute(sheet)
     _pipeline(sheet, sizes)
     _optimizer(sheet)
-    if sheet.flag(f"{TRAINING}.enable_cpu_offload"):
-        sheet.means("offload_params", True, f"{TRAINING}.enable_cpu_offload")
-        sheet.means("offload_optimizer", True, f"{TRAINING}.enable_cpu_offload")
-    sheet.ignore(f"{TRAINING}.enable_cpu_offload", "off")
+    _moved(sheet)
 
 
 def _model(sheet: Sheet) -> None:
@@ -195,15 +169,15 @@ def _precision(sheet: Sheet) -> None:
     names = [str(name) for name in (converters if isinstance(converters, list) else [converters])]
     formats = {"bfloat16": "bf16", "float32": "fp32"}
     key = f"{TRAINING}.mixed_precision_param"
-    if any(name.endswith("float8") for name in names):
-        sheet.means("precision", "fp8", "model.converters", key)
-    elif sheet.choice(f"{TRAINING}.dtype", {"bfloat16": True, "float32": False}):
+    if sheet.choice(f"{TRAINING}.dtype", {"bfloat16": True, "float32": False}):  # weights and states rest in it
         sheet.means("precision", "pure-bf16", f"{TRAINING}.dtype", key)
+    elif any(name.endswith("float8") for name in names):
+        sheet.means("precision", "fp8", "model.converters", key, f"{TRAINING}.dtype")
     else:
         value = sheet.choice(key, formats) or "bf16"
         sheet.means("precision", value, key, f"{TRAINING}.dtype", note="" if sheet.has(key) else "torchtitan's default")
     if converters:
-        sheet.unmodelled("model.converters", "these model converters")
+        sheet.unmodelled("model.converters", "what these model converters make of each product", "more")
     else:
         sheet.ignore("model.converters", "off")
 
@@ -222,7 +196,7 @@ def _recompute(sheet: Sheet) -> None:
     else:
         every = option if mode == "selective" else mode
         why = f"selective ({every}) recomputes some layers alone: all is kept in the estimate, so memory is less"
-        sheet.means("recompute", "none", mode_key, option_key, note=f"not modelled: {why}")
+        sheet.means("recompute", "none", mode_key, option_key, note=f"not modelled: {why}", memory="less")
 
 
 def _pipeline(sheet: Sheet, sizes: dict[str, int]) -> None:
@@ -245,9 +219,26 @@ def _optimizer(sheet: Sheet) -> None:
         if name.lower() != "muon":
             _implementation(sheet)
     else:
-        sheet.unmodelled("optimizer.name", f"optimizer {name}; adamw is estimated unless --optimizer says")
+        fix = "Add --optimizer adamw, or another that is planned"
+        sheet.decides("optimizer.name", f"optimizer {name} is not planned for", fix, "optimizer")
     sheet.ignore("optimizer.implementation", "of AdamW alone")
     sheet.ignore("optimizer.fused", "of AdamW alone")
+
+
+def _moved(sheet: Sheet) -> None:
+    """What waits on the host, and gradients that go at once."""
+    offload, early = f"{TRAINING}.enable_cpu_offload", "optimizer.early_step_in_backward"
+    sheet.ignore(offload, "off")
+    if sheet.flag(offload):
+        why = "weights and optimizer wait in host memory, which is planned of FSDP2 under Accelerate alone"
+        fix = "Add --runtime accelerate-fsdp2 --offload-params --offload-optimizer, or set it to false"
+        sheet.decides(offload, why, fix, "runtime")
+    engines = [ENGINES[name] for name in sheet.says("engine") or () if name in ENGINES]
+    if sheet.flag(early) and any(facts.steps_in_backward for facts in engines):
+        sheet.means("step_in_backward", True, early)
+    elif sheet.flag(early):
+        sheet.unmodelled(early, "gradients go at once, which is planned on one device (--step-in-backward)", "less")
+    sheet.ignore(early, "off")
 
 
 def _implementation(sheet: Sheet) -> None:
@@ -256,7 +247,7 @@ def _implementation(sheet: Sheet) -> None:
     if sheet.has(new):
         step = sheet.choice(new, IMPLEMENTATIONS)
         if step is None:
-            sheet.unmodelled(new, "16-bit states beside fp32 weights; 32-bit ones are estimated")
+            sheet.unmodelled(new, "16-bit states beside fp32 weights; 32-bit ones are estimated", "less")
         else:
             sheet.means("optimizer_implementation", step, new)
         sheet.ignore(old, f"{new} stands")

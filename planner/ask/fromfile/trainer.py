@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from planner.ask.fromfile import deepspeed, files, fsdp
+from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import OFF, Sheet
-from planner.inventory.lora import TARGETS
+from planner.parallelism.rules import PAGED
 from planner.spec.engines import ENGINES
+from planner.spec.options import ALL_LINEAR
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw-8bit"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw-8bit"),
+    **dict.fromkeys(("adamw_torch_8bit", "ao_adamw_8bit"), "adamw-8bit-torchao"),
     "paged_adamw_8bit": "adamw-8bit",
     "sgd": "sgd",
     "adafactor": "adafactor",
@@ -24,6 +27,16 @@ OPTIMIZERS = {
     "lion_pytorch": "lion",
     "muon": "muon",
 }
+
+SMALLER = (
+    "ao_adamw_4bit", "adamw_torch_4bit", "ao_adamw_fp8", "adamw_torch_fp8", "came_pytorch", "galore_adamw",
+    "galore_adamw_8bit", "galore_adafactor", "apollo_adamw", "adalomo", "lomo", "lion_8bit", "paged_lion_8bit",
+    "rmsprop", "adagrad", "q_galore_adamw8bit", "schedule_free_adamw", "stable_adamw",
+)  # fmt: skip
+"""Optimizers whose states are at most AdamW's of the weights' format."""
+
+CHOOSE_OPTIMIZER = ("Add --optimizer adamw, or another that is planned", "optimizer")
+"""The way out where a file's optimizer is not, and the option that it is."""
 
 IMPLEMENTATIONS = {
     "adamw_torch": "foreach",
@@ -35,28 +48,6 @@ IMPLEMENTATIONS = {
 """How an AdamW of that name steps on GPUs (trainer_optimizer.py): torch takes lists unless told fused, the one that was
 Transformers' own went weight by weight, and Apex's and bitsandbytes' are one kernel."""
 
-HARMLESS = (
-    "output_dir", "overwrite_output_dir", "num_train_epochs", "num_epochs", "lr_scheduler*", "warmup_*", "adam_*",
-    "logging_*", "log_*", "report_to", "run_name", "save_*", "saves_per_epoch", "eval_*", "evals_per_epoch",
-    "evaluation_strategy", "do_train", "do_eval", "do_predict", "per_device_eval_batch_size", "dataloader_*",
-    "ddp_timeout", "ddp_backend", "ddp_find_unused_parameters", "ddp_broadcast_buffers", "data_seed",
-    "resume_from_checkpoint", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "push_to_hub",
-    "hub_*", "remove_unused_columns", "group_by_length", "include_*", "disable_tqdm", "trust_remote_code", "debug",
-    "local_rank", "early_stopping_*", "use_tensorboard", "tf32", "gradient_checkpointing_kwargs*", "cosine_*",
-    "label_names", "ignore_data_skip", "predict_with_generate", "plot_loss",
-)  # fmt: skip
-"""TrainingArguments that change neither the memory of a step nor its time as it is estimated."""
-
-NOT_MODELLED = {
-    "torch_compile*": "compiled code fuses operations, keeps less and runs faster",
-    "neftune_noise_alpha": "noise on the embeddings is one more tensor",
-    "auto_find_batch_size": "the trainer lowers the batch until it fits; the file's is estimated",
-    "label_smoothing_factor": "label smoothing keeps the logits longer",
-    "optim_args*": "the optimizer's own arguments",
-    "optim_target_modules*": "only some weights are optimized this way",
-    "torch_empty_cache_steps": "the cache is emptied now and then, which costs time",
-}
-
 
 def optimizer(sheet: Sheet, key: str) -> None:
     """The optimizer's name in Trainer's words; both formats take AdamW without one."""
@@ -65,10 +56,14 @@ def optimizer(sheet: Sheet, key: str) -> None:
         return
     name = str(sheet.text(key)).lower()
     if name not in OPTIMIZERS:
-        sheet.unmodelled(key, f"optimizer {name}; adamw is estimated unless --optimizer says")
+        if name not in SMALLER:
+            sheet.decides(key, f"optimizer {name} is not planned for", *CHOOSE_OPTIMIZER)
+            return
+        sheet.means("optimizer", "adamw", key, note=f"not modelled: {name} keeps less", memory="less")
         return
-    note = "its pages stay on the GPU in the estimate" if name.startswith("paged") else ""
-    sheet.means("optimizer", OPTIMIZERS[name], key, note=note)
+    sheet.means("optimizer", OPTIMIZERS[name], key)
+    if name.startswith("paged") and OPTIMIZERS[name] in PAGED:
+        sheet.means("paged_states", True, key)
     if name in IMPLEMENTATIONS:
         sheet.means("optimizer_implementation", IMPLEMENTATIONS[name], key)
 
@@ -92,12 +87,12 @@ def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
 def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
     """Adapted modules: a list, names with commas, or all linear modules."""
     names = _names(sheet.data.get(key))
-    if names in ("all", "all-linear"):
-        sheet.means("lora_targets", ",".join(TARGETS), key, note="all linear modules")
+    if names in ("all", "all-linear", "all_linear"):
+        sheet.means("lora_targets", ALL_LINEAR, key)
     elif names is not None:
         sheet.means("lora_targets", names, key)
     elif absent_all:
-        sheet.means("lora_targets", ",".join(TARGETS), note=f"{sheet.name}'s default for {key}: all linear")
+        sheet.means("lora_targets", ALL_LINEAR, note=f"{sheet.name}'s default for {key}")
 
 
 def dropout(sheet: Sheet) -> None:
@@ -115,7 +110,9 @@ def magnitudes(sheet: Sheet, key: str) -> None:
     elif sheet.says("method") == "lora" and any(ENGINES[name].dora for name in engines):
         sheet.means("dora", True, key)
     else:
-        sheet.unmodelled(key, "magnitudes are modelled of whole copies in 16 bits; plain adapters are estimated")
+        sheet.unmodelled(
+            key, "magnitudes are modelled of whole copies in 16 bits; plain adapters are estimated", "more"
+        )
 
 
 def saved_modules(sheet: Sheet, key: str) -> None:
@@ -164,4 +161,4 @@ def deepspeed_section(sheet: Sheet, key: str) -> None:
     own = {name: sheet.says(name) for name in ("micro_batch_size", "grad_accum", "max_grad_norm", "lr", "weight_decay")}
     deepspeed.agree(inner, {name: value for name, value in own.items() if value is not None})
     deepspeed.read(inner, trainer=True)
-    sheet.include(inner.close(deepspeed.HARMLESS, deepspeed.NOT_MODELLED), key)
+    sheet.include(inner.close(classes(deepspeed.KEYS)), key)

@@ -6,12 +6,14 @@ The format is that of tests/truth/kernels. Not here: what the planner says of a 
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.calibrate.kernels.tuning import SOURCES, Case, untuned
 
@@ -54,14 +56,13 @@ def read(path: str | Path) -> list[KernelRow]:
     """The lines of a table, in order (PlannerError for what is no such table)."""
     path = Path(path)
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
-            columns = tuple(reader.fieldnames or ())
-            kind = _kind(path, columns)
-            return [_row(kind, path.stem, number, one) for number, one in enumerate(reader, 2)]
+        reader = csv.DictReader(io.StringIO(reading.read_text(path, reading.TABLE_BYTES), newline=""))
+        columns = tuple(reader.fieldnames or ())
+        kind = _kind(path, columns)
+        return [_row(kind, path.stem, number, one) for number, one in enumerate(reader, 2)]
     except OSError as error:
         raise PlannerError("rows", path, f"cannot be read ({error.strerror})", "Give a table of kernels") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise PlannerError("rows", path, f"is not a table ({error})", "Give comma-separated values") from None
 
 

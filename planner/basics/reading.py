@@ -1,0 +1,189 @@
+"""Files that a person or a stranger gives: opened without waiting for anybody, read to a bound, decoded to a depth.
+
+What is wrong with a file is an OSError, what is wrong with its shape a ValueError, whose words end the caller's
+refusal. Not here: what a file means, or writing one (output.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from planner.basics.output import KINDS
+
+MIB = 2**20
+SETTINGS_BYTES = MIB
+"""Largest file that a person writes by hand: presets, host files, configurations for --from. The longest is 60 KB."""
+RECORD_BYTES = 32 * MIB
+"""Largest file that a program writes as one value: plans, records of runs, indices (DeepSeek-V3's is 9 MB)."""
+TABLE_BYTES = 256 * MIB
+"""Largest table of lines, and largest tokenizer.json (Gemma 3's is 33 MB)."""
+LOG_BYTES = 1024 * MIB
+"""Largest metrics.jsonl: five million steps."""
+LINE_BYTES = 16 * MIB
+"""Longest line of a table, log or data file: a book of 2,000 pages is 5 MB."""
+TOML_LINE = 16 * 1024
+"""Longest line of TOML: the standard library's reader takes the square of a dotted key's parts."""
+DEPTH = 64
+"""Deepest nesting: files people have reach 12 (plans)."""
+ALIASED = 100_000
+"""Most values of a YAML file, each counted as often as an alias repeats it."""
+
+Path = str | os.PathLike[str]
+
+
+def opened(path: Path) -> BufferedReader:
+    """A file, open for reading bytes; OSError for a folder, device, pipe or socket, none of which is waited for."""
+    try:
+        _check_kind(os.stat(path).st_mode, path)  # before it is opened, which some devices act upon
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError:  # a NUL, or half of a surrogate pair
+        raise OSError(errno.EINVAL, "is no name of a file", ascii(os.fspath(path))) from None
+    try:
+        _check_kind(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes:
+    """All of a file of at most `most` bytes (OSError for a larger one, of which no more than that is read)."""
+    with opened(path) as stream:
+        raw = stream.read(most + 1)
+    if len(raw) > most:
+        raise OSError(errno.EFBIG, f"is larger than {_size(most)}", os.fspath(path))
+    return raw
+
+
+def read_text(path: Path, most: int = SETTINGS_BYTES) -> str:
+    """The same as UTF-8 (OSError for other bytes)."""
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, f"is not UTF-8 text: byte {error.start}", os.fspath(path)) from None
+
+
+def read_lines(path: Path, longest: int = LINE_BYTES) -> Iterator[bytes]:
+    """The lines of a file of any size, line breaks included (OSError for one longer than `longest` bytes)."""
+    with opened(path) as stream:
+        number = 0
+        while line := stream.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                raise OSError(errno.EFBIG, f"has a line longer than {_size(longest)}: {number}", os.fspath(path))
+            yield line
+
+
+def inside(name: object) -> bool:
+    """Whether a name that a file gives stays in the file's own folder, links apart."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        return False
+    path = PurePosixPath(name.replace("\\", "/"))
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def read_toml(raw: bytes) -> dict[str, Any]:
+    """TOML (ValueError for what is none, or nested deeper than DEPTH)."""
+    import tomllib  # milliseconds, and many questions read none
+
+    if any(len(line) > TOML_LINE for line in raw.split(b"\n")):
+        raise ValueError(f"has a line longer than {_size(TOML_LINE)}")
+    try:
+        table = tomllib.loads(raw.decode())
+        shallow(table)
+        return table
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def read_json(raw: bytes) -> Any:
+    """JSON with Python's NaN and Infinity, which Transformers writes (ValueError for what is none, or too deep)."""
+    try:
+        try:
+            return shallow(msgspec.json.decode(raw))
+        except msgspec.DecodeError as error:
+            import json  # for numbers that only it reads, which few files have
+
+            try:
+                return shallow(json.loads(raw.decode()))
+            except ValueError:
+                raise error from None  # its own words: shorter, and the same for every file
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def read_yaml(raw: bytes) -> Any:
+    """YAML (ValueError for what is none, is too deep, or repeats itself to more than ALIASED values by its aliases;
+    ImportError without PyYAML)."""
+    _check_yaml(raw)
+    return msgspec.yaml.decode(raw)
+
+
+def shallow(value: Any, depth: int = DEPTH) -> Any:
+    """The value itself, where its lists and tables are nested at most so deep (ValueError)."""
+    level = [value]
+    for _ in range(depth + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for values in inner for one in values]
+        if not level:
+            return value
+    raise _too_deep()
+
+
+def _check_yaml(raw: bytes) -> None:
+    """Walk the events of YAML before anything is made of them: libyaml's composer crashes where nesting is deep."""
+    import yaml
+
+    sizes: dict[str, tuple[int, int]] = {}  # by anchor: values in all, depth
+    open_nodes: list[list[Any]] = [[None, 0, 0]]  # anchor, values, depth of what is inside
+    try:
+        for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append([event.anchor, 1, 0])
+                sizes.pop(event.anchor, None)
+                if len(open_nodes) > DEPTH:
+                    raise _too_deep()
+                continue
+            anchor = None
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, values, deep = open_nodes.pop()
+                deep += 1
+            elif isinstance(event, yaml.ScalarEvent):
+                anchor, values, deep = event.anchor, 1, 0
+            elif isinstance(event, yaml.AliasEvent):
+                if event.anchor not in sizes:
+                    raise ValueError(f"has an alias of itself, or of nothing: {event.anchor[:40]}")
+                values, deep = sizes[event.anchor]
+            else:
+                continue
+            if anchor is not None:
+                sizes[anchor] = values, deep
+            outer = open_nodes[-1]
+            outer[1], outer[2] = outer[1] + values, max(outer[2], deep)
+            if outer[1] > ALIASED:
+                raise ValueError(f"repeats itself by its aliases to more than {ALIASED} values")
+            if len(open_nodes) + deep > DEPTH:
+                raise _too_deep()
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _check_kind(mode: int, path: Path) -> None:
+    for is_kind, kind in KINDS:
+        if is_kind(mode):
+            raise OSError(errno.EINVAL, f"is a {kind}, not a file", os.fspath(path))
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"is nested more than {DEPTH} deep")
+
+
+def _size(count: int) -> str:
+    return f"{count // MIB} MiB" if count >= MIB else f"{count // 1024} KiB"

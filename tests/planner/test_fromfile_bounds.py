@@ -1,0 +1,88 @@
+"""What a file asks for and no figure counts: the words of verdicts under it on every face, and launching, which a file
+of another's launcher is not asked about.
+
+Not here: what each key is understood to be (test_fromfile_classes.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from planner.ask import options
+from planner.ask.bounds import KEPT, Uncounted, qualified
+from planner.cli import planner
+from planner.decide import estimate_json, estimation
+from planner.views import render
+from tui import state
+
+CASES = Path(__file__).parent / "configs" / "third"
+MORE, LESS = ("its_own_key",), ("fused_loss",)
+KINDS = {
+    "at least": Uncounted(more=MORE),
+    "at most": Uncounted(less=LESS),
+    "unsure": Uncounted(more=MORE, less=LESS),
+}
+SURE = {"at least": {"yes", "likely", "close"}, "at most": {"no", "close"}, "unsure": {"yes", "likely", "close", "no"}}
+"""Words that a bound forbids."""
+
+GPUS = ("h200", "a10g-24gb")
+"""One that holds the model, and one that does not."""
+
+
+def asked(uncounted: Uncounted, **given: Any) -> estimation.Answer:
+    plain = {
+        "model": "1b",
+        "gpus": "2",
+        "seq_len": "2048",
+        "micro_batch_size": "2",
+        "strategy": "ddp",
+        "method": "full",
+    }
+    return estimation.answer(msgspec.structs.replace(options.question(plain | given), uncounted=uncounted))
+
+
+@pytest.mark.parametrize(("word", "kind"), [*itertools.product(("yes", "likely", "close", "no"), KINDS)])
+def test_a_verdict_says_no_more_than_a_bound_allows(word: str, kind: str):
+    found = qualified(word, KINDS[kind])
+
+    assert found not in SURE[kind]
+    assert found in (word, kind)
+
+
+@pytest.mark.parametrize(("kind", "gpu"), [*itertools.product(KINDS, GPUS)])
+def test_text_json_and_explorer_say_the_same_bound(kind: str, gpu: str):
+    sure = asked(Uncounted(), gpu=gpu).estimates[0]
+    found = asked(KINDS[kind], gpu=gpu)
+    text, said = render.answer_text(found), msgspec.json.decode(estimate_json.as_json(found))
+    one, word = said["estimates"][0], qualified(sure.verdict, KINDS[kind])
+    shown = state._shown({}, found.estimates[0], found.question)
+
+    assert found.estimates[0].memory == sure.memory
+    assert (one["verdict"], shown.verdict) == (word, word)
+    assert one["fits"] is (None if word in KEPT else sure.fits)
+    assert one["fits_probability"] is one["room_probability"] is None
+    assert said["uncounted"] == {"more": list(KINDS[kind].more), "less": list(KINDS[kind].less), "bound": kind}
+    assert f" {word} " in next(line for line in text.splitlines() if " ddp " in f" {line} ")
+    assert all(key in text and key in said["warnings"][-1] for key in (*KINDS[kind].more, *KINDS[kind].less))
+    assert shown.reasons[0].startswith(state.SAID[word])
+
+
+FILES = ("ax_qlora_paged.yaml", "lf_lora_8192_mb6.yaml", "lf_sft_full.yaml")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_launcher_is_not_asked_about_launching(name: str, tmp_path: Path):
+    plan = tmp_path / "plan.json"
+    told = CliRunner().invoke(
+        planner, ["estimate", "--from", str(CASES / name), "--gpus", "8", "--gpu", "h200", "-o", str(plan)]
+    )
+
+    assert told.exit_code == 0, told.stderr
+    assert "cannot be launched" not in told.stdout
+    assert plan.exists()
