@@ -57,7 +57,7 @@ EXCEPTIONS: dict[str, str] = {
     "executor/worker/checkpoints/fetching.py:_sent": "reads parts of a size that the checkpoint's manifest says",
     "executor/worker/checkpoints/shards.py:load": CHECKED,
     "executor/worker/checkpoints/shards.py:read_pieces": CHECKED,
-    "executor/worker/data/data.py:_texts": "the text that is trained on, as large as it is, after its kind is checked",
+    "executor/preflight/files.py:text_of": "the text that is trained on, as large as it is, after its kind is checked",
     "executor/worker/data/data.py:open_rows": "the tokens that are trained on, mapped and not read",
     "executor/worker/data/limited.py:limited": KERNEL,
     "executor/worker/engines/transformers_tp.py:TransformersTpEngine.__init__": OWN_RUN,

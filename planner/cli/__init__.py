@@ -312,7 +312,7 @@ def answered(text: str | bytes, found: Any, output: str | None) -> int:
 
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
-    tell(found.question.notes)
+    tell(found.notes)
     place = found.recommended
     if place is None and found.question.pins.exact and found.estimates[0].fits:
         place = 0  # asked for by name: a plan to look at, which executor run refuses
@@ -329,10 +329,13 @@ def finish(found: Any, output: str | None) -> int:
         say(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:
+        from planner.decide.answers import training
         from planner.decide.planning import plan_of
         from planner.spec import inputs
         from planner.spec.plan import encode_plan, write_whole
 
+        if found.question.job.recipe.data is None:
+            tell([training(found.estimates[place])])
         plan = inputs.resolved(plan_of(found.estimates[place]))
         write_whole(output, encode_plan(plan))
         tell(inputs.unknown(plan))

@@ -78,7 +78,7 @@ def test_nodes_that_are_started_again_go_on(pair: TestHosts, tmp_path: Path, han
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     (tmp_path / "runs").mkdir()
     words = ("--to", "kubernetes", "--image", "a/b", "--claim", f"kept={RUNS}", "--checkpoint-every", "10")
-    words += tuple(f"--env={name}={value}" for name, value in SECRET.items())
+    words += ("--demo-data", *(f"--env={name}={value}" for name, value in SECRET.items()))
     made = executor("export-launch", tmp_path / "plan.json", "-o", tmp_path / "out", "--no-save-weights", *words)
     assert made.returncode == 0, made.stderr
     first = [pod(pair, node, tmp_path, "uid-1") for node in (0, 1)]

@@ -290,7 +290,8 @@ def test_counts_lengths_and_shares_are_understood_as_people_type_them(capsys: py
 
 MODEL_SIZES = {"--layers": "2", "--hidden": "64", "--heads": "4", "--kv-heads": "4", "--ffn": "128", "--vocab": "500"}
 NUMERIC = [option.opts[0] for option in question_params() if option.metavar in ("N", "X")]
-MAY_BE_ZERO = {"--zero-stage", "--lr", "--weight-decay", "--momentum", "--headroom", "--warmup-steps", "--min-lr-ratio",
+MAY_BE_ZERO = {"--zero-stage", "--lr", "--beta2", "--weight-decay", "--momentum", "--headroom", "--warmup-steps",
+               "--min-lr-ratio",
                "--max-grad-norm", "--seed", "--eval-every", "--zero3-prefetch-elements", "--zero3-persistence-elements",
                "--zero3-max-live-elements", "--zero3-max-reuse-elements", "--lora-dropout"}  # fmt: skip
 
