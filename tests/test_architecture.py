@@ -167,3 +167,105 @@ def test_a_package_s_listing_is_seen_at_a_glance(package):
     entries = sorted({path.parts[0] for path in files if "__pycache__" not in path.parts})
 
     assert len(entries) <= MOST_ENTRIES, entries
+
+
+# -- what a person or a file says goes through one module ------------------------------------------------------------
+
+OWN_WAYS = {
+    "planner/basics/quoting.py": {"yaml", "comment"},
+    "planner/basics/saying.py": {"echo"},
+    "planner/basics/command.py": {"echo"},  # click's own help page
+    "executor/launchers/slurm.py": {"comment"},  # #SBATCH lines, whose values it quotes by sbatch's rules itself
+    "tui/inputs.py": {"shlex"},  # a field of its own, which it splits again by the same module
+    "executor/follow/view_text.py": {"stream"},
+    "planner/basics/waiting.py": {"stream"},  # a line of numbers
+    "planner/views/show/terminal.py": {"stream"},  # drawn by rich, of a picture whose texts are shown ones
+}
+"""Modules that write in one way by themselves; all others go through planner/basics/quoting.py and saying.py."""
+WRITERS = {
+    "executor/launchers/slurm.py": {"for_shell", "for_comment", "identifier"},
+    "executor/launchers/skypilot.py": {"for_shell", "identifier"},
+    "executor/run/launch_export.py": {"for_shell", "for_yaml"},
+    "executor/run/dryrun.py": {"for_shell", "for_comment"},
+    "executor/hosts/ssh_session.py": {"for_shell"},
+    "executor/hosts/ssh_run.py": {"for_shell"},
+    "executor/follow/view_text.py": {"for_terminal"},
+    "planner/views/show/canvas.py": {"for_terminal"},
+    "planner/views/show/picture.py": {"for_terminal"},
+    "planner/basics/saying.py": {"for_terminal", "in_json"},
+    "tui/state.py": {"for_shell"},
+}
+"""What each writer of scripts, manifests, drawings and lines calls."""
+
+
+def own_ways(code: str) -> set[str]:
+    """Ways of writing that go by the quoting functions: shlex's own quotes, YAML, print, comments in formatted text."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="shlex"), attr="quote" | "join"):
+                found.add("shlex")
+            case ast.ImportFrom(module="shlex", names=names) if {one.name for one in names} & {"quote", "join"}:
+                found.add("shlex")
+            case ast.Import(names=names) if any(one.name.partition(".")[0] == "yaml" for one in names):
+                found.add("yaml")
+            case ast.ImportFrom(module="yaml"):
+                found.add("yaml")
+            case ast.Attribute(value=ast.Name(id="click"), attr="echo" | "secho") | ast.Call(func=ast.Name(id="print")):
+                found.add("echo")
+            case ast.Attribute(value=ast.Attribute(attr="stdout" | "stderr" | "stream"), attr="write"):
+                found.add("stream")
+            case ast.Call(func=ast.Name(id="Console")):
+                found.add("stream")
+            case ast.JoinedStr(values=[ast.Constant(value=str(first)), *_]) if first.startswith(("# ", "#S", "#!")):
+                found.add("comment")
+            case ast.JoinedStr(values=values) if any(
+                isinstance(one, ast.Constant) and ("\n#" in one.value or "<text" in one.value) for one in values
+            ):
+                found.add("comment")
+    return found
+
+
+def called(code: str) -> set[str]:
+    calls = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
+    return {node.func.id for node in calls if isinstance(node.func, ast.Name)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules(*PACKAGES) if "worker" not in path.parts],
+    ids=lambda path: str(path.relative_to(PROJECT)),
+)
+def test_nothing_is_quoted_or_printed_but_by_the_functions_for_it(path: Path):
+    name = str(path.relative_to(PROJECT))
+    assert own_ways(path.read_text()) <= OWN_WAYS.get(name, set())
+
+
+@pytest.mark.parametrize("name", sorted(OWN_WAYS))
+def test_no_way_of_its_own_is_left_over(name: str):
+    assert own_ways((PROJECT / name).read_text()) >= OWN_WAYS[name] - {"comment"}
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_a_writer_calls_the_functions_that_quote(name: str):
+    assert called((PROJECT / name).read_text()) >= WRITERS[name]
+
+
+@pytest.mark.parametrize(
+    ("code", "way"),
+    [
+        ("import shlex\nshlex.quote(name)", "shlex"),
+        ("from shlex import join", "shlex"),
+        ("def write():\n    import yaml", "yaml"),
+        ("from yaml import safe_dump", "yaml"),
+        ("click.echo(name)", "echo"),
+        ("print(name)", "echo"),
+        ("sys.stderr.write(name)", "stream"),
+        ("self.stream.write(name)", "stream"),
+        ("lines = [f'# {name}']", "comment"),
+        ("lines = f'#SBATCH --job-name={name}'", "comment"),
+        ("text = f'{a}\\n# {name}'", "comment"),
+    ],
+)
+def test_a_way_of_writing_by_itself_would_be_seen(code: str, way: str):
+    assert own_ways(code) == {way}

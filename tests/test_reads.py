@@ -29,8 +29,59 @@ FUNCTIONS = {
 }  # fmt: skip
 """By the names that the tree calls them; ordinary values are decoded by bytes that were read before."""
 
-EXCEPTIONS: dict[str, str] = {}
-"""Functions that read otherwise, each with the reason why what it reads is bounded or nobody else's."""
+OWN_RUN = "a file of the run that this process runs, written a moment before by itself or its own ranks"
+PACKAGED = "a file of this package, which came with the code that reads it"
+KERNEL = "what the kernel says of processes and interfaces, under /proc or /sys"
+CHECKED = "safetensors takes no head above 100 MB, and checks every offset in it before it reads a tensor"
+CALLER = "comes through the pipe or connection of the process that started this one, which bounds it"
+
+EXCEPTIONS: dict[str, str] = {
+    "executor/folder/checkpoints.py:_sync": "opens a file or a folder that was just written, to bring it to the disk",
+    "executor/folder/ownership.py:_taken": "opens the lock file, of which nothing is read",
+    "executor/hosts/boot.py:digest": PACKAGED,
+    "executor/hosts/boot.py:main": CALLER,
+    "executor/hosts/checks/host.py:versions": "a file of the torch that is installed here, which is imported anyway",
+    "executor/hosts/node.py:Mirror._send": "looks first that it is a file, and reads it in parts of CHUNK_BYTES",
+    "executor/hosts/ssh.py:contact": "opens connections and no file",
+    "executor/hosts/ssh_run.py:_Run._request": OWN_RUN,
+    "executor/hosts/ssh_run.py:_Run._store": "opens a file to write into it, and reads nothing",
+    "executor/hosts/ssh_session.py:Session._open": PACKAGED,
+    "executor/launchers/local.py:start": "opens the descriptor of a pipe that it has just made",
+    "executor/launchers/namespaces.py:sent_bytes": KERNEL,
+    "executor/launchers/skypilot.py:accelerator": PACKAGED,
+    "executor/measure/measure.py:_end_whole": "opens a file to cut its last line, which was read within bounds",
+    "executor/run/launch.py:start_and_watch": OWN_RUN,
+    "executor/run/launch_export.py:_kubernetes": OWN_RUN,
+    "executor/system/processes.py:_others": KERNEL,
+    "executor/system/processes.py:said": KERNEL,
+    "executor/system/sources.py:sources": PACKAGED,
+    "executor/worker/checkpoints/fetching.py:_sent": "reads parts of a size that the checkpoint's manifest says",
+    "executor/worker/checkpoints/shards.py:load": CHECKED,
+    "executor/worker/checkpoints/shards.py:read_pieces": CHECKED,
+    "executor/worker/data/data.py:_texts": "the text that is trained on, as large as it is, after its kind is checked",
+    "executor/worker/data/data.py:open_rows": "the tokens that are trained on, mapped and not read",
+    "executor/worker/data/limited.py:limited": KERNEL,
+    "executor/worker/engines/transformers_tp.py:TransformersTpEngine.__init__": OWN_RUN,
+    "executor/worker/meter/transport.py:threads_run": KERNEL,
+    "executor/worker/model/values.py:_files_by_key": CHECKED,
+    "executor/worker/model/values.py:_read": CHECKED,
+    "executor/worker/probe/check_reduce.py:main": CALLER,
+    "executor/worker/probe/probe.py:_time": OWN_RUN,
+    "executor/worker/readback.py:accelerate_values": OWN_RUN,
+    "executor/worker/readback.py:deepspeed_values": OWN_RUN,
+    "executor/worker/readback.py:missing_names": PACKAGED,
+    "executor/worker/readback.py:transformers_values": OWN_RUN,
+    "executor/worker/weights/export.py:_adapters": CHECKED,
+    "executor/worker/weights/weights.py:read": CHECKED,
+    "executor/worker/world/limits.py:limit_memory": KERNEL,
+    "executor/worker/world/wire.py:WireCounter._read": KERNEL,
+    "planner/cli/__init__.py:show_schema": PACKAGED,
+    "planner/spec/hub.py:_fetched": "reads RECORD_BYTES of the answer at most",
+    "tui/widgets/fields.py:Fields._changed": "opens a list on the screen, and no file",
+    "tui/widgets/fields.py:Fields.move": "opens a list on the screen, and no file",
+    "tui/widgets/fields.py:Fields.search": "opens a list on the screen, and no file",
+}
+"""Functions that read otherwise, and why what they read is bounded or nobody else's."""
 
 
 @cache
@@ -68,6 +119,7 @@ def writes(call: ast.Call) -> bool:
     return any(set(mode) & set("wax") and "+" not in mode and len(mode) <= 3 for mode in modes) or "O_WRONLY" in flags
 
 
+@cache
 def found() -> dict[str, list[int]]:
     """The lines of such calls, by module and function."""
     places: dict[str, list[int]] = {}

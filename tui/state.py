@@ -25,6 +25,7 @@ from planner.decide.estimate_json import BUFFERS, breakdown
 from planner.decide.estimation import Answer, Estimate, answer
 from planner.decide.planning import plan_of
 from planner.decide.recommendation import Constraints, Recommendation, recommend, seen_of
+from planner.decide.whatif import of_memory
 from planner.spec import Layout, TrainingJob, hub
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import PhaseMemory, encode_plan, write_whole
@@ -242,12 +243,12 @@ def _memory_table(phases: Sequence[PhaseMemory]) -> str:
 
 
 def _sum_line(one: Estimate) -> str:
-    """The device's memory as a sum whose printed figures add up."""
+    """Memory on the card as a sum whose printed figures add up."""
     peak, device = one.memory.peak, one.memory.device_bytes
     size, unit = (GIB, "GiB") if device >= GIB else (MIB, "MiB")
     whole, live = round(device / size, 2), round(peak.total / size, 2)
     return (
-        f"{whole:.2f} {unit} on the device = {live:.2f} live in {peak.phase} + {whole - live:.2f} overhead, "
+        f"{whole:.2f} {unit} on the card = {live:.2f} live in {peak.phase} + {whole - live:.2f} overhead, "
         "which allocator and device add"
     )
 
@@ -257,9 +258,8 @@ def reasons(one: Estimate) -> tuple[str, ...]:
     peak = one.memory.peak
     fullest = max(peak.terms.items(), key=lambda pair: pair[1])
     said = [
-        f"{SAID[one.verdict]}: the device shows {format_bytes(one.memory.device_bytes)} of "
-        f"{format_bytes(one.case.cluster.gpu.memory_bytes)}, {band_text(one)} in nine measurements of ten; the peak "
-        f"is in {peak.phase}, most of it {fullest[0]} ({format_bytes(fullest[1])})"
+        f"{SAID[one.verdict]}: {of_memory(one)}, {band_text(one)} in nine measurements of ten; the peak "
+        f"is in {peak.phase}, most of it {fullest[0]} ({format_bytes(fullest[1])} live)"
     ]
     said += [reason for reason in one.reasons if one.fits or one.verdict in BOUND_SAID]
     said.append(f"runs on {one.backend}" if one.launchable else f"cannot be launched: {one.refusal}")

@@ -22,6 +22,8 @@ from executor.run.reap import standing
 from executor.system import environment
 from planner import __version__
 from planner.basics import command
+from planner.basics.quoting import for_comment
+from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
 
 EXAMPLES = """
@@ -216,7 +218,7 @@ def run(
     judged = tolerances if judge else None
     if dry_run:
         text, write = _dry_run(plan, options, (launcher, by_ssh), sbatch, as_json)
-        click.echo(text)
+        say(text)
         if output is not None:
             tell(f"wrote {output}: {', '.join(write(output))}")
         return 0
@@ -250,9 +252,9 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None
     if as_json:
-        click.echo(lines.as_json(reports.SCHEMA, built, outside, tolerances))
+        say(lines.as_json(reports.SCHEMA, built, outside, tolerances))
     else:
-        click.echo(render(built))
+        say(render(built))
     return verdict(outside)
 
 
@@ -264,9 +266,9 @@ def status(folder: Path, as_json: bool) -> int:
     stands = standing(folder)
     if as_json:
         found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
-        click.echo(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))
+        say(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))
         return 0
-    click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    say(f"{stands.status}: {stands.message}" if stands.message else stands.status)
     return 0
 
 
@@ -292,7 +294,7 @@ def _dry_run(
 
         machines = fleet_of(Path(options.hosts), plan, options.nodes, tell).used
         found, reached = ssh_run.dry_run(plan, options, machines, tell)
-        lines = [f"# node {node} is reached by\n{line}" for node, line in enumerate(reached)]
+        lines = [f"{for_comment(f'node {node} is reached by')}\n{line}" for node, line in enumerate(reached)]
         text = "\n".join([dryrun.as_text(found), "", *lines])
         shown = msgspec.json.encode(msgspec.json.decode(dryrun.as_json(found)) | {"ssh": reached}) if as_json else text
     else:

@@ -21,6 +21,7 @@ from executor.hosts.checks import table
 from executor.hosts.fleet import fleet_of
 from executor.preflight.preflight import PREFLIGHT, visible_gpus
 from executor.run.prepare import Options, decided
+from planner.basics.saying import say
 from planner.spec import inputs
 from planner.spec.plan import read_plan
 
@@ -90,5 +91,5 @@ def check(
             cli_output.tell(f"this machine is asked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
             ranks = made.processes
         found = ask(checking.ThisMachine(), ranks=ranks)
-    click.echo(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names))
+    say(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names))
     return PREFLIGHT if found.failed else 0

@@ -18,6 +18,7 @@ from executor.run import export as exports
 from executor.run import launch_export
 from executor.run.prepare import Options
 from planner.basics import command
+from planner.basics.saying import say
 from planner.basics.units import format_bytes
 from planner.spec.plan import read_plan
 
@@ -42,18 +43,19 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     options = exports.Options(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
     written = exports.export(run, folder, options)
     if as_json:
-        click.echo(msgspec.json.encode(written))
+        say(msgspec.json.encode(written))
         return 0
     files = sum(name.endswith(".safetensors") for name in written.files)
     size = f"{written.kind}, {written.parameters:,} parameters in {written.dtype}, {format_bytes(written.weight_bytes)}"
-    click.echo(f"{written.model_dir}: {size} in {files} file{'s' * (files > 1)}")
+    say(f"{written.model_dir}: {size} in {files} file{'s' * (files > 1)}")
     if not written.tokenizer:
-        click.echo("no tokenizer: the run used the built-in one, whose ids are bytes (256 begins a text, 257 ends it)")
+        say("no tokenizer: the run used the built-in one, whose ids are bytes (256 begins a text, 257 ends it)")
     return 0
 
 
 @click.command("export-launch")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What is to start it.")
 @click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
 @click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
@@ -66,7 +68,12 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 )
 @click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
-@click.option("--save-weights/--no-save-weights", default=True, help="Save the trained weights (default: saved).")
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    help="Run this program instead of the built-in trainer; its arguments after --.",
+)
+@click.option("--save-weights/--no-save-weights", default=None, help="Save the trained weights (default: saved).")
 @cli_options.CHECKPOINT_EVERY
 @cli_options.KEEP_LAST
 @cli_options.KEEP_EVERY
@@ -81,6 +88,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export_launch(
     plan_file: Path,
+    script_arguments: tuple[str, ...],
     to: launch_export.Target,
     output: Path,
     sbatch: tuple[str, ...],
@@ -88,7 +96,8 @@ def export_launch(
     claim: tuple[str, ...],
     accelerator: str | None,
     env: tuple[str, ...],
-    save_weights: bool,
+    script: Path | None,
+    save_weights: bool | None,
     checkpoint_every: str | None,
     keep_last: int | None,
     keep_every: int | None,
@@ -97,23 +106,30 @@ def export_launch(
     as_json: bool,
 ) -> int:
     """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
+    if script_arguments and script is None:
+        raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
+    if script and (save_weights or checkpoint_every or max_restarts):
+        raise click.UsageError(
+            "--save-weights, --checkpoint-every and --max-restarts are the built-in trainer's: leave them out"
+        )
     plan = read_plan(plan_file)
     asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
     every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
     options = Options(
         run_dir=output,
         nodes=plan.cluster.nodes,
-        save_weights=save_weights,
+        save_weights=save_weights is not False and script is None,
+        script=(str(script), *script_arguments) if script else (),
         env=env,
-        checkpoints=checkpoint_policy.asked(plan, every, keep_last, keep_every),
+        checkpoints=None if script else checkpoint_policy.asked(plan, every, keep_last, keep_every),
         stall_s=stall_timeout,
         max_restarts=max_restarts,
     )
     made = launch_export.export(plan, to, options, asked, cli_output.tell)
     if as_json:
-        click.echo(msgspec.json.encode({"schema": "export-launch/1"} | msgspec.to_builtins(made, enc_hook=str)))
+        say(msgspec.json.encode({"schema": "export-launch/1"} | msgspec.to_builtins(made, enc_hook=str)))
         return 0
     for note in made.notes:
         cli_output.tell(f"note: {note}")
-    click.echo(made.start)
+    say(made.start)
     return 0

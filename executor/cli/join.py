@@ -16,6 +16,7 @@ from executor.cli import output as cli_output
 from executor.launchers import slurm
 from executor.run import join as joins
 from executor.system import environment
+from planner.basics.saying import say
 
 
 @click.command()
@@ -73,7 +74,7 @@ def join(
     if node_rank == 0:
         return cli_output.finish(ready, record, None, as_json)
     if as_json:
-        click.echo(msgspec.json.encode({"run_dir": str(run), "node": asked.node} | msgspec.to_builtins(record)))
+        say(msgspec.json.encode({"run_dir": str(run), "node": asked.node} | msgspec.to_builtins(record)))
     if record.exit_code:
-        cli_output.tell(f"error: {record.message.rstrip('.')}. Logs: {ready.options.run_dir / 'logs'}")
+        cli_output.tell_failure(ready, record)
     return record.exit_code

@@ -27,6 +27,7 @@ from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_file, check_folder
 from planner.basics.quoting import for_shell
+from planner.basics.saying import say
 from planner.basics.units import GB, TERA, format_seconds
 from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
 from planner.calibrate.probe import Probe
@@ -74,7 +75,7 @@ def measure(
         )
     if list_only or output is None:
         listed = [measuring.Result(cell, refusal=cell.refusal) for cell in cells]
-        click.echo(measure_text.as_json(listed, machine, output) if as_json else measure_text.listing(cells))
+        say(measure_text.as_json(listed, machine, output) if as_json else measure_text.listing(cells))
         return 0
     results: list[measuring.Result] = []
     code = 0
@@ -86,7 +87,7 @@ def measure(
     except measuring.Stopped as stopped:
         code = stopped.code
         tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command goes on from there.")
-    click.echo(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
+    say(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
     return code or measuring.exit_code(results)
 
 
@@ -128,10 +129,10 @@ def probe(
             raise click.UsageError(f"--nodes {nodes}: the host file names {len(machines)}, and all are measured")
         written = probe_hosts.run(options, machines, tell)
     if as_json:
-        click.echo(msgspec.json.encode(written.probe))
+        say(msgspec.json.encode(written.probe))
     else:
         for line in summary(written.probe):
-            click.echo(line)
+            say(line)
     for path in written.files:
         tell(f"wrote {os.path.relpath(path)}")
     folder = for_shell([os.path.relpath(output)])
@@ -173,9 +174,9 @@ def trace(
     built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)
     outside = lines.outside(reports.judged(built.memory, built.traffic, tolerances)) if judge else None
     if as_json:
-        click.echo(lines.as_json(traces.SCHEMA, built, outside, tolerances))
+        say(lines.as_json(traces.SCHEMA, built, outside, tolerances))
     else:
-        click.echo(traces.render(built))
+        say(traces.render(built))
         if kernels:
-            click.echo(tracekernels.as_preset(plan, built.kept))
+            say(tracekernels.as_preset(plan, built.kept))
     return verdict(outside)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from executor.folder import rundir
+from executor.folder import outcome, rundir
 from executor.measure import lines
 from executor.measure import report as reports
 from executor.measure.report_text import render
@@ -22,7 +22,9 @@ from executor.run import launch
 from executor.run.reap import OnHosts
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
+from planner.basics.saying import say
 from planner.basics.units import format_bytes, format_seconds
+from planner.figures.memory import shown_by
 from planner.spec.record import RunRecord
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ OUTSIDE_BAND = 6
 
 def tell(text: str) -> None:
     """Say something to the person, on stderr."""
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def confirm(ready: launch.Prepared, yes: bool) -> None:
@@ -50,11 +52,10 @@ def _headline(ready: launch.Prepared) -> str:
         for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
         if (size := getattr(layout, axis)) > 1
     )
-    peak = max((phase.total for phase in plan.prediction.memory), default=None)
     where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
     step = format_seconds(plan.prediction.step_s) + " a step"
     guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
-    predicted = f"predicted {format_bytes(peak)} a rank, {step}{guess}"
+    predicted = f"predicted {format_bytes(shown_by(plan))} on the card of a rank, {step}{guess}"
     return (
         f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
     )
@@ -66,7 +67,7 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
 
     word, sentence = slurm.standing(job)
     if as_json:
-        click.echo(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
+        say(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
     tell(f"{word}: {sentence}. How it stands: executor status {for_shell([os.path.relpath(run_dir)])}")
     return 0
 
@@ -75,14 +76,14 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     """Print how a run ended, and its report where there is one; the exit code of the command."""
     folder = ready.options.run_dir
     if record.exit_code:
-        tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+        tell_failure(ready, record)
     built = reports.build(folder) if record.measured or tolerances else None
     outside = reports.check(built, tolerances) if built and tolerances and not record.exit_code else None
     if as_json:
         whole = {"run_dir": str(folder)} | msgspec.to_builtins(record)
         if built:
             whole["report"] = msgspec.Raw(lines.as_json(reports.SCHEMA, built, outside, tolerances))
-        click.echo(msgspec.json.encode(whole))
+        say(msgspec.json.encode(whole))
     elif built and not record.exit_code:
         tell(render(built))
     elif ready.options.script and not record.exit_code:
@@ -93,6 +94,20 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
         if ready.options.save_weights:
             tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} DIR")
     return record.exit_code or verdict(outside)
+
+
+def tell_failure(ready: launch.Prepared, record: RunRecord) -> None:
+    """Say what failed, with the traceback of the rank that did, and how the run is gone on with."""
+    folder, options = ready.options.run_dir, ready.options
+    if record.failed_rank is not None:
+        log = rundir.rank_log(folder, *divmod(record.failed_rank, ready.processes), "stderr")
+        for line in outcome.traceback_of(log, record.message):
+            tell(line)
+    tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
+    if not options.script:
+        own = ready.hosts.emulation in ("ssh", "join")
+        for line in outcome.way_on(folder, writes=options.checkpoints is not None, kept=own):
+            tell(line)
 
 
 def verdict(outside: tuple[str, ...] | None) -> int:

@@ -27,6 +27,7 @@ from executor.run.attempts import Place
 from executor.run.prepare import Options, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
 from planner.spec.record import RunRecord
 
@@ -127,7 +128,7 @@ def _by_launcher(
     resume.put_aside(ready, place, cli_output.tell)
     if fleet:
         return ready, ssh_run.run(ready, fleet, cli_output.tell, master=master)
-    return ready, launch.execute(ready, cli_output.tell)
+    return ready, launch.run(ready, cli_output.tell)
 
 
 def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
@@ -158,10 +159,10 @@ def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
     commands = [dryrun.join_command(found, node) for node in range(plan.cluster.nodes)]
     if as_json:
         said = {"schema": "resume/1", "run_dir": str(options.run_dir), "resumed_from": place.step, "join": commands}
-        click.echo(msgspec.json.encode(said))
+        say(msgspec.json.encode(said))
         return 0
     cli_output.tell("ready: its nodes are to join it")
-    click.echo("\n".join(commands))
+    say("\n".join(commands))
     return 0
 
 
@@ -189,7 +190,7 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
     check_owner(folder, trust_owner)
     confirmed = partial(cli_output.confirm_hosts, folder, yes, "Add --yes")
     stands = reap.stop(folder, wait_s, cli_output.on_hosts(confirmed))
-    click.echo(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    say(f"{stands.status}: {stands.message}" if stands.message else stands.status)
     return 0
 
 
@@ -200,5 +201,5 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
 def logs(folder: Path, rank: int | None, count: int) -> int:
     """The last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
     for line in attach.last_lines(folder, rank, count):
-        click.echo(line)
+        say(line)
     return 0

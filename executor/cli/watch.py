@@ -18,6 +18,7 @@ from executor.follow.attach import follow
 from executor.follow.view import LOOK_S, Lookout
 from executor.follow.view_text import summary, writer
 from planner.basics.command import INTERRUPTED
+from planner.basics.saying import say
 
 
 @click.command("watch")
@@ -54,7 +55,7 @@ def attach(folder: Path, rank: int | None, from_start: bool, trust_owner: bool) 
     rundir.read_run_plan(folder)
     check_owner(folder, trust_owner)
     try:
-        view = follow(folder, rank, from_start=from_start, echo=click.echo)
+        view = follow(folder, rank, from_start=from_start, echo=say)
     except KeyboardInterrupt:
         tell("detached: the run goes on")
         return INTERRUPTED

@@ -163,17 +163,17 @@ def faults(folder: Path, files: Mapping[str, File], *, contents: bool = True) ->
     return wrong
 
 
-def newest(run: Path) -> tuple[Path | None, list[tuple[str, str]]]:
+def newest(run: Path, *, contents: bool = True) -> tuple[Path | None, list[tuple[str, str]]]:
     """(the checkpoint of a run's highest step that is whole, or None; name and reason of each newer one that is not).
 
-    Reads every file of the checkpoints that it looks at.
+    Reads every file of the checkpoints that it looks at; without `contents` only their sizes.
     """
     skipped: list[tuple[str, str]] = []
     begun = sorted(unfinished(run), reverse=True)
     for step, folder in sorted(steps_of(run).items(), reverse=True):
         skipped += [(one.name, "was not completed") for at, one in begun if at > step]
         begun = [(at, one) for at, one in begun if at <= step]
-        reason = verify(folder)
+        reason = verify(folder, contents=contents)
         if reason is None:
             return folder, skipped
         skipped.append((folder.name, reason))

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from executor.system.environment import masked
+from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_path
@@ -350,7 +351,7 @@ def _lines(folder: Path) -> list[Logged]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    whole = reading.read_bytes(path, reading.LOG_BYTES).rpartition(b"\n")[0].splitlines()
     with refusing(NOT_JSON, "run file", path, "cannot be read", DAMAGED):
         return [msgspec.json.decode(line, type=Logged) for line in whole]
 
@@ -379,9 +380,9 @@ def _rank_files(folder: Path) -> list[tuple[int, Path]]:
 def last_text(path: Path) -> str:
     """The last 64 KiB of a file; nothing where there was none, or it was deleted meanwhile."""
     try:
-        with path.open("rb") as stream:
+        with reading.opened(path) as stream:
             stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
+            return stream.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -389,4 +390,4 @@ def last_text(path: Path) -> str:
 def read_json(path: Path, kind: type[T]) -> T:
     """One file of a run folder; refuses one that is damaged."""
     with refusing((OSError, *NOT_JSON), "run file", path, "cannot be read", DAMAGED):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(reading.read_bytes(path), type=kind)

@@ -236,7 +236,7 @@ def tail(folder: Path) -> list[Logged]:
     with suppress(OSError), reading.opened(folder / rundir.METRICS) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
-        whole = file.read().rpartition(b"\n")[0].splitlines()
+        whole = file.read(TAIL_BYTES).rpartition(b"\n")[0].splitlines()
         return [line for _, line in steplines.decoded(whole[size > TAIL_BYTES :])]
     return []
 

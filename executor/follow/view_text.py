@@ -17,6 +17,7 @@ import msgspec
 from executor.folder import alive
 from executor.follow.view import CheckpointView, RankView, Restart, View
 from executor.watch.stragglers import sentence
+from planner.basics.quoting import for_terminal
 from planner.basics.units import format_bytes, format_seconds
 
 UP, ERASE_BELOW = "\x1b[{}A", "\r\x1b[J"
@@ -35,7 +36,7 @@ class Screen:
     def show(self, view: View) -> None:
         """Draw it, cut to the terminal's size; the last look stays."""
         columns, rows = shutil.get_terminal_size()
-        lines = [line[: columns - 1] for line in screen(view, rows - 1)]
+        lines = [for_terminal(line)[: columns - 1] for line in screen(view, rows - 1)]
         self.stream.write(UP.format(self._lines) * bool(self._lines) + ERASE_BELOW + "\n".join(lines) + "\n")
         self.stream.flush()
         self._lines = len(lines)
@@ -58,7 +59,7 @@ class Changes:
         if known == self._last:
             return
         for line in [msgspec.json.encode(view).decode()] if self.as_json else self._new(view):
-            self.stream.write(f"{line}\n")
+            self.stream.write(f"{for_terminal(line)}\n")
         self.stream.flush()
         self._last = known
 

@@ -30,7 +30,7 @@ from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
 from executor.run.launch import all_met, evidence_of, make_folder, record_of, tried_again
-from executor.run.prepare import Options, Prepared, decided, folder_checks
+from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks
 from executor.run.reap import reap
 from executor.system.address import Master
 from executor.system.frames import Message
@@ -69,7 +69,7 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
         made,
         options=replace(options, run_dir=options.run_dir.absolute(), kept=options.kept or made.run_id),
         hosts=_hosts(machines),
-        files=made.backend.files(made.plan),
+        files=files_of(made),
     )
 
 
@@ -150,8 +150,7 @@ def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
 
 
 def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
-    """End what a run whose launcher is gone left on its hosts; a sentence for each host that had some, or said no.
-    `place` is where they make folders."""
+    """End what a run left on hosts, whose folders are in `place`; a sentence for each that had some, or said no."""
     told, request = [], {"kind": "reap", "run_id": run_id, "place": place}
     with ssh.contact(machines, echo) as contact:
         for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):

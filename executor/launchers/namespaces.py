@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from executor.system.processes import said
 from planner.basics.errors import PlannerError
 
 NAMES = Path("/run/netns")
@@ -73,9 +74,10 @@ def network(nodes: int) -> Iterator[None]:
 
 
 def sent_bytes(nodes: int) -> tuple[int, ...]:
-    """Bytes each node has sent to the others so far: what the host's end of its cable received."""
-    pid = os.getpid()
-    return tuple(int((LINKS / link(pid, node) / "statistics" / "rx_bytes").read_text()) for node in range(nodes))
+    """Bytes each node has sent to the others so far: what the host's end of its cable received; nothing where one of
+    the counts cannot be read."""
+    found = [said(LINKS / link(os.getpid(), node) / "statistics" / "rx_bytes") for node in range(nodes)]
+    return tuple(map(int, found)) if all(one.isdigit() for one in found) else ()
 
 
 def reap_stale() -> list[int]:
@@ -100,7 +102,7 @@ def remove(pid: int) -> None:
                 os.kill(int(line), signal.SIGKILL)
         _ip("netns", "del", name)
     # A namespace goes away some time after its last process; the host's end of a cable can be removed at once.
-    for entry in list(LINKS.iterdir()):
+    for entry in list(LINKS.glob("*")):
         if re.fullmatch(rf"mw{pid}(v\d+|br)", entry.name):
             _ip("link", "del", entry.name)
 

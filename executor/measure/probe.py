@@ -31,6 +31,7 @@ from executor.watch.verdict import LAUNCH_FAILED, Ending
 from planner import __version__
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import check_folder
+from planner.basics.reading import read_bytes
 from planner.calibrate.machine import preset_files
 from planner.calibrate.probe import Probe, check_probe, write_probe
 from planner.parallelism.backend import LaunchSpec, NodeCommand
@@ -194,7 +195,7 @@ def _measured(ready: Prepared, folder: Path, signals: list[int], echo: Echo) -> 
         )
     if not ending.ok:
         raise _failed(ready, folder, ending)
-    rows: dict[str, Any] = msgspec.json.decode((folder / "rows.json").read_bytes())
+    rows: dict[str, Any] = msgspec.json.decode(read_bytes(folder / "rows.json"))
     return rows
 
 

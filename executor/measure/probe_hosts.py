@@ -31,6 +31,7 @@ from executor.watch.failures import last_error_line
 from executor.watch.supervise import POLL_S, Echo
 from executor.watch.verdict import LAUNCH_FAILED
 from planner.basics.errors import PlannerError
+from planner.basics.reading import read_bytes, read_json
 from planner.calibrate.probe import check_probe
 
 LOOK_S, TIME_S = 60.0, 420.0
@@ -76,7 +77,7 @@ def answer(request: Message) -> Message:
             (folder / part).mkdir()
         (folder / "task.json").write_text(json.dumps(request["task"]))
         _ranks(request, folder)
-        rows = json.loads((folder / "rows.json").read_text()) if request["node"] == 0 else {}
+        rows = read_json(read_bytes(folder / "rows.json")) if request["node"] == 0 else {}
     return {"rows": rows, "load": load}
 
 

@@ -24,13 +24,14 @@ from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.parallelism.groups import coordinates
 from planner.spec.plan import Collective, PhaseMemory, Plan, StagePrediction
-from planner.spec.record import Attempt, BadStep, Measured, RunRecord
+from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Attempt, BadStep, Measured, RunRecord
 
 SCHEMA = "report/1"
 JOINED = "join"
 """The launcher of a run whose nodes joined by themselves."""
 PACKET_HEADERS = 66
 """Bytes before the data of a TCP packet on Ethernet: 14, 20 of IPv4, 32 of TCP with its time stamps."""
+LOAD = "load"
 SMALL_SHARE = 0.02
 """Memory terms under this share of the peak are listed apart: their error says nothing of the fit."""
 
@@ -154,8 +155,9 @@ def build(folder: Path) -> Report:
         training_s=training_s if run_s else None,
         goodput=float(goodput(training_s, run_s)) if run_s else None,
         notes=(
-            *_notes(plan, len(losses), bool(steps), rundir.read_tokens(folder), heaviest(measured)),
+            *_notes(plan, rundir.read_tokens(folder), heaviest(measured)),
             *_absent(plan, record, measured),
+            *_too_short(plan, measured, len(losses)),
         ),
     )
 
@@ -168,7 +170,7 @@ def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[Measured]) 
     return [f"the run folder was not shared: what ranks {absent} measured is on their own hosts, and missing here"]
 
 
-def _notes(plan: Plan, steps: int, timed: bool, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:
+def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:
     """What a reader has to know about the run before an error is called one."""
     layout, found = plan.layout, []
     full = layout.global_batch_size * plan.job.seq_len
@@ -176,16 +178,39 @@ def _notes(plan: Plan, steps: int, timed: bool, tokens: tuple[int, ...], fullest
         found.append("experts are predicted for a router that spreads tokens evenly; memory and all-to-all follow it")
     if fullest is not None and shorter_rows(plan, fullest):
         planned = _fullest(prediction_of(plan, fullest).memory)
-        peak = f" ({format_bytes(planned.total)} at most)" if planned else ""
+        peak = f" ({format_bytes(planned.total)} live at most)" if planned else ""
         found.append(
             f"memory is compared for rows of {max(fullest.rows):,} tokens, as the measured step had them;"
             f" the plan is for its widest rows, {plan.job.seq_len:,} tokens{peak}, and so is its time"
         )
     elif layout.pp == 1 and tokens and min(tokens) < full:  # a pipeline pads every row to its end
         found.append(f"memory is predicted for full rows, {full:,} tokens a step; this run had from {min(tokens):,}")
-    if steps and not timed:
-        found.append(f"no step was timed: memory and traffic are looked at first; {steps} steps are too few")
     return tuple(found)
+
+
+def _too_short(plan: Plan, measured: tuple[Measured, ...], steps: int) -> list[str]:
+    """What a run that trained did not measure, since each part is looked into in a step of its own."""
+    parts = {
+        "the memory of a step": (any(map(_saw_memory, measured)), MEMORY_STEP),
+        "the traffic of a step": (any(_saw_traffic(plan, one) for one in measured), TRAFFIC_STEP),
+        "the time of a step": (any(one.step_s for one in measured), TRAFFIC_STEP + 1),
+    }
+    return [
+        f"{part} is not measured: a run of at least {step + 1} steps measures it"
+        for part, (seen, step) in parts.items()
+        if measured and steps and not seen
+    ]
+
+
+def _saw_memory(one: Measured) -> bool:
+    """Whether a rank looked into a step, and not at loading alone."""
+    return any(phase.phase != LOAD for phase in one.memory)
+
+
+def _saw_traffic(plan: Plan, one: Measured) -> bool:
+    """Whether a rank came to the step whose collectives are counted: one without any says nothing of it, unless a later
+    step was timed."""
+    return bool(one.collectives or one.control or one.step_s) or not prediction_of(plan, one).collectives
 
 
 def heaviest(measured: Iterable[Measured]) -> Measured | None:
@@ -226,16 +251,17 @@ def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ..
     """The prediction beside the rank whose fullest phase holds most, phase by phase and term by term."""
     fullest = heaviest(measured)
     actual = fullest.memory if fullest else ()
-    top_predicted, top_measured = _fullest(predicted), _fullest(actual)
+    top_predicted = _fullest(predicted)
+    top_measured = _fullest(actual) if fullest is not None and _saw_memory(fullest) else None
     peak = Line(
         name="peak",
         predicted=top_predicted.total if top_predicted else None,
         measured=top_measured.total if top_measured else None,
     )
-    loads = [phase.total for one in measured for phase in one.memory if phase.phase == "load"]
+    loads = [phase.total for one in measured for phase in one.memory if phase.phase == LOAD]
     load = Line(
         name="load",
-        predicted=next((phase.total for phase in predicted if phase.phase == "load"), None),
+        predicted=next((phase.total for phase in predicted if phase.phase == LOAD), None),
         measured=max(loads, default=None),
     )
     lines = join(_terms(predicted), _terms(actual))
@@ -261,13 +287,14 @@ def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
     busiest = max(measured, key=lambda one: totals[one.rank], default=None)
     predicted = prediction_of(plan, busiest).collectives
     known = bool(predicted or plan.prediction.ideal_collectives or plan.prediction.memory)
+    seen = busiest is not None and _saw_traffic(plan, busiest)
     actual = busiest.collectives if busiest else ()
 
     def total(field: str) -> Line:
         return Line(
             name=field,
             predicted=sum(getattr(call, field) for call in predicted) if known else None,
-            measured=sum(getattr(call, field) for call in actual) if busiest else None,
+            measured=sum(getattr(call, field) for call in actual) if seen else None,
         )
 
     ideal = plan.prediction.ideal_collectives

@@ -22,6 +22,7 @@ from planner.spec.record import Attempt, BadStep
 CALLS = "operation/group/unit/phase"
 """What a line of collectives is named by."""
 Form = Callable[[float], str]
+MISSING, UNMEASURED = "missing", "not measured"
 
 
 def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -29,13 +30,16 @@ def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return f"{title}\n{table(head, rows)}"
 
 
-def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: Form) -> str:
-    """Lines as a table, predicted beside `seen`; `first` names the column of names."""
-    rows = [
-        (line.name, *_figures(line, form), "n/a" if line.error_percent is None else f"{line.error_percent:+.2f} %")
-        for line in lines
-    ]
+def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: Form, absent: str = MISSING) -> str:
+    """Lines as a table, predicted beside `seen`; `first` names the column of names, `absent` stands for a figure that
+    was not seen."""
+    rows = [(line.name, *_figures(line, form, absent), error_text(line.error_percent)) for line in lines]
     return titled(title, (first, "predicted", seen, "error"), rows)
+
+
+def error_text(percent: float | None) -> str:
+    """How far off a prediction is, in percent; from twice as much on, as a factor."""
+    return "n/a" if percent is None else f"{percent:+.2f} %" if percent < 100 else f"x {1 + percent / 100:.3g}"
 
 
 def named(line: Line, name: str) -> Line:
@@ -56,7 +60,7 @@ def render(report: Report) -> str:
         found.append(f"of your own script, {report.script}, beside what the plan predicts of the built-in trainer")
     name = "median step time, unprobed machine" if report.probed is False else "median step time"
     found += [*_memory(report.memory), *_traffic(report.traffic)]
-    found.append(comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds))
+    found.append(comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds, UNMEASURED))
     return "\n".join([*found, *_run(report)])
 
 
@@ -66,10 +70,12 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
     )
     sums = [named(memory.load, "while loading, at most")] if memory.load.measured is not None else []
     sums.append(named(memory.peak, peak_name(memory)))
-    yield comparison(f"Memory ({where})", "phase/term", "measured", [*memory.lines, *sums], format_bytes)
+    absent = MISSING if memory.peak.measured is not None else UNMEASURED
+    lines = [*memory.lines, *sums]
+    yield comparison(f"Live memory ({where})", "phase/term", "measured", lines, format_bytes, absent)
     small = [line for line in memory.small if line.predicted or line.measured]
     if small:
-        shown = "; ".join(f"{line.name} {' / '.join(_figures(line, format_bytes))}" for line in small)
+        shown = "; ".join(f"{line.name} {' / '.join(_figures(line, format_bytes, absent))}" for line in small)
         yield f"  {len(small)} terms under {SMALL_SHARE:.0%} of the peak: {shown}"
     if memory.allocator_peak_bytes:
         shown = "; ".join(f"{name} {format_bytes(peak)}" for name, peak in memory.allocator_peak_bytes.items())
@@ -79,7 +85,8 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
 def _traffic(traffic: TrafficReport) -> Iterator[str]:
     title = f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})"
     sums = [named(traffic.payload, "all payload"), named(traffic.wire, "on the wire, per rank")]
-    yield comparison(title, CALLS, "measured", [*traffic.lines, *sums], format_volume)
+    absent = MISSING if traffic.payload.measured is not None else UNMEASURED
+    yield comparison(title, CALLS, "measured", [*traffic.lines, *sums], format_volume, absent)
     if traffic.wire_headers is not None and traffic.wire.measured:
         headers, share = traffic.wire_headers, traffic.wire_headers / traffic.wire.measured
         yield f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})"
@@ -108,6 +115,8 @@ def _run(report: Report) -> Iterator[str]:
     yield from map(stragglers.sentence, report.stragglers)
     for note in report.notes:
         yield f"note: {note}"
+    if report.launcher == "local/namespaces" and not report.node_tx_bytes:
+        yield "sent between nodes over the whole run: not measured"
     if report.node_tx_bytes:
         sent = ", ".join(f"node {node} {format_volume(count)}" for node, count in enumerate(report.node_tx_bytes))
         yield f"sent between nodes over the whole run: {sent}"
@@ -159,10 +168,10 @@ def attempt_text(one: Attempt) -> str:
     return f"{ended}; {went_on}: {lost}, {down} until the next step"
 
 
-def _figures(line: Line, form: Form) -> tuple[str, str]:
+def _figures(line: Line, form: Form, absent: str = MISSING) -> tuple[str, str]:
     """(predicted, measured) for people."""
-    shown = ["missing" if value is None else form(value) for value in (line.predicted, line.measured)]
-    return shown[0], shown[1]
+    predicted = MISSING if line.predicted is None else form(line.predicted)
+    return predicted, absent if line.measured is None else form(line.measured)
 
 
 def peak_name(memory: MemoryReport) -> str:

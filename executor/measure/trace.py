@@ -25,6 +25,7 @@ from executor.measure.report_text import CALLS, comparison, named, peak_name, ti
 from executor.preflight import preflight
 from executor.watch.supervise import received_signals
 from planner.basics.errors import PlannerError
+from planner.basics.reading import read_bytes
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
@@ -204,8 +205,8 @@ def render(report: TraceReport) -> str:
     parts = (
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
         f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}",
-        comparison("Memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
-        titled("Fullest moments", ("phase", "bytes", "operation", "module"), moments),
+        comparison("Live memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
+        titled("Fullest moments", ("phase", "live", "operation", "module"), moments),
         comparison(title, CALLS, "traced", [*traffic.lines, payload], format_volume),
         f"not seen: {'; '.join(report.unseen)}",
     )
@@ -235,7 +236,7 @@ def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:
                 lines[-1] if lines else f"its process ended with exit code {done.returncode}",
                 exit_code=done.returncode if 1 < done.returncode < 8 else 1,
             )
-        return msgspec.json.decode(output.read_bytes(), type=Traced)
+        return msgspec.json.decode(read_bytes(output), type=Traced)
 
 
 def _watched(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

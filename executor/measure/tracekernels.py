@@ -12,6 +12,7 @@ from importlib import metadata
 import msgspec
 
 from executor.measure.trace import Kept
+from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
 from planner.engines import engine_of
 from planner.inventory.walk import kept_by_layer
@@ -63,10 +64,12 @@ def as_preset(plan: Plan, kept: tuple[Kept, ...]) -> str:
     verdict = "as traced" if abs(walked / traced - 1) < 1e-3 else "NOT as traced: a part is new to the inventory"
     versions = f"torch {metadata.version('torch')}, transformers {metadata.version('transformers')}"
     lines = [
-        f"# {plan.model.family} as one block of {plan.model.name} keeps it, {plan.job.precision}, {versions}.",
-        f"# A block keeps {traced:,.1f} bytes a token; the inventory with these parts {walked:,.1f}: {verdict}.",
+        for_comment(
+            f"{plan.model.family} as one block of {plan.model.name} keeps it, {plan.job.precision}, {versions}.\n"
+            f"A block keeps {traced:,.1f} bytes a token; the inventory with these parts {walked:,.1f}: {verdict}."
+        ),
         "#",
-        *(f"# {one.bytes_per_token:>12,.1f}  {one.path or '(block)'}  {one.op}" for one in block),
+        *(for_comment(f"{one.bytes_per_token:>12,.1f}  {one.path or '(block)'}  {one.op}") for one in block),
     ]
     usual = msgspec.structs.asdict(Kernels())
     facts = {name: one for name, one in msgspec.structs.asdict(parts).items() if name in PARTS or one != usual[name]}

@@ -49,13 +49,7 @@ def check_locked_memory(plan: Plan, nodes: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     said = "unlimited" if limit == resource.RLIM_INFINITY else format_bytes(limit)
     cards = Path("/sys/class/infiniband")
-    if (
-        plan.cluster.gpu.kind == "cuda"
-        and nodes > 1
-        and said != "unlimited"
-        and cards.is_dir()
-        and any(cards.iterdir())
-    ):
+    if plan.cluster.gpu.kind == "cuda" and nodes > 1 and said != "unlimited" and any(cards.glob("*")):
         fix = "Set it to unlimited (ulimit -l, limits.conf, LimitMEMLOCK; a container: --ulimit memlock=-1)"
         raise Doubt("locked memory", said, "is limited, and InfiniBand's buffers are locked memory", fix)
     return said

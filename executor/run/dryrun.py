@@ -21,7 +21,7 @@ from executor.launchers import local
 from executor.preflight.findings import asked
 from executor.run import attempts
 from executor.run.launch import configuration_environment, launch_spec
-from executor.run.prepare import Options, Prepared, decided, folder_checks, host_checks
+from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks, host_checks
 from executor.system.environment import inherited, masked
 from executor.watch.supervise import Echo
 from planner import __version__
@@ -77,7 +77,7 @@ def dry_run(
         hosts=hosts,
         options=replace(options, run_dir=options.run_dir.absolute()),
     )
-    made = replace(made, files=made.backend.files(made.plan))
+    made = replace(made, files=files_of(made))
     port = local.hold_port(hosts, made.run_id)
     port.close()
     configured = _configured(made, refused) if read_back else _expected(made)
@@ -160,7 +160,7 @@ def joining_of(ready: Prepared, port: int) -> joining.Joining:
 def script(node: int, nodes: int) -> str:
     """One node's command as a shell script that stands in the run folder, wherever that is on the host."""
     words = f'exec executor join "$(dirname -- "$0")" --node-rank {node} "$@"'
-    lines = ["#!/bin/sh", f"# Node {node} of {nodes}."]
+    lines = ["#!/bin/sh", for_comment(f"Node {node} of {nodes}.")]
     if nodes > 1:
         lines[1] += f" Start every node's at about the same time, each with --master {ANY_MASTER}[:PORT] of node 0."
     return "\n".join([*lines, words]) + "\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from executor.backends.common import read_by
-from executor.folder import joining, rundir
+from executor.folder import joining, ownscript, rundir
 from executor.folder.joining import End, Joined, Joining
 from executor.folder.ownership import LEASE_S, held, share
 from executor.launchers import local, slurm
@@ -175,11 +175,14 @@ def _checked(
     named = asked.master or wanted.master
     master = address.Master.parse(named) if named else None
     nodes = plan.cluster.nodes
+    script = ownscript.program(folder, wanted.script)
     options = Options(
-        folder, nodes, save_weights=wanted.save_weights, script=wanted.script, env=asked.env, meet_s=asked.meet_s,
+        folder, nodes, save_weights=wanted.save_weights, script=script, env=asked.env, meet_s=asked.meet_s,
         stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss, profile=wanted.profile,
         resume=folder / wanted.resume if wanted.resume else None,
     )  # fmt: skip
+    if script:
+        preflight.check_script(script[0])
     ready = decided(plan, options, echo)
     added = joining.environment_of(wanted.environment, ready.environment, os.environ)
     place, port = address.find(master, asked.node, nodes, asked.resolve_s), (master and master.port) or wanted.port

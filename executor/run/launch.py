@@ -18,7 +18,7 @@ from pathlib import Path
 
 from executor.backends.common import read_by
 from executor.backends.launched import launched
-from executor.folder import badloss, rundir
+from executor.folder import badloss, outcome, rundir
 from executor.folder.ownership import owned
 from executor.folder.rundir import agent_log
 from executor.launchers import local
@@ -238,6 +238,7 @@ def evidence_of(
         network="" if ending.ok else causes.of_logs(rundir.rank_logs(folder)),
         log_line=last_error_line(agent_log(folder, ready.node)),
         elsewhere=elsewhere,
+        finished=_finished(ready),
         hung=hangs.read(folder) or tuple(filter(None, [ending.hang])),
     )
 
@@ -247,6 +248,10 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
     folder = ready.options.run_dir
     measured = rundir.read_measured(folder)
     steps = [value for one in measured for value in one.step_s]
+    done = (
+        f"all {ready.plan.job.recipe.steps} steps were done"
+        + ", and its weights are whole" * ready.options.save_weights
+    )
     return RunRecord(
         plan_hash=ready.plan.content_hash,
         status=ended.status,
@@ -262,12 +267,16 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
         losses=rundir.read_losses(folder),
         step_s=statistics.median(steps) if steps else None,
         measured=measured,
-        message=ended.message,
+        message=f"{ended.message.rstrip('.')}; {done}" if ended.exit_code and _finished(ready) else ended.message,
         failed_rank=ended.rank,
         node_tx_bytes=sent,
         attempts=attempts.read(folder),
         bad_steps=badloss.read(folder),
     )
+
+
+def _finished(ready: Prepared) -> bool:
+    return not ready.options.script and outcome.finished(ready.options.run_dir, saved=ready.options.save_weights)
 
 
 def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor.folder import badloss, checkpoints, rundir
+from executor.folder import badloss, checkpoints, ownscript, rundir
 from executor.folder.checkpoint_policy import Policy
 from executor.launchers import local
 from executor.preflight import datacheck, limits, preflight
@@ -117,7 +117,7 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
         made,
         options=replace(options, run_dir=options.run_dir.absolute()),
         hosts=local.describe(options.nodes, emulation),
-        files=made.backend.files(made.plan),
+        files=files_of(made),
     )
 
 
@@ -131,7 +131,13 @@ def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     plan = as_run(plan, options, echo)
     check_profile(plan, options.profile)
     hosts = local.Hosts("elsewhere", ())
-    return Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, backend.files(plan), added)
+    made = Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, {}, added)
+    return replace(made, files=files_of(made))
+
+
+def files_of(made: Prepared) -> dict[str, str]:
+    """The files of the run folder beside the plan: the backend's, and the person's own script."""
+    return made.backend.files(made.plan) | ownscript.copied(made.options.script)
 
 
 def check_profile(plan: Plan, step: int | None) -> None:
@@ -161,7 +167,7 @@ def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = 
         Check("open files", lambda: limits.check_open_files(plan.layout.world_size), of_host=True),
     ]
     if options.script:
-        return (*checks, Check("script", lambda: preflight.check_script(options.script[0])))
+        return tuple(checks)
     if not options.build_on_meta:
         checks.append(Check("loading", lambda: preflight.check_loading_memory(plan, ranks=ranks), of_host=True))
     if options.checkpoints is not None:
@@ -172,9 +178,11 @@ def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = 
 
 
 def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
-    """What must hold of the place where the run folder will be."""
+    """What must hold of the place where the run folder will be made, and of the script that goes into it."""
     fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
+    script = (Check("script", lambda: preflight.check_script(options.script[0])),) if options.script else ()
     return (
+        *script,
         Check("run folder", lambda: None if options.again else rundir.check_new(options.run_dir)),
         Check("room", lambda: check_room(plan, options, "--run-dir", fix)),
     )

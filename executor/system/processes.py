@@ -157,7 +157,7 @@ def namespace(pid: int) -> str:
 def said(path: Path) -> str:
     """What a small file of the system says; nothing where there is none, or none that may be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import IO
 
 from executor.folder import checkpoints, rundir
+from executor.folder.outcome import RANK_PREFIX, TRACEBACK
 from executor.system.processes import identity, processes_of
 from executor.watch import hangs
 from executor.watch.verdict import Ending, LostAgent
@@ -35,6 +36,7 @@ GENTLE = (signal.SIGTERM, signal.SIGUSR1)
 CHECKPOINT_S = 120.0
 """How long it may take for that; a second signal ends it at once."""
 PR_SET_CHILD_SUBREAPER = 36
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 Echo = Callable[[str], None]
 
@@ -228,7 +230,8 @@ def subreaper() -> Iterator[None]:
 @dataclass
 class LogFollower:
     """Stdout and stderr of the ranks `follow`, line by line to `echo`, prefixed host:rank; a line repeated at once is
-    folded."""
+    folded, and of a traceback the last line is passed on: most are of ranks that lost another. The rest is in the log.
+    """
 
     folder: Path
     follow: Sequence[Followed]
@@ -236,6 +239,7 @@ class LogFollower:
     _places: dict[tuple[Followed, str], tuple[Path, int, bytes]] = field(default_factory=dict)
     _last: tuple[str, str] = ("", "")
     _repeats: int = 0
+    _in_traceback: set[tuple[Followed, str]] = field(default_factory=set)
 
     def poll(self, final: bool = False) -> None:
         """Pass on what was written since; with `final`, unfinished lines and pending repeats too."""
@@ -254,7 +258,11 @@ class LogFollower:
                     with reading.opened(path) as file:
                         size = file.seek(0, os.SEEK_END)
                         file.seek(max(0, size - rundir.TAIL_BYTES))
-                        self._places[one, stream] = path, size - len(file.read().rpartition(b"\n")[2]), b""
+                        self._places[one, stream] = (
+                            path,
+                            size - len(file.read(rundir.TAIL_BYTES).rpartition(b"\n")[2]),
+                            b"",
+                        )
 
     def moved(self, folder: Path) -> None:
         """The logs are in this folder now, and are gone on with where they were read to."""
@@ -279,9 +287,21 @@ class LogFollower:
             lines, rest_now = [*lines, rest_now], b""
         self._places[one, stream] = (path, offset + len(fresh), rest_now)
         for line in lines:
-            self._pass_on(one.label, line.decode(errors="replace").rsplit("\r", 1)[-1])
+            text = line.decode(errors="replace").rsplit("\r", 1)[-1]
+            if not self._of_traceback((one, stream), text):
+                self._pass_on(one.label, text)
         if more:
             self._read(one, stream, final)
+
+    def _of_traceback(self, source: tuple[Followed, str], line: str) -> bool:
+        """Whether a line is one of a traceback, before its last."""
+        bare = RANK_PREFIX.sub("", line)
+        if bare.startswith(TRACEBACK):
+            self._in_traceback.add(source)
+        elif bare and not bare[0].isspace() and not bare.startswith(CHAINED):
+            self._in_traceback.discard(source)
+            return False
+        return source in self._in_traceback or bare.startswith(CHAINED)
 
     def _pass_on(self, label: str, line: str) -> None:
         if (label, line) == self._last:

@@ -56,7 +56,8 @@ class Evidence:
     first node's agent said. `elsewhere` are ranks that write into another machine's copy of the folder: nothing of them
     is known here. `awaited` is a sentence about ranks that did not come, where more is known than who had not met.
     `came`: who of the ranks had begun to join when the wait ended. `network` is what the libraries said of why ranks do
-    not reach each other. `hung` is what the nodes saw of ranks that did not go on.
+    not reach each other. `hung` is what the nodes saw of ranks that did not go on. `finished`: all
+    steps were done and the weights are whole.
     """
 
     ending: Ending
@@ -78,6 +79,7 @@ class Evidence:
     came: Came = "none"
     network: str = ""
     hung: Sequence[Hang] = ()
+    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def may_pass(evidence: Evidence, found: Verdict) -> bool:
     """Whether another start of the run may do better: a rank or a node died, or hung. What our own code refused (a loss
     that is no number), a full disk, want of memory or a changed input stay as they are."""
     failure = next(iter(evidence.failures), None)
-    if evidence.ending.ok or evidence.ending.signal is not None or evidence.folder != "whole":
+    if evidence.finished or evidence.ending.ok or evidence.ending.signal is not None or evidence.folder != "whole":
         return False
     if found.status in ("hung", "node lost"):
         return True

@@ -19,6 +19,7 @@ import click
 
 from planner.basics.errors import LONGEST_VALUE, PlannerError, one_line, shortened
 from planner.basics.progress import Cancelled
+from planner.basics.saying import say
 
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 UNLOOKED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
@@ -163,4 +164,4 @@ def _say(sentence: str, context: click.Context | None = None) -> None:
     line = one_line(sentence)
     if context is not None:
         line = f"{line.rstrip('.')}. See {context.command_path} --help."
-    click.echo(f"error: {line}", err=True)
+    say(f"error: {line}", err=True)

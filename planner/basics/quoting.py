@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from planner.basics.errors import visible
+from planner.basics.errors import is_visible, visible
 
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 """Changes of colour alone: dropped, as they say nothing where they are not obeyed."""
 NOT_SHELL = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
+UNSEEN = re.compile(r"[^\n -~]")
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 YAML_WORDS = frozenset("y n yes no on off true false null nan inf".split())  # noqa: SIM905
 """Plain words that a reader of YAML 1.1 or 1.2 takes for something else than text."""
@@ -53,9 +54,24 @@ def for_terminal(text: str) -> str:
     return visible(COLOURS.sub("", text) if "\x1b" in text else text)
 
 
+def in_json(encoded: bytes) -> bytes:
+    """JSON that parses as before, for a terminal: what `for_terminal` shows as an escape is one of JSON's own."""
+    text = encoded.decode()
+    if not UNSEEN.search(text):
+        return encoded
+    return UNSEEN.sub(_json_escape, text).encode()
+
+
 def identifier(text: str) -> str:
     """A text as a word of ASCII letters, digits, dots, dashes and underscores, for the name of a job."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    """A character as JSON's escape of its UTF-16 units, where a terminal would not print it."""
+    char = found[0]
+    units = char.encode("utf-16-be").hex()
+    return char if is_visible(char) else "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def _shell_word(word: str) -> str:

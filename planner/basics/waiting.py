@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import click
-
 from planner.basics.command import INTERRUPTED
 from planner.basics.progress import Cancelled, watching
+from planner.basics.saying import say
 
 SILENT_S = 2.0
 """A shorter search says nothing."""
@@ -63,7 +62,7 @@ class Waiting:
         """The exit code of the command, and a line on stderr where the search was interrupted."""
         if not self.interrupted:
             return otherwise
-        click.echo(f"note: interrupted: the best so far is shown ({self._seen()}).", err=True)
+        say(f"note: interrupted: the best so far is shown ({self._seen()}).", err=True)
         return INTERRUPTED
 
     def erase(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
 from planner.basics.units import GB, GIB, MICRO, TERA
 from planner.calibrate.probe import Exchange, Probe, Product
@@ -229,7 +230,9 @@ def preset_files(probe: Probe, folders: Folders = ()) -> dict[str, str]:
     files = {
         f"clusters/{probe.name}.toml": _preset(probe, {"node": probe.name, "nodes": probe.nodes}, {"*": _said(probe)}),
         f"nodes/{probe.name}.toml": _node_toml(probe, gpu, best),
-        f"calibrations/{probe.name}.toml": f"# {_said(probe)}.\n\n" + as_toml(calibration_of(probe, folders)),
+        f"calibrations/{probe.name}.toml": for_comment(f"{_said(probe)}.")
+        + "\n\n"
+        + as_toml(calibration_of(probe, folders)),
     }
     return files if known else files | {f"gpus/{probe.name}.toml": _gpu_toml(probe, best)}
 
@@ -294,7 +297,7 @@ def _latency_s(probe: Probe, place: str) -> float:
 
 
 def _preset(probe: Probe, facts: dict[str, object], sources: dict[str, str], tables: Tables | None = None) -> str:
-    lines = [f"# {_said(probe)}, {probe.device.name}.", *pairs(facts)]
+    lines = [for_comment(f"{_said(probe)}, {probe.device.name}."), *pairs(facts)]
     for name, table in ((tables or {}) | {"sources": sources}).items():
         lines += ["", f"[{name}]", *pairs(table)]
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_comment
 from planner.calibrate import bands as banding
 from planner.calibrate import fit, holdout, kept
 from planner.calibrate.asked import Asked, Reader, each
@@ -228,7 +229,8 @@ def sorted_out(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path], lis
 
 def file_text(found: Calibrated, made_by: str) -> str:
     """The calibration's file: what `planner.spec.calibration` reads back."""
-    head = f"# {made_by}\n# planner/spec/calibration.py says what each key means. Units: bytes, seconds, shares.\n\n"
+    units = "planner/spec/calibration.py says what each key means. Units: bytes, seconds, shares."
+    head = for_comment(f"{made_by}\n{units}") + "\n\n"
     return head + as_toml(found.calibration)
 
 

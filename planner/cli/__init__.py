@@ -17,6 +17,7 @@ from planner import __version__
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import may_write
+from planner.basics.saying import say
 from planner.basics.waiting import searching
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = estimates.answer(question)
-    click.echo(estimate_json.as_json(found) if as_json else render.answer_text(found))
+    say(estimate_json.as_json(found) if as_json else render.answer_text(found))
     return waiting.code(finish(found, output))
 
 
@@ -172,9 +173,9 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     question = msgspec.structs.replace(options.question(read.given), launching=False, uncounted=merge.uncounted(read))
     with searching() as waiting:
         found = estimates.answer(question)
-    click.echo(merge.as_text(read), err=True)
+    say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    click.echo(msgspec.json.encode(whole) if as_json else render.answer_text(found))
+    say(msgspec.json.encode(whole) if as_json else render.answer_text(found))
     return waiting.code(finish(found, output))
 
 
@@ -199,7 +200,7 @@ def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], a
     from planner.views import catalogue
 
     found = catalogue.look_up(kind, name, folders)
-    click.echo(msgspec.json.encode(found) if as_json else catalogue.text(found))
+    say(msgspec.json.encode(found) if as_json else catalogue.text(found))
     return 0
 
 
@@ -213,7 +214,7 @@ def list_backends(as_json: bool) -> int:
 
     found = capabilities.capabilities()
     answer = {"schema": capabilities.SCHEMA, "engines": found}
-    click.echo(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))
+    say(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))
     return 0
 
 
@@ -232,11 +233,11 @@ def show_schema(name: str | None, as_json: bool) -> int:
     if name is None:
         places = {kind: str(found[kind]) for kind in sorted(found)}
         answer = msgspec.json.encode({"schema": "schemas/1", "files": places})
-        click.echo(answer if as_json else "\n".join(f"{kind:5} {place}" for kind, place in places.items()))
+        say(answer if as_json else "\n".join(f"{kind:5} {place}" for kind, place in places.items()))
         return 0
     if name not in found:
         raise PlannerError("name", name, "is no file that has a schema", did_you_mean(name, found))
-    click.echo(found[name].read_text(), nl=False)
+    say(found[name].read_text(), nl=False)
     return 0
 
 
@@ -259,9 +260,9 @@ def show_groups(plan_file: str, as_json: bool) -> int:
         rows.append({"rank": rank, "node": node, "local_rank": local, **coordinates(layout, rank)})
     groups = {axis: axis_groups(layout, axis) for axis in MESH_AXES if getattr(layout, axis) > 1}
     if as_json:
-        click.echo(msgspec.json.encode({"schema": "groups/1", "ranks": rows, "groups": groups}))
+        say(msgspec.json.encode({"schema": "groups/1", "ranks": rows, "groups": groups}))
     else:
-        click.echo(render.rank_map_text(plan, rows, groups))
+        say(render.rank_map_text(plan, rows, groups))
     return 0
 
 
@@ -280,13 +281,13 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
         from planner.views.show.svg import svg_of
 
         write_whole(svg, svg_of(plan))
-        click.echo(f"wrote {svg}", err=True)
+        say(f"wrote {svg}", err=True)
     if as_json:
         import msgspec
 
         from planner.views.show.picture import as_json_object
 
-        click.echo(msgspec.json.encode(as_json_object(plan)))
+        say(msgspec.json.encode(as_json_object(plan)))
     else:
         from planner.views.show.terminal import print_plan
 
@@ -297,7 +298,7 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
 def tell(notes: Iterable[str]) -> None:
     """Sentences that a reader of the answer has to know."""
     for sentence in notes:
-        click.echo(f"note: {sentence}.", err=True)
+        say(f"note: {sentence}.", err=True)
 
 
 def finish(found: Any, output: str | None) -> int:
@@ -306,7 +307,7 @@ def finish(found: Any, output: str | None) -> int:
     place = found.recommended
     if place is None and found.question.pins.exact and found.estimates[0].fits:
         place = 0  # asked for by name: a plan to look at, which executor run refuses
-        click.echo(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
+        say(f"note: no backend launches it: {found.estimates[0].refusal}.", err=True)
     elif place is not None and output is not None and not found.question.launching:
         tell([f"no backend launches it: {found.estimates[place].refusal}"] if found.estimates[place].refusal else [])
     if place is None and output is None and found.estimates and found.question.uncounted.may_fit:
@@ -316,7 +317,7 @@ def finish(found: Any, output: str | None) -> int:
         told = "nothing is known to fit" if found.question.uncounted.may_fit else "nothing fits"
         told = told if found.estimates else "no strategy is left to look at"
         told = "what fits cannot be launched from here" if any(one.fits for one in found.estimates) else told
-        click.echo(f"error: {told}.{unwritten}", err=True)
+        say(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:
         from planner.decide.planning import plan_of
@@ -326,7 +327,7 @@ def finish(found: Any, output: str | None) -> int:
         plan = inputs.resolved(plan_of(found.estimates[place]))
         write_whole(output, encode_plan(plan))
         tell(inputs.unknown(plan))
-        click.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}", err=True)
     return 0
 
 

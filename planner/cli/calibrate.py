@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from planner.basics.output import may_write
+from planner.basics.saying import say
 from planner.cli import JSON_OPTION
 from planner.spec.calibration import DEFAULT
 
@@ -51,6 +52,6 @@ def calibrate(
         found = report.calibrate(measurements, base, name)
     if output is not None:
         write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
-        click.echo(f"wrote {output}", err=True)
-    click.echo(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found))
+        say(f"wrote {output}", err=True)
+    say(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found))
     return 0

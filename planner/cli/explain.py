@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from planner.ask import options
+from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, Asking, tell, with_options
 from planner.decide import estimate_json, estimation, explanation, phases
@@ -38,7 +39,7 @@ def explain(phase: str | None, as_json: bool, **given: Any) -> int:
         whole, text = _of_phase(found, phase)
     else:
         whole, text = _of_all(found)
-    click.echo(msgspec.json.encode(whole | {"interrupted": found.interrupted}) if as_json else text)
+    say(msgspec.json.encode(whole | {"interrupted": found.interrupted}) if as_json else text)
     return waiting.code(0)
 
 

@@ -16,6 +16,7 @@ from planner.ask import options
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
+from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, OUTPUT_OPTIONS, Asking, finish, with_options
 from planner.decide import whynot
@@ -63,12 +64,12 @@ def recommend(
             "objective": objectives.as_json_object(reached),
             "why_not": None if answer is None else whynot.as_json_object(answer),
         }
-        click.echo(msgspec.json.encode(whole_answer))
+        say(msgspec.json.encode(whole_answer))
     else:
-        click.echo(ranking_text(reached, answer))
+        say(ranking_text(reached, answer))
     told = trouble(reached)
     if told is not None:
         unwritten = "" if output is None else f" {output} is not written."
-        click.echo(f"error: {told}{unwritten}", err=True)
+        say(f"error: {told}{unwritten}", err=True)
         return waiting.code(NOTHING_FITS)
     return waiting.code(finish(reached.found.answer, output))

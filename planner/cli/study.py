@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from planner.basics.quantities import length, real, share, whole
+from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, NOTHING_FITS, Asking
 from planner.spec.options import DEFAULT_SEQ_STEP
@@ -37,14 +38,14 @@ def fit(what: str | None, max_gpus: str | None, seq_step: str | None, as_json: b
     step = length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP
     with searching() as waiting:
         found = fits.fit(question, resize, wanted, max_gpus=most, seq_step=step)
-    click.echo(fits.as_json(found) if as_json else fit_text(found))
+    say(fits.as_json(found) if as_json else fit_text(found))
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
         ("there is no layout to look at", [one.quantity for one in missing if one.refused]),
     ):
         if some:
-            click.echo(f"error: {told} for {', '.join(some)}.", err=True)
+            say(f"error: {told} for {', '.join(some)}.", err=True)
     return waiting.code(NOTHING_FITS if missing else 0)
 
 
@@ -92,9 +93,9 @@ def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
     resize = options.resizable(given)
     with searching() as waiting:
         found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least)
-    click.echo(sweeps.as_json(found) if as_json else sweep_text(found))
+    say(sweeps.as_json(found) if as_json else sweep_text(found))
     if all(point.best is None for point in found.points):
-        click.echo("error: nothing fits and launches at any of these sizes.", err=True)
+        say("error: nothing fits and launches at any of these sizes.", err=True)
         return NOTHING_FITS
     return waiting.code(0)
 
@@ -151,7 +152,7 @@ def cost(as_json: bool, **given: Any) -> int:
     question = options.question(given)
     with searching() as waiting:
         found = costs.cost(question, length, rates)
-    click.echo(costs.as_json(found) if as_json else cost_text(found))
+    say(costs.as_json(found) if as_json else cost_text(found))
     return waiting.code(0)
 
 
@@ -171,5 +172,5 @@ def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
     from planner.views.compare import compare_text
 
     found = comparisons.compare([(name, read_plan(name)) for name in plan_files])
-    click.echo(comparisons.as_json(found) if as_json else compare_text(found))
+    say(comparisons.as_json(found) if as_json else compare_text(found))
     return 0

@@ -18,6 +18,7 @@ from planner.ask import options
 from planner.basics.errors import PlannerError
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import wholes
+from planner.basics.saying import say
 from planner.basics.units import format_seconds
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, Asking, tell, with_options
@@ -81,7 +82,7 @@ def show_timeline(
         from planner.views.timeline.trace import trace_of
 
         _write(trace, trace_of(axis))
-    click.echo(_json(case, found, profiles, asked) if as_json else _text(some, left_out))
+    say(_json(case, found, profiles, asked) if as_json else _text(some, left_out))
     return waiting.code(0)
 
 
@@ -142,4 +143,4 @@ def _text(axis: views.Axis, left_out: tuple[int, ...]) -> str:
 
 def _write(path: str | os.PathLike[str], data: bytes) -> None:
     write_whole(path, data)
-    click.echo(f"wrote {path}", err=True)
+    say(f"wrote {path}", err=True)

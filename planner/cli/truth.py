@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.basics.output import may_write
+from planner.basics.saying import say
 from planner.cli import JSON_OPTION
 from planner.spec.calibration import DEFAULT
 
@@ -75,9 +76,9 @@ def answer(
         rows = replayed(asked, coefficients)
     found = summary(rows)
     for refusal in unread[:MOST_TOLD]:
-        click.echo(f"note: passed over: {refusal}", err=True)
+        say(f"note: passed over: {refusal}", err=True)
     if len(unread) > MOST_TOLD:
-        click.echo(f"note: passed over: {len(unread) - MOST_TOLD} lines more that are no rows.", err=True)
+        say(f"note: passed over: {len(unread) - MOST_TOLD} lines more that are no rows.", err=True)
     if output is not None:
         import msgspec
 
@@ -85,8 +86,8 @@ def answer(
 
         lines = [msgspec.json.encode(view.row_dict(one)) for one in rows]
         write_whole(output, b"\n".join([*lines, b""]))
-        click.echo(f"wrote {output}", err=True)
-    click.echo(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
+        say(f"wrote {output}", err=True)
+    say(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
     return 0
 
 
@@ -120,6 +121,6 @@ def _kernels(files: tuple[str, ...], folders: tuple[str, ...], output: str | Non
 
         lines = [msgspec.json.encode(view.row_dict(*both)) for both in zip(rows, answers, strict=True)]
         write_whole(output, b"\n".join([*lines, b""]))
-        click.echo(f"wrote {output}", err=True)
-    click.echo(view.as_json(rows, answers, found) if as_json else view.text(rows, answers, found))
+        say(f"wrote {output}", err=True)
+    say(view.as_json(rows, answers, found) if as_json else view.text(rows, answers, found))
     return 0

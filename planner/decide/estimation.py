@@ -291,7 +291,7 @@ def loading_told(case: Case, memory: MemoryBreakdown) -> tuple[str, ...]:
     there = f"loading as {'this trainer' if case.runtime.backend else case.layout.engine} does {loading}"
     if memory.load_host_node_bytes:
         there += f", and {format_bytes(memory.load_host_node_bytes)} of each node's host memory"
-    return (f"training needs {training}; {there}",)
+    return (f"training takes {training} on the card; {there}",)
 
 
 def _other_format(case: Case) -> str:
@@ -322,7 +322,7 @@ def _fit(question: Question, case: Case, memory: MemoryBreakdown, held: float | 
         return True, unknown
     largest = max(memory.peak.terms.items(), key=lambda pair: pair[1])
     bound = f"{question.uncounted.bound} " if question.uncounted.bound in ("at least", "at most") else ""
-    there = f"{bound}{format_bytes(needed)} needed of {format_bytes(capacity)}"
+    there = f"{bound}{format_bytes(needed)} on a card of {format_bytes(capacity)}"
     if needed <= capacity:
         short = (
             f"less than {question.headroom:.0%} headroom"
@@ -330,4 +330,4 @@ def _fit(question: Question, case: Case, memory: MemoryBreakdown, held: float | 
             else f"held with a probability of {held:.0%}, less than {FITS_FROM:.0%}"
         )
         return False, (f"{there}: {short}, largest is {largest[0]} in {memory.peak.phase}",)
-    return False, (f"{there}, largest is {largest[0]} {format_bytes(largest[1])} in {memory.peak.phase}",)
+    return False, (f"{there}, largest is {largest[0]}, {format_bytes(largest[1])} live in {memory.peak.phase}",)

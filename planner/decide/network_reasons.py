@@ -43,8 +43,8 @@ def one_node_before_several(seen: Seen) -> str | None:
     speed = "" if gain is None else f", and give {gain:.2f} times one {fast.name}'s tokens/s"
     worth = "for speed" if gain is None or gain > 1 + SLOW_NETWORK else "no gain"
     return (
-        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on each of {fast.gpus} GPUs"
-        f"{batch_apart(alone.case.layout, seen.layout)}: {several} {fast.name}s are {worth}. They send "
+        f"One {fast.name} would hold it, {format_bytes(alone.memory.device_bytes)} on the card of each of {fast.gpus} "
+        f"GPUs{batch_apart(alone.case.layout, seen.layout)}: {several} {fast.name}s are {worth}. They send "
         f"{format_volume(one.comm.inter_node_bytes_per_rank)} a GPU and step over {slow_link(cluster).name}{speed}."
     )
 
@@ -97,10 +97,10 @@ def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:
             f"{slow} HSDP keeps the gathers inside nodes (dp_shard={shard}): "
             f"{format_volume(inside.comm.inter_node_bytes_per_rank)} a GPU between nodes instead of "
             f"{format_volume(one.comm.inter_node_bytes_per_rank)}, a step of {seconds(inside.time.step_s)} instead of "
-            f"{seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)}."
+            f"{seconds(one.time.step_s)}, {format_bytes(inside.memory.device_bytes)} on the card."
         )
     if inside is not None:
-        slow += f" HSDP inside nodes does not fit ({format_bytes(inside.memory.device_bytes)})."
+        slow += f" HSDP inside nodes does not fit ({format_bytes(inside.memory.device_bytes)} on the card)."
     return slow + _hpz(seen, shard)
 
 
@@ -134,7 +134,7 @@ def _hpz(seen: Seen, shard: int) -> str:
         return ""
     return (
         f" ZeRO++'s secondary shards (hpZ) would serve backward's gathers inside nodes, {backward / gathered:.0%} of "
-        f"all gathers, for a copy of {format_bytes(float(copy))}."
+        f"all gathers, for a copy of {format_bytes(float(copy))} live."
     )
 
 

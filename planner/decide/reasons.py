@@ -82,8 +82,8 @@ def what_limits(seen: Seen) -> str | None:
     if not one.fits:
         term, size = largest_term(one.memory)
         return (
-            f"Memory limits: {one.name} needs least, {format_bytes(one.memory.device_bytes)} of "
-            f"{format_bytes(seen.usable_bytes)} that may be used; its largest term is {term}, {format_bytes(size)} "
+            f"Memory limits: {one.name} needs least, {format_bytes(one.memory.device_bytes)} on a card of which "
+            f"{format_bytes(seen.usable_bytes)} may be used; its largest term is {term}, {format_bytes(size)} live "
             f"in {one.memory.peak.phase}."
         )
     if time.step_s is None:
@@ -118,8 +118,8 @@ def memory_limits_the_micro_batch(seen: Seen) -> str | None:
     term, size = largest_term(larger.memory)
     return (
         f"Memory limits the micro-batch: {micro} sequences instead of {micro // 2} would need "
-        f"{format_bytes(larger.memory.device_bytes)} of {format_bytes(seen.usable_bytes)} that may be used, "
-        f"most of it {term}, {format_bytes(size)}."
+        f"{format_bytes(larger.memory.device_bytes)} on a card of which {format_bytes(seen.usable_bytes)} may be used, "
+        f"most of it {term}, {format_bytes(size)} live."
     )
 
 
@@ -132,7 +132,7 @@ def logits_dominate(seen: Seen) -> str | None:
         return None
     case = seen.one.case
     return (
-        f"Logits dominate the peak: {format_bytes(logits)} of {format_bytes(peak.total)} in {peak.phase}, "
+        f"Logits dominate the peak: {format_bytes(logits)} of {format_bytes(peak.total)} live in {peak.phase}, "
         f"for {case.tokens:,} tokens and a vocabulary of {case.model.vocab:,}. "
         "A chunked or fused loss never holds them whole."
     )
@@ -215,7 +215,7 @@ def recompute_costs(seen: Seen) -> str | None:
             f"{seconds(kept.time.step_s)},"
         )
     saved = kept.memory.device_bytes - one.memory.device_bytes
-    saves = f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory"
+    saves = f"saves {format_bytes(saved)} on the card" if saved > 0 else "saves no memory"
     return f"Recomputing {what} {adds} and {saves}: without it {needed(seen, kept)}."
 
 

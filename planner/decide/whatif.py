@@ -72,7 +72,7 @@ def predicted(case: Case, known: Calibration) -> WhatIf:
 
 def of_memory(one: Estimate) -> str:
     """What a layout needs of a device's memory."""
-    return f"{format_bytes(one.memory.device_bytes)} of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
+    return f"{format_bytes(one.memory.device_bytes)} on a card of {format_bytes(one.case.cluster.gpu.memory_bytes)}"
 
 
 def fits(seen: Seen, other: WhatIf) -> bool:
@@ -84,7 +84,7 @@ def fits(seen: Seen, other: WhatIf) -> bool:
 def needed(seen: Seen, other: WhatIf) -> str:
     """What a layout would need, and whether it is there."""
     memory, usable = other.memory, limit_bytes(seen.question, other.case)
-    told = f"{format_bytes(memory.device_bytes)} would be needed"
+    told = f"{format_bytes(memory.device_bytes)} on the card would be needed"
     if math.isinf(usable):
         return told
     if memory.device_bytes > usable:

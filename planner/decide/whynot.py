@@ -235,7 +235,7 @@ def _slower_or_larger(one: Estimate, best: Estimate, *, tie: float = 0.0) -> tup
     needed, there = one.memory.device_bytes, best.memory.device_bytes
     if needed > there * (1 + SAME):
         return "larger", (
-            f"It is as fast as the best, but needs {format_bytes(needed)} instead of {format_bytes(there)}."
+            f"It is as fast as the best, but needs {format_bytes(needed)} on the card instead of {format_bytes(there)}."
         )
     return "equal", "It is as fast as the best and needs no more memory: either will do."
 

@@ -31,19 +31,7 @@ LIMITS = (
     "zero3_max_reuse_elements",
 )
 
-rules: tuple[Rule, ...] = (
-    *splits_only(name),
-    *reads_only("zero_stage", *BUCKETS, *LIMITS),
-    *COMMON,
-    *JOB,
-    NO_REPLICAS,
-    Rule(
-        name="DeepSpeed needs a ZeRO stage",
-        field="zero_stage",
-        holds=lambda case: case.layout.zero_stage >= 1,
-        sentence=lambda case: "DeepSpeed with stage 0 shards nothing",
-        fix=lambda case: "Use zero_stage 1, 2 or 3, or engine ddp",
-    ),
+ON_HOST: tuple[Rule, ...] = (
     Rule(
         name="DeepSpeed offloads weights at stage 3",
         field="offload_params",
@@ -58,6 +46,23 @@ rules: tuple[Rule, ...] = (
         sentence=lambda case: f"DeepSpeed has no {case.job.optimizer.name} that runs on the host",
         fix=lambda case: f"Use optimizer {' or '.join(HOST_OPTIMIZERS)}, or offload_optimizer=false",
     ),
+)
+"""What ZeRO asks of offload."""
+
+rules: tuple[Rule, ...] = (
+    *splits_only(name),
+    *reads_only("zero_stage", *BUCKETS, *LIMITS),
+    *COMMON,
+    *JOB,
+    NO_REPLICAS,
+    Rule(
+        name="DeepSpeed needs a ZeRO stage",
+        field="zero_stage",
+        holds=lambda case: case.layout.zero_stage >= 1,
+        sentence=lambda case: "DeepSpeed with stage 0 shards nothing",
+        fix=lambda case: "Use zero_stage 1, 2 or 3, or engine ddp",
+    ),
+    *ON_HOST,
     Rule(
         name="secondary shards with weights offloaded",
         field="zero_secondary_shard",

@@ -70,6 +70,7 @@ rules: tuple[Rule, ...] = (
     ),
     *CONTEXT,
     NO_REPLICAS,
+    *deepspeed.ON_HOST,
     *COMMON,
     *JOB,
     *SPLIT_MODELS,

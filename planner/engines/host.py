@@ -9,7 +9,15 @@ CPU processes, what crosses a link is not. Not here: activations (memory.py), by
 from __future__ import annotations
 
 from planner.basics.arith import Number, in_shape_of, where
-from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_stage12, fsdp1, fsdp2
+from planner.engines import (
+    deepspeed,
+    deepspeed_common,
+    deepspeed_stage3,
+    deepspeed_stage12,
+    deepspeed_ulysses,
+    fsdp1,
+    fsdp2,
+)
 from planner.engines.base import Held
 from planner.engines.common import moments
 from planner.parallelism.case import Case
@@ -21,8 +29,13 @@ def host_states(case: Case) -> Held:
     device's, where the engines count them."""
     if not case.host_apart:
         return {}
-    own = {"fsdp1": fsdp1.host, "fsdp2": fsdp2.host}.get(case.layout.engine, deepspeed.host)
-    return own(case)
+    own = {"fsdp1": fsdp1.host, "fsdp2": fsdp2.host}.get(case.layout.engine)
+    return deepspeed.host(_zero(case)) if own is None else own(case)
+
+
+def _zero(case: Case) -> Case:
+    """The case as ZeRO sees it, which shards over ranks that share sequences too."""
+    return deepspeed_ulysses.zero(case) if case.layout.engine == "deepspeed-ulysses" else case
 
 
 def state_transfers(case: Case) -> list[Transfer]:
@@ -33,7 +46,7 @@ def state_transfers(case: Case) -> list[Transfer]:
         return []
     if layout.engine in ("fsdp1", "fsdp2"):
         return _fsdp2_transfers(case)
-    return _stage3_transfers(case) if layout.zero_stage == 3 else _stage12_transfers(case)
+    return _stage3_transfers(_zero(case)) if layout.zero_stage == 3 else _stage12_transfers(_zero(case))
 
 
 def update_accesses_bytes(case: Case) -> Number:
@@ -43,7 +56,7 @@ def update_accesses_bytes(case: Case) -> Number:
         return 0.0
     if case.layout.engine in ("fsdp1", "fsdp2"):
         return 3 * fsdp2.trained_shards(case) + 2 * moments(case, sharded=True)
-    states, elements = deepspeed_common.states(case), deepspeed.updated_elements(case)
+    states, elements = deepspeed_common.states(case), deepspeed.updated_elements(_zero(case))
     return 2 * deepspeed_common.optimizer_bytes(case, elements) + elements * (states.master + states.weight)
 
 

@@ -15,11 +15,11 @@ SHARDED_TENSORS: tuple[Rule, ...] = (
         # and torch refuses to mix them with DTensor weights (tried on two ranks, torch 2.13, transformers 5.23).
         holds=lambda case: case.job.optimizer.name not in ("adamw-8bit", "adafactor"),
         # torchao's 8-bit AdamW works there: pytorch/torchtune issue 987.
-        sentence=lambda case: (
-            f"{case.job.optimizer.name} does not work on FSDP2's sharded tensors"
-            + (" (torchao's does, and is not modelled)" if case.job.optimizer.name == "adamw-8bit" else "")
+        sentence=lambda case: f"{case.job.optimizer.name} does not work on FSDP2's sharded tensors",
+        fix=lambda case: (
+            "Use zero_stage 1, 2 or 3 (engine deepspeed), engine ddp, or optimizer adamw"
+            + (" or adamw-8bit-torchao" if case.job.optimizer.name == "adamw-8bit" else "")
         ),
-        fix=lambda case: "Use zero_stage 1, 2 or 3 (engine deepspeed), engine ddp, or optimizer adamw",
     ),
     Rule(
         name="FSDP2 cannot shard uint8 codes",

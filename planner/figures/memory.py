@@ -24,7 +24,7 @@ from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import schedules
 from planner.parallelism.case import Case
 from planner.spec import Layout
-from planner.spec.plan import PhaseMemory
+from planner.spec.plan import PhaseMemory, Plan
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 """Everything a byte can be, in the order people read it."""
@@ -193,6 +193,12 @@ def memory_breakdown(case: Case) -> MemoryBreakdown:
         {part: float(size) for part, size in parts_beside(case, allocated).items()},
         float(pending_bytes(case)),
     )
+
+
+def shown_by(plan: Plan) -> float | None:
+    """Bytes on the card of the rank that needs most, for the live ones that a plan predicts; None without."""
+    live = max((phase.total for phase in plan.prediction.memory), default=None)
+    return None if live is None else float(device_bytes(Case.of(plan), live))
 
 
 def _host(case: Case) -> tuple[dict[str, float], float, bool | None, float]:

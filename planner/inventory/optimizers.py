@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import msgspec
 
-from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, minimum, where
+from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, minimum, remainder, where
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.spec import Optimizer, Step
@@ -20,6 +21,8 @@ from planner.spec import Optimizer, Step
 FP32 = float(BYTES["fp32"])
 BLOCK_8BIT = 256
 """Elements that share one scale in bitsandbytes' 8-bit states."""
+CODES_8BIT = 256
+"""Numbers that a byte stands for: torchao keeps their table beside each state."""
 MIN_PAGED_ELEMENTS = 100_000
 """Smaller tensors keep their states on the device (bitsandbytes' optim/optimizer.py, get_state_buffer)."""
 MIN_8BIT_ELEMENTS = 4096
@@ -100,6 +103,22 @@ def blockwise_8bit_bytes(elements: Number) -> Number:
     """Two moments of 1 byte an element and 4 bytes a block; below 4096 elements both stay fp32."""
     coded = 2 * (elements + FP32 * ceil_div(elements, BLOCK_8BIT))
     return where(elements < MIN_8BIT_ELEMENTS, 2 * FP32 * elements, coded)
+
+
+@formula(
+    unit="bytes",
+    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_8bit.py, OptimState8bit: codes of 1 byte, "
+    "an fp32 scale for 256 of them, a table of 256 fp32 numbers for each state",
+)
+def torchao_8bit_bytes(elements: Number, element_bytes: Number) -> Number:
+    """Two moments of 1 byte an element, 4 bytes a block and 1024 of a table; in the weight's own format below 4096
+    elements, and where blocks of 256 do not come out even."""
+    coded = 2 * (elements + FP32 * elements / BLOCK_8BIT + FP32 * CODES_8BIT)
+    return where(_even_blocks(elements), coded, 2 * elements * element_bytes)
+
+
+def _even_blocks(elements: Number) -> Any:
+    return (elements >= MIN_8BIT_ELEMENTS) & (remainder(elements, BLOCK_8BIT) == 0)
 
 
 @formula(unit="bytes", source="Adafactor, Shazeer and Stern 2018, section 3; transformers.Adafactor keeps it in fp32")
@@ -210,6 +229,15 @@ def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimiz
     return _loop(units, FP32, 4, lambda before, now: before + 4 * now)
 
 
+def _torchao_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+    """single_param_adam as torch 2.13 compiles it: both new moments, divided by their blocks' scales, stand in fp32
+    until each element's code is found; tensor by tensor."""
+    peak: Number = 0.0
+    for tensor in (tensor for tensors, _ in units for tensor in tensors):
+        peak = maximum(peak, where(_even_blocks(tensor.elements), 2 * FP32 * tensor.elements, 0.0))
+    return peak
+
+
 def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
     """Newton-Schulz of the largest matrix, or AdamW on everything else."""
     peak: Number = 0.0
@@ -253,6 +281,12 @@ RULES: dict[str, UpdateRule] = {
     # Weight, gradient and new weight, both states' codes read and written; scales are a sixty-fourth of that.
     "adamw-8bit": UpdateRule(
         lambda tensor, e, _: blockwise_8bit_bytes(tensor.elements), _no_temporaries, lambda e, settings, step: 3 * e + 4
+    ),
+    # As above; both new moments are written and read once more in fp32 (_torchao_temporaries).
+    "adamw-8bit-torchao": UpdateRule(
+        lambda tensor, e, _: torchao_8bit_bytes(tensor.elements, e),
+        _torchao_temporaries,
+        lambda e, settings, step: 3 * e + 4 + 4 * FP32,
     ),
     "sgd": UpdateRule(_sgd_state, _sgd_temporaries, _sgd_moved),
     # Square 2, epsilon 2, two means 2, outer product 1, times gradient 3, its norm 1, clip 2, rate 2, weight's norm 1,

@@ -12,6 +12,12 @@ import msgspec
 from planner.basics.arith import Number, in_shape_of, maximum
 from planner.basics.formula import formula
 
+STEP_SHARE = 0.14
+"""Of a host's memory rate, what optimizers of ranks that step beside each other reach on it. Published of
+DeepSpeedCPUAdam: 72.7 B weights of 32 A100 in about 10 s (deepspeedai/DeepSpeed issue 6834, DeepSpeed 0.14.5), of 380
+GB/s a node. Alone on a host one process reached three times as much (ZeRO-Offload, Ren et al. 2021, table 4: 10 B
+weights in 2.57 s)."""
+
 LAYERS_ON_DEVICE = 1
 """Layers whose saved tensors are on the device beside those of the layer at work: one is on its way out or in."""
 
@@ -37,7 +43,8 @@ def offload_seconds(to_host_bytes: Number, to_device_bytes: Number, link_bytes_p
     return maximum(to_host_bytes, to_device_bytes) / link_bytes_per_s
 
 
-@formula(unit="s", source="an element-wise update is limited by memory; every byte is read or written once")
+@formula(unit="s", source="an element-wise update is limited by memory; deepspeedai/DeepSpeed issue 6834 has the share")
 def host_update_seconds(accessed_bytes: Number, host_bytes_per_s: Number, sharers: Number) -> Number:
-    """Seconds of an optimizer step on the host; `sharers` ranks of the node divide its memory's rate."""
-    return accessed_bytes * sharers / host_bytes_per_s
+    """Seconds of an optimizer step on the host; `sharers` ranks of the node divide what they reach of its memory's
+    rate."""
+    return accessed_bytes * sharers / (host_bytes_per_s * STEP_SHARE)

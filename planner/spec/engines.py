@@ -160,6 +160,7 @@ _RECORDS = (
         splits=("cp",),
         copies="shards",
         cp_methods=("ulysses",),
+        offloads=("offload_optimizer", "offload_params"),
     ),
     EngineFacts(
         name="transformers-tp",

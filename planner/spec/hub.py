@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec
 from planner.spec.huggingface import decoded, spec_of
@@ -56,7 +57,7 @@ def _fetched(name: str) -> ModelSpec:
     try:
         request = Request(f"{_endpoint()}/{name}/resolve/main/config.json", headers=headers)
         with urlopen(request, timeout=TIMEOUT_S) as answer:
-            raw = answer.read()
+            raw = answer.read(reading.RECORD_BYTES)
     except HTTPError as error:
         reason = {401: "is private or does not exist", 403: "is gated", 404: "does not exist or has no config.json"}
         fix = "Set HF_TOKEN if you have access to it" if error.code in (401, 403) else "Check its name"

@@ -12,7 +12,7 @@ RATES = {"pure-bf16": "bf16", "fp8-delayed": "fp8", "fp8-blockwise": "fp8", "mxf
 NARROW_RATES = ("fp8", "fp4")
 """Rates of products of narrow copies, made of 16-bit tensors: attention and the head are in 16 bits all the same."""
 Method = Literal["full", "lora", "qlora"]
-OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
+OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon", "adamw-8bit-torchao"]
 Implementation = Literal["fused", "foreach", "for-loop"]
 Step = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""

@@ -23,6 +23,10 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     step_packets: tuple[float, ...]
 
 
+MEMORY_STEP, TRAFFIC_STEP = 3, 4
+"""Steps of a start, from 0, in which memory and collectives are looked into; later ones are timed."""
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured over its steady profiled steps.
 

@@ -1,6 +1,7 @@
 """Plans side by side: what differs in their inputs, and what that does to memory, bytes on the wire and speed.
 
-Stands on what the plan files say; nothing is predicted again. Not here: reading plans (plan.py), or the table (views/).
+Stands on what the plan files say; what a card shows beside their live bytes is added up anew. Not here: reading plans
+(plan.py), or the table (views/).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.errors import PlannerError
+from planner.figures.memory import shown_by
 from planner.spec.plan import Plan
 
 SCHEMA = "compare/1"
@@ -29,11 +31,13 @@ class Volume(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One plan's figures. Memory is live bytes at the fullest moment; None where the plan has no such prediction."""
+    """One plan's figures. `device_bytes` is what the card shows, `peak_bytes` and `terms` live bytes at the fullest
+    moment; None where the plan has no such prediction."""
 
     name: str
     plan: Plan
     peak_phase: str | None
+    device_bytes: float | None
     peak_bytes: float | None
     terms: dict[str, float]
     collectives: dict[str, Volume]
@@ -103,6 +107,7 @@ def _side(name: str, plan: Plan) -> Side:
         name=name,
         plan=plan,
         peak_phase=None if peak is None else peak.phase,
+        device_bytes=shown_by(plan),
         peak_bytes=None if peak is None else peak.total,
         terms={} if peak is None else peak.terms,
         collectives=volumes,
@@ -139,7 +144,13 @@ def as_json(found: Comparison) -> bytes:
             "made_by": side.plan.made_by,
             "gpus": side.plan.cluster.gpus,
             "global_batch_size": side.plan.layout.global_batch_size,
-            "memory": {"peak_phase": side.peak_phase, "peak_bytes": side.peak_bytes, "terms": side.terms},
+            "memory": {
+                "device_bytes": side.device_bytes,
+                "live_bytes": side.peak_bytes,
+                "peak_phase": side.peak_phase,
+                "peak_bytes": side.peak_bytes,
+                "terms": side.terms,
+            },
             "collectives": side.collectives,
             "step_s": side.step_s,
             "tokens_per_s": side.tokens_per_s,

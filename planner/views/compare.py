@@ -60,6 +60,7 @@ def _figures(found: Comparison, letters: list[str]) -> str:
     saved = [side.plan.prediction.checkpoint for side in sides]
     kinds = list(dict.fromkeys(op for side in sides for op in side.collectives))
     rows = [
+        _row("memory on the card", [side.device_bytes for side in sides], format_bytes),
         _row("peak memory, live", [side.peak_bytes for side in sides], format_bytes),
         ("  in", *(side.peak_phase or NOT_KNOWN for side in sides), *("",) * (len(sides) - 1)),
         *(_row(f"  {term}", [side.terms.get(term) for side in sides], format_bytes) for term in terms),

@@ -9,6 +9,7 @@ from planner.basics.tabletext import table
 from planner.decide.estimation import Answer
 from planner.studies.fit import Fits, Fitted
 from planner.views import strategy_text
+from planner.views.phase import ON_CARD
 from planner.views.render import NOT_KNOWN, cells, headline, host_text, trust_text, verdicts_text
 
 NAMES = {
@@ -17,7 +18,7 @@ NAMES = {
     "micro-batch": "largest micro-batch",
     "global-batch": "largest batch in one pass",
 }
-FIGURES = ("layout", "micro x accum", "memory/GPU", "band", "fits", "step", "tokens/s/GPU")
+FIGURES = ("layout", "micro x accum", ON_CARD, "band", "fits", "step", "tokens/s/GPU")
 
 
 def fit_text(found: Fits) -> str:

@@ -15,6 +15,7 @@ from planner.decide.levers import Lever
 from planner.decide.phases import Part, PhaseExplanation
 from planner.spec.options import OPTIONS
 
+ON_CARD = "on the card"
 SHOWN = 0.0005
 """Share of the phase from which a part has a line of its own."""
 
@@ -28,14 +29,14 @@ def phase_text(found: PhaseExplanation) -> str:
         for part in shown
     ]
     lines = [
-        f"{found.phase.upper()}, fullest at: {found.place}{stage}; {format_bytes(found.total_bytes)} on one rank",
+        f"{found.phase.upper()}, fullest at: {found.place}{stage}; {format_bytes(found.total_bytes)} live on one rank",
         "",
         _flush(("share", "bytes", "term", "unit", "comes from"), rows),
     ]
     if small := [part for part in found.parts if part not in shown]:
         lines.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
     if told := beside_text(found.beside):
-        lines.append(f"beside it {told}")
+        lines.append(f"on the card beside it {told}")
     lines += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
     if found.formulas:
         lines += ["", tree_text(Step("formulas", "", "", "", steps=list(found.formulas)))]
@@ -79,7 +80,7 @@ def _levers(found: PhaseExplanation) -> str:
         )
         for lever in found.levers
     ]
-    head = ("saves", "phase", "device", "tokens/s", "options", "")
+    head = ("saves live", "then live", ON_CARD, "tokens/s", "options", "")
     return _flush(head, rows)
 
 
@@ -106,7 +107,7 @@ def _remarks(lever: Lever) -> str:
 
 def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table whose numbers, in the first columns, are flush right, and whose words are flush left."""
-    numbers = sum(name in ("share", "bytes", "saves", "phase", "device", "tokens/s") for name in head)
+    numbers = sum(name in ("share", "bytes", "saves live", "then live", ON_CARD, "tokens/s") for name in head)
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(numbers)]
     padded = [
         (*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), *row[numbers:])

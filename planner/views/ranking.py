@@ -16,6 +16,7 @@ from planner.figures.saving import advice, advice_text
 from planner.spec import Layout
 from planner.studies.objectives import Reached
 from planner.views.fit import NAMES, limit_text
+from planner.views.phase import ON_CARD
 from planner.views.render import (
     REASON_COLUMNS,
     batch_text,
@@ -151,7 +152,7 @@ def trouble(reached: Reached) -> str | None:
     if shown[0].fits:
         return f"nothing is left within the constraints; the nearest is {nearest}."
     even = ", not even with states in host memory" if found.answer.offload_tried else ""
-    needs = f"{format_bytes(shown[0].memory.device_bytes)} a GPU"
+    needs = f"{format_bytes(shown[0].memory.device_bytes)} on the card"
     if shown[0].memory.host_node_bytes:
         needs += f" and {host_text(shown[0])} of a node's host memory"
     return f"nothing fits{even}; nearest to it is {nearest} with {needs}."
@@ -176,7 +177,7 @@ def counts_text(found: Recommendation) -> str:
 def _front(found: Recommendation) -> list[str]:
     first = found.front[0]
     rows = [_point(one, first) for one in found.front]
-    head = ("engine", "layout", "micro x accum", "memory/GPU", "time/sequence", "slower by")
+    head = ("engine", "layout", "micro x accum", ON_CARD, "time/sequence", "slower by")
     return [
         f"PARETO FRONT up to {FRONT_SPAN:g} times as slow: no layout is both faster and smaller",
         table(head, rows, left=2),

@@ -27,7 +27,7 @@ from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.calibration import Calibration
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Plan
-from planner.views.phase import beside_text
+from planner.views.phase import ON_CARD, beside_text
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
@@ -160,7 +160,7 @@ def host_text(one: Estimate) -> str:
 
 
 def band_text(one: Estimate) -> str:
-    """Device memory between which nine measurements of ten lie."""
+    """Memory on the card between which nine measurements of ten lie."""
     return format_byte_range(one.low_bytes, one.high_bytes)
 
 
@@ -169,7 +169,7 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
     "strategy": lambda one: one.name,
     "layout": lambda one: layout_text(one.case.layout),
     "micro x accum": lambda one: batch_text(one.case.layout),
-    "memory/GPU": lambda one: format_bytes(one.memory.device_bytes),
+    ON_CARD: lambda one: format_bytes(one.memory.device_bytes),
     "band": band_text,
     HOST: host_text,
     "fits": lambda one: one.verdict or NOT_KNOWN,
@@ -278,12 +278,12 @@ def explain_text(one: Estimate) -> str:
     time = one.time
     return "\n".join(
         [
-            "MEMORY, GiB on one rank at the fullest moment of each phase",
+            "MEMORY, live GiB on one rank at the fullest moment of each phase",
             table(("term", *(phase.phase for phase in phases)), rows),
             "",
-            f"peak {format_bytes(one.memory.peak.total)} in {one.memory.peak.phase}: {seven} (GiB)",
+            f"peak {format_bytes(one.memory.peak.total)} live in {one.memory.peak.phase}: {seven} (GiB)",
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
-            f"the device shows {format_bytes(one.memory.device_bytes)}; nine measurements of ten lie in "
+            f"{format_bytes(one.memory.device_bytes)} are on the card; nine measurements of ten lie in "
             f"{band_text(one)}{_probability(one)}",
             *_beside(one),
             "",
@@ -301,7 +301,7 @@ def explain_text(one: Estimate) -> str:
 def _beside(one: Estimate) -> list[str]:
     """What the three figures differ by, and what is reserved while the host is ahead of the device."""
     told = beside_text(one.memory.beside)
-    lines = [f"on top of live bytes: {told}"] if told else []
+    lines = [f"on the card beside live bytes: {told}"] if told else []
     if size := one.memory.pending_bytes:
         lines.append(
             f"pending are {format_bytes(size)} of freed blocks while the host is ahead: PyTorch waits for them "

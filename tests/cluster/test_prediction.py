@@ -126,6 +126,24 @@ LAST_DEVIATIONS = {
         msgspec.structs.replace(steps_of_five("full"), precision="pure-bf16", seq_len=256),
         presets.model("mini-llama"),
     ),
+    # ZeRO shards what waits on hosts over ranks that share sequences as over all others.
+    **{
+        f"ulysses-zero{stage}-offloaded": Case(
+            Layout(
+                engine="deepspeed-ulysses",
+                cp=2,
+                cp_method="ulysses",
+                zero_stage=stage,
+                grad_accum=2,
+                recompute="full",
+                offload_optimizer=True,
+                offload_params=stage == 3,
+            ),
+            msgspec.structs.replace(steps_of_five("full"), precision="bf16", seq_len=256),
+            presets.model("tiny-llama"),
+        )
+        for stage in (2, 3)
+    },
     # The first bucket with a weight of a rank's partition makes a buffer for the whole partition.
     "zero2-several-buckets": Case(
         Layout(engine="deepspeed", dp_shard=2, zero_stage=2, micro_batch_size=2, grad_accum=2),

@@ -248,6 +248,17 @@ def test_ctrl_c_ends_every_host_and_a_secret_is_shown_nowhere(
     nothing_stays(pair)
 
 
+def test_a_script_that_no_host_sees_is_sent_with_the_code(pair: TestHosts, tmp_path: Path, alone: Path) -> None:
+    folder = alone / "sent"
+    (script := alone / "a $(touch canary) wait.py").write_text(SCRIPT)
+    one = started(pair, tmp_path, a_plan("ddp"), folder, "--script", str(script))
+    until(lambda: len(list(folder.glob("waiting-*.json"))) == 2 or one.poll() is not None, "both ranks to wait")
+    assert one.poll() is None, one.communicate()
+    one.send_signal(signal.SIGINT)
+    assert ended(one)[0] == 130
+    nothing_stays(pair)
+
+
 LATE = """
 import os, time, torch.distributed as dist
 if os.environ["RANK"] == "1":

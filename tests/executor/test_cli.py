@@ -132,7 +132,7 @@ def test_a_dry_run_of_a_plan_for_other_machines_shows_and_writes_everything_but_
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "out").as_posix() for path in written}
     names_of_a_run = {"plan.json", "asked.json", "launch.json", "join.json", "config/accelerate.yaml"}
-    assert names == names_of_a_run | {"node-0.sh", "node-1.sh"}
+    assert names == names_of_a_run | {"node-0.sh", "node-1.sh", ".lock"}
     joining = json.loads((tmp_path / "out" / "join.json").read_text())
     assert joining["environment"] == {"HF_TOKEN": None, "FOO": None, "WANDB_API_KEY": None}
     assert joining["code"].startswith("sha256:") and (tmp_path / "out" / "join.json").stat().st_mode & 0o77 == 0

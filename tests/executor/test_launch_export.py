@@ -20,7 +20,7 @@ import yaml
 from test_cli import assert_refused, run
 from test_rundir import make_plan
 
-from executor.folder import joining, rundir
+from executor.folder import joining, ownscript, rundir
 from executor.folder.checkpoint_policy import Policy
 from executor.launchers.kubernetes import MOUNTED, RUNS
 from executor.run import attempts, launch_export
@@ -379,3 +379,40 @@ def test_the_command_prints_how_to_start_it(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == f"kubectl apply -f {tmp_path / 'out/jobset.yaml'}\n", done.stderr
     assert_refused(run(*words, cwd=tmp_path), 2, "out")
     assert_refused(run(*words[:2], "--to", "nomad", "-o", "x", cwd=tmp_path), 2, "nomad")
+
+
+@pytest.mark.parametrize("to", ["slurm", "kubernetes", "skypilot"])
+def test_a_persons_own_script_goes_with_the_folder_and_is_run_with_its_arguments(tmp_path: Path, to: Any) -> None:
+    script = tmp_path / "own" / "a $(touch canary) é.py"
+    script.parent.mkdir()
+    script.write_text("print('mine')\n")
+    image = {"kubernetes": Asked(image="team/image:1")}.get(to, Asked())
+    words = (str(script), "--lr", NASTY)
+    options = Options(tmp_path / "out", 2, script=words)
+    launch_export.export(plan_of(2, layouts(2)[0]), to, options, image, lambda text: None)
+
+    folder = tmp_path / "out" / ("" if to == "slurm" else "run")
+    wanted = joining.read(folder)
+    assert wanted.script == words and not wanted.save_weights
+    assert ownscript.program(folder, wanted.script) == words  # it finds what lies beside it
+    (copy,) = (folder / ownscript.FOLDER).iterdir()
+    script.write_text("print('another since')\n")
+    assert ownscript.program(folder, wanted.script) == (str(copy), *words[1:])
+    script.unlink()
+    assert ownscript.program(folder, wanted.script) == (str(copy), *words[1:])
+    assert copy.read_text() == "print('mine')\n" and copy.name.isascii()
+    if to == "kubernetes":  # every pod gets it from the ConfigMap
+        config = next(yaml.safe_load_all((tmp_path / "out/jobset.yaml").read_text()))
+        assert config["data"][f"script--{copy.name}"] == "print('mine')\n"
+    assert not list(tmp_path.rglob("canary"))
+
+
+def test_a_script_is_named_for_export_and_takes_no_options_of_the_trainer(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan_of(2, layouts(2)[0], data)))
+    (tmp_path / "own.py").write_text("")
+    asked = ["export-launch", "plan.json", "--to", "slurm", "-o", "out", "--script", "own.py"]
+    for more in (["--save-weights"], ["--checkpoint-every", "5"], ["--max-restarts", "1"]):
+        assert_refused(run(*asked, *more, cwd=tmp_path), 2, "the built-in trainer's")
+    done = run(*asked, "--json", "--", "--lr", "a b", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert joining.read(tmp_path / "out").script == (str(tmp_path / "own.py"), "--lr", "a b")

@@ -270,7 +270,37 @@ def test_notes_say_what_explains_a_difference_and_nothing_else(tmp_path):
     assert notes(plan, full, (0.1,)) == ""
     assert "router" in notes(experts, full, (0.1,))
     assert f"had from {full - 1:,}" in notes(plan, full - 1, (0.1,))
-    assert "1 steps are too few" in notes(plan, full, ())
+    assert "the time of a step is not measured: a run of at least 6 steps measures it" in notes(plan, full, ())
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("alone", [True, False], ids=["one rank", "two ranks"])
+def test_a_short_run_compares_what_it_measured_and_says_how_many_steps_measure_the_rest(tmp_path, steps, alone):
+    calls = () if alone else (call("all_reduce", 1000.0),)
+    load = PhaseMemory(phase="load", terms={"params": 10 * MIB})
+    plan = predicted()
+    prediction = msgspec.structs.replace(
+        plan.prediction, collectives=calls, ideal_collectives=calls, memory=(load, *plan.prediction.memory)
+    )
+    plan = msgspec.structs.replace(plan, prediction=prediction).sealed()
+    times = (0.2,) * max(0, steps - 5)
+    whole = rank(0, 110, calls=calls if steps > 4 else (), step_s=times)
+    one = msgspec.structs.replace(whole, memory=(load, *whole.memory) if steps > 3 else (load,))
+    rundir.create(tmp_path / "run", plan, {})
+    (tmp_path / "run" / "measured" / "rank-0.json").write_bytes(msgspec.json.encode(one))
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"loss": 6.0}\n' * steps)
+    built = report.build(tmp_path / "run")
+    text = render(built)
+
+    seen = {"memory": steps > 3, "traffic": steps > 4 or alone, "time": steps > 5}
+    figures = {"memory": built.memory.peak, "traffic": built.traffic.payload, "time": built.step_s}
+    for (part, measured), least in zip(seen.items(), (4, 5, 6), strict=True):
+        line = figures[part]
+        said = f"the {part} of a step is not measured: a run of at least {least} steps measures it"
+        assert (line.measured is not None) == measured and (said in text) == (not measured), (part, text)
+        assert line.error_percent is None or abs(line.error_percent) < 30
+    assert ("not measured" in text.split("note: ")[0]) == (not all(seen.values()))
+    assert built.memory.load.measured == 10 * MIB
 
 
 def test_tolerances_are_read_by_name_and_nonsense_is_refused():

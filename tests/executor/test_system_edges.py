@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from executor.hosts.checks import compare, table
 from executor.hosts.checks.check import Checked
 from executor.hosts.checks.host import Answer
 from executor.hosts.hosts import Machine, keep_hosts, kept_hosts
+from executor.launchers import namespaces
 from executor.launchers.kubernetes import Claim, manifests
 from executor.measure import measure
 from executor.preflight import limits
@@ -29,6 +31,7 @@ from executor.preflight.findings import Finding
 from executor.run import attempts
 from executor.system import cgroups, sources
 from executor.watch import hangs
+from executor.worker.world import wire
 from planner.basics.errors import PlannerError
 from planner.spec import Gpu, Layout, Lora, TrainingJob
 
@@ -309,3 +312,66 @@ def test_a_cell_has_a_folder_of_its_name_which_a_cut_run_does_not_keep(tmp_path:
     assert not folder.parent.exists()
     with measure._folder(cell, tmp_path / "new" / "runs") as folder:
         assert folder.parent.is_dir()
+
+
+# -- counts that cannot be read ----------------------------------------------------------------------------------------
+
+DEV = "Inter-| Receive | Transmit\n face |bytes\n eth0: 9 9 9 9 9 9 9 9 {0} {0} 7 7\n lo: 9 9 9 9 9 9 9 9 1 1 7 7\n"
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: path.unlink(),
+    "no file": lambda path: (path.unlink(), path.mkdir()),
+    "empty": lambda path: path.write_text(""),
+    "words": lambda path: path.write_text(path.read_text().replace("1", "many")),
+    "another's": lambda path: path.write_text(path.read_text().replace("eth0", "eth9").replace("1", "x")),
+    "bytes": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+}
+
+
+def _wire(place: Path, spoil: Callable[[], object]) -> object:
+    counter = wire.WireCounter()
+    counter.begin()
+    for step in range(1, 6):
+        (place / "dev").write_text(DEV.format(100 * step))
+        if step == 5:
+            spoil()
+        counter.step_ended()
+    return counter.result()
+
+
+def _sent(place: Path, spoil: Callable[[], object]) -> object:
+    spoil()
+    return namespaces.sent_bytes(2)
+
+
+def _kills(place: Path, spoil: Callable[[], object]) -> object:
+    spoil()
+    return cgroups.oom_kills(place)
+
+
+READERS: dict[str, tuple[Callable[[Path, Callable[[], object]], object], str, object]] = {
+    "bytes of a step": (_wire, "dev", None),
+    "bytes between nodes": (_sent, f"links/{namespaces.link(os.getpid(), 1)}/statistics/rx_bytes", ()),
+    "kills for memory": (_kills, "group/memory.events", None),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_count_of_the_system_that_cannot_be_read_is_not_measured(tmp_path, monkeypatch, reader, fault):
+    read, name, absent = READERS[reader]
+    monkeypatch.setattr(wire, "COUNTERS", tmp_path / "dev")
+    monkeypatch.setattr(namespaces, "LINKS", tmp_path / "links")
+    monkeypatch.setenv(wire.VARIABLE, "eth0,lo")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for node in (0, 1):
+        place = tmp_path / "links" / namespaces.link(os.getpid(), node) / "statistics"
+        place.mkdir(parents=True)
+        (place / "rx_bytes").write_text("1111\n")
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / "memory.events").write_text("oom 1\noom_kill 1\n")
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "mountinfo").write_text(f"1 1 0:1 / {tmp_path / 'group'} rw - cgroup2 cgroup rw\n")
+    (tmp_path / "dev").write_text(DEV.format(100))
+
+    found = read(tmp_path, (lambda: FAULTS[fault](tmp_path / name)) if fault else lambda: None)
+    assert (found == absent) == (fault is not None), found

@@ -169,7 +169,7 @@ def needed(a: Again, one: Estimate) -> dict[str, str]:
     return {"need": format_bytes(one.memory.device_bytes), "verdict": verdict}
 
 
-NEED = "{need} would be needed[, {verdict}]"
+NEED = "{need} on the card would be needed[, {verdict}]"
 
 
 def slower_link(cluster: Cluster) -> Any:
@@ -419,7 +419,7 @@ def recomputed(a: Again, said: dict[str, str]) -> dict[str, str]:
         "what": what[a.told.case.layout.recompute],
         "extra": f"{float(a.one.time.compute_s) / float(kept.time.compute_s) - 1:.1%}" if known else "",
         "step": format_seconds(a.one.time.step_s), "without": format_seconds(kept.time.step_s),
-        "saves": f"saves {format_bytes(saved)}" if saved > 0 else "saves no memory",
+        "saves": f"saves {format_bytes(saved)} on the card" if saved > 0 else "saves no memory",
     }  # fmt: skip
 
 
@@ -474,36 +474,36 @@ HSDP = "shard_inside_nodes_when_the_network_is_slow"
 SLOW = "The network is slow for this: {waited} of the step, {share}, wait for communication."
 IDLE = f"stands idle for {{idle}} of the step, in the ramp and for sends, with {{m}} micro-batches{MORE}."
 READINGS = (
-    Reading("what_limits", "Memory limits: {name} needs least, {need} of {usable} that may be used; its largest term "
-            "is {term}, {size} in {phase}.", memory_limits),
+    Reading("what_limits", "Memory limits: {name} needs least, {need} on a card of which {usable} may be used; its "
+            "largest term is {term}, {size} live in {phase}.", memory_limits),
     Reading("what_limits", "Host memory limits: {name} needs {need} on each node, which has {there}.", hosts_limit),
     Reading("what_limits", "What limits the step is {first}, {share} of {step}[; then {second}, {rest}].", step_limits),
     Reading("memory_limits_the_micro_batch", "Memory limits the micro-batch: {twice} sequences instead of {once} would "
-            "need {need} of {usable} that may be used, most of it {term}, {size}.", micro_batch_limit),
-    Reading("logits_dominate", "Logits dominate the peak: {logits} of {peak} in {phase}, for {tokens} tokens and a "
+            "need {need} on a card of which {usable} may be used, most of it {term}, {size} live.", micro_batch_limit),
+    Reading("logits_dominate", "Logits dominate the peak: {logits} of {peak} live in {phase}, for {tokens} tokens and a "
             "vocabulary of {vocab}. A chunked or fused loss never holds them whole.", logits),
-    Reading("ddp_when_it_fits", "DDP fits, {mem} of {cap}: nothing has to be sharded. It reduces the gradients once a "
+    Reading("ddp_when_it_fits", "DDP fits, {mem} on a card of {cap}: nothing has to be sharded. It reduces the gradients once a "
             "step, {grads}, and sends twice that less a rank's share, {wire}[; {other} would send {other_wire}].",
             ddp_fits),
-    Reading("ddp_when_it_fits", "DDP fits too, {mem} of {cap}, and is the simplest: memory asks for no sharding. "
+    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}, and is the simplest: memory asks for no sharding. "
             "{name} gives {gain} times its tokens/s[, with {here} sequence{s} a pass instead of {there}].",
             ddp_fits_too),
-    Reading("ddp_when_it_fits", "DDP fits too, {mem} of {cap}, and is the simplest: memory asks for no sharding. "
+    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}, and is the simplest: memory asks for no sharding. "
             "{name} is hardly faster.", ddp_fits_too),
-    Reading("ddp_when_it_fits", "DDP fits too, {mem} of {cap}: memory asks for no sharding.",
+    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}: memory asks for no sharding.",
             lambda a, said: of_memory(a, a.other("ddp"))),
-    Reading("lora_before_sharding", "{method} under DDP before FSDP: the frozen base fits whole, {mem} of {cap}, so a "
+    Reading("lora_before_sharding", "{method} under DDP before FSDP: the frozen base fits whole, {mem} on a card of {cap}, so a "
             "step sends only the adapters' gradients, {wire} a GPU; FSDP would gather the base, {fsdp}.",
             lora_under_ddp),
-    Reading("lora_before_sharding", "If adapters are enough, {method} under DDP comes before sharding: {mem} of {cap}, "
+    Reading("lora_before_sharding", "If adapters are enough, {method} under DDP comes before sharding: {mem} on a card of {cap}, "
             "and {wire} a GPU and step instead of {own}.", adapters_are_enough),
-    Reading("one_node_before_several", "One {domain} would hold it, {mem} on each of {gpus} GPUs[, with {here} "
+    Reading("one_node_before_several", "One {domain} would hold it, {mem} on the card of each of {gpus} GPUs[, with {here} "
             "sequence{s} a pass instead of {there}]: {several} {domains}s are {worth}. They send {inter} a GPU and "
             "step over {link}[, and give {gain} times one {domain2}'s tokens/s].", one_node),
     Reading(HSDP, f"{SLOW} HSDP keeps the gathers inside nodes (dp_shard={{shard}}): {{inter}} a GPU between nodes "
-            "instead of {own_inter}, a step of {step} instead of {own_step}, {mem}.", hsdp_keeps),
-    Reading(HSDP, f"{SLOW}[ HSDP inside nodes does not fit ({{mem}}).][ ZeRO++'s secondary shards (hpZ) would serve "
-            "backward's gathers inside nodes, {part} of all gathers, for a copy of {copy}.]", hsdp_does_not_fit),
+            "instead of {own_inter}, a step of {step} instead of {own_step}, {mem} on the card.", hsdp_keeps),
+    Reading(HSDP, f"{SLOW}[ HSDP inside nodes does not fit ({{mem}} on the card).][ ZeRO++'s secondary shards (hpZ) would serve "
+            "backward's gathers inside nodes, {part} of all gathers, for a copy of {copy} live.]", hsdp_does_not_fit),
     Reading(HSDP, "HSDP because the network is slow: gathers stay inside nodes, so {here} a GPU and step go between "
             "them instead of {there}, and {waits} are waited for instead of {flat}.", hsdp_because),
     Reading("more_nodes_stop_helping", "More nodes stop helping: a global batch of {batch} gives each of {ranks} "

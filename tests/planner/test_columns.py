@@ -173,7 +173,7 @@ def layout_for(
 
 JOBS = (
     st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16", "fp8"]),
-    st.sampled_from(["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]),
+    st.sampled_from(["adamw", "adamw-8bit", "adamw-8bit-torchao", "sgd", "adafactor", "lion", "muon"]),
     st.sampled_from(["full", "lora", "qlora"]),
 )
 

@@ -201,7 +201,7 @@ def test_what_needs_more_than_the_headroom_leaves_does_not_fit_and_says_by_how_m
     found = answer(asked(model="70b", gpus="8"))
 
     assert not any(one.fits for one in found.estimates if one.case.job.method == "full")
-    assert all("needed of" in one.reasons[0] for one in found.estimates if not one.fits)
+    assert all("on a card of" in one.reasons[0] for one in found.estimates if not one.fits)
 
 
 def test_estimates_on_cpu_have_no_allocator_on_top():

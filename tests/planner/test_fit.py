@@ -173,7 +173,7 @@ def test_when_nothing_fits_the_reason_is_told():
     _, found = fitted("seq-len", model="70b", gpus="2", offload_optimizer=False)
 
     assert (found.value, found.best) == (None, None)
-    assert "needed of" in found.limit
+    assert "on a card of" in found.limit
 
 
 def test_what_is_given_is_not_searched():

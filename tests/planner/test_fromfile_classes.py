@@ -28,6 +28,8 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "lf_dpo_full.yaml": ("--gpus 8 --gpu a40-48gb", ("stage=dpo", "supervised fine-tuning")),
     "lf_export.yaml": ("--gpus 1", ("exporting a model", "trains nothing")),
     "ax_grpo.yaml": ("--gpus 8", ("rl=grpo", "supervised fine-tuning")),
+    "acc_ds_file.yaml": ("--model 8b", ("num_processes=16", "ds_mismatch.json", "train_batch_size", "2.")),
+    "acc_fsdp2_cp.yaml": ("--model 8b", ("cp=2",)),
     "trl_recipe.yaml": ("--gpus 8", ("no configuration known here",)),
     "megatron_args.yaml": ("--gpus 16", ("no configuration known here",)),
 }
@@ -38,6 +40,10 @@ ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "lf_moe_all.yaml": ("--gpus 8", {"verdict": {"yes", "likely"}, "method": "lora"}),
     "ax_mixtral_lora.yaml": ("--gpus 8", {"verdict": {"no"}, "method": "qlora"}),
     "ax_qlora_paged.yaml": ("--gpus 1", {"verdict": {"yes"}, "method": "qlora"}),
+    "ax_torchao8.yaml": ("--gpus 8", {"verdict": {"likely"}, "strategy": "fsdp"}),
+    "axolotl_hsdp_tp.yaml": ("", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
+    "acc_fsdp2_tp.yaml": ("--model 8b", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
+    "ds_autotp.json": ("--model 8b --gpus 4", {"verdict": {"yes"}, "runtime": "deepspeed-autotp"}),
     "tt_70b_8xb200.toml": ("--gpu b200-180gb", {"runtime": "torchtitan-compiled"}),
 }
 

@@ -103,8 +103,10 @@ def test_deepspeed_s_two_formats_exclude_each_other_and_an_older_name_is_read() 
 
 def test_deepspeed_s_groups_begin_at_two() -> None:
     assert not {"tp", "cp"} & of(tensor_parallel={"autotp_size": 1}, sequence_parallel_size=1).keys()
-    split = of(tensor_parallel={"autotp_size": 2}, sequence_parallel_size=4)
+    split = of(tensor_parallel={"autotp_size": 2}, sequence_parallel_size=1)
     assert (split["tp"], split["engine"], "cp" in split) == (2, ("deepspeed-autotp",), False)
+    both = of(tensor_parallel={"autotp_size": 2}, sequence_parallel_size=4)  # no engine has both: its rules refuse them
+    assert (both["tp"], both["cp"], both["engine"]) == (2, 4, ("deepspeed",))
     long = of(sequence_parallel_size=2)
     assert (long["cp"], long["cp_method"], long["engine"]) == (2, "ulysses", ("deepspeed-ulysses",))
     assert zero(3, zero_hpz_partition_size=2)["zero_secondary_shard"] == 2

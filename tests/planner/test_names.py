@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from planner.ask import options
 from planner.basics import names, quoting
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, is_visible
 from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
 from planner.spec import presets
@@ -261,3 +261,11 @@ def test_a_preset_is_not_found_under_a_name_that_is_none(tmp_path: Path, kind: s
     else:
         assert found.name == text.lower()
         assert names.name_rule(text) is None
+
+
+@pytest.mark.parametrize("text", drawn(12, 40), ids=ascii)
+def test_json_for_a_terminal_means_the_same_and_moves_no_cursor(text):
+    encoded = msgspec.json.encode({text: [text]})
+    shown = quoting.in_json(encoded)
+    assert msgspec.json.decode(shown) == {text: [text]}
+    assert all(map(is_visible, shown.decode()))

@@ -187,7 +187,7 @@ def test_what_is_not_recorded_is_in_no_trace() -> None:
 def test_the_command_prints_parts_levers_and_formulas_and_json_the_same() -> None:
     arguments = ["explain", "--model", "7b", "--gpus", "8", "--method", "full", "--dp-shard", "8", "--phase"]
     text = CliRunner().invoke(planner, [*arguments, "backward"]).output
-    assert re.search(r"BACKWARD, fullest at: layer 31; \d+\.\d\d GiB on one rank", text)
+    assert re.search(r"BACKWARD, fullest at: layer 31; \d+\.\d\d GiB live on one rank", text)
     assert re.search(r"\d+\.\d%\s+\d+\.\d\d GiB  activations  layer +31 x \([\d,]+ a token x [\d,]+\)", text)
     assert "--recompute full" in text
     assert "[torch.optim.AdamW: exp_avg and exp_avg_sq in the weight's format]" in text

@@ -102,7 +102,7 @@ def test_the_next_micro_batch_that_does_not_fit_is_told_with_its_largest_term():
     usable = limit_bytes(asked(), one.case)
 
     assert usable < one.case.cluster.gpu.memory_bytes
-    assert f"{format_bytes(memory.device_bytes)} of {format_bytes(usable)}" in text
+    assert f"{format_bytes(memory.device_bytes)} on a card of which {format_bytes(usable)}" in text
     assert f"activations, {format_bytes(memory.peak.terms['activations'])}" in text
 
 
@@ -128,7 +128,7 @@ def test_ddp_that_fits_needs_no_sharding_and_sends_twice_the_gradients_once():
     text = told(model="1b", gpus="8", strategy="ddp")["ddp_when_it_fits"]
     gradients = 4 * one.case.total()
 
-    assert text.startswith(f"DDP fits, {format_bytes(one.memory.device_bytes)} of")
+    assert text.startswith(f"DDP fits, {format_bytes(one.memory.device_bytes)} on a card of")
     assert f"{format_volume(gradients)}, and sends twice that" in text
     assert format_volume(2 * gradients * 7 / 8) in text
 
@@ -187,9 +187,9 @@ def test_recomputation_costs_a_third_of_the_compute_less_the_head_and_saves_the_
     assert 0.30 < extra < 1 / 3
     assert text.startswith(
         f"Recomputing every layer adds {extra:.1%} to the compute, for a step of {format_seconds(one.time.step_s)} "
-        f"instead of {format_seconds(without.step_s)}, and saves {format_bytes(kept - one.memory.device_bytes)}:"
+        f"instead of {format_seconds(without.step_s)}, and saves {format_bytes(kept - one.memory.device_bytes)} on the card:"
     )
-    assert f"{format_bytes(kept)} would be needed, more than" in text
+    assert f"{format_bytes(kept)} on the card would be needed, more than" in text
     assert "recompute_costs" not in told()
 
 
@@ -212,7 +212,9 @@ def test_one_node_that_would_hold_it_is_told_with_what_several_send_and_give():
     one = best(model="1b", cluster="pcie-8x4090", gpus="8", dp_shard="8", micro_batch_size="1")
     text = told(**given)["one_node_before_several"]
 
-    assert text.startswith(f"One node would hold it, {format_bytes(one.memory.device_bytes)} on each of 8 GPUs:")
+    assert text.startswith(
+        f"One node would hold it, {format_bytes(one.memory.device_bytes)} on the card of each of 8 GPUs:"
+    )
     assert "4 nodes are no gain" in text
     assert f"{format_volume(several.comm.inter_node_bytes_per_rank)} a GPU and step over 25 GbE" in text
     assert f"{several.throughput.tokens_per_s / one.throughput.tokens_per_s:.2f} times one node's tokens/s" in text
@@ -253,7 +255,7 @@ def test_secondary_shards_are_told_of_where_hsdp_does_not_fit():
     hsdp = memory_breakdown(changed(one, dp_shard=8, dp_replicate=4))
 
     assert one.fits
-    assert f"HSDP inside nodes does not fit ({format_bytes(hsdp.device_bytes)})" in text
+    assert f"HSDP inside nodes does not fit ({format_bytes(hsdp.device_bytes)} on the card)" in text
     assert "hpZ) would serve backward's gathers inside nodes, 50% of all gathers, for a copy of " in text
     assert format_bytes(2 * one.case.total() / 8) in text
 
@@ -346,7 +348,7 @@ def test_an_nvlink_rack_is_where_tensor_parallelism_and_the_first_nodes_stay():
         "Tensor parallelism stays inside the NVLink rack: tp=8 "
     )
     assert text.startswith("One NVLink rack would hold it,")
-    assert "on each of 72 GPUs: 2 NVLink racks are" in text
+    assert "on the card of each of 72 GPUs: 2 NVLink racks are" in text
     rack = answer(asked(model="8b", cluster="gb200-nvl72", gpus="72", dp_shard="72", micro_batch_size="1"))
     assert said(rack).keys().isdisjoint({"one_node_before_several", RULE})
 
@@ -410,7 +412,7 @@ def test_experts_padded_to_more_shards_than_there_are_experts_are_told_of():
     assert many.memory.device_bytes > 1.5 * few.memory.device_bytes
     assert (
         f"the weights of 8 experts are padded to 64 shards. With dp_shard=8 {format_bytes(few.memory.device_bytes)} "
-        "would be needed"
+        "on the card would be needed"
     ) in told(**given, dp_shard="64")[rule]
     assert rule not in told(**given, dp_shard="8", dp_replicate="8")
     assert rule not in told(model="7b", gpus="64", runtime="torchtitan", dp_shard="64")
@@ -443,7 +445,7 @@ def test_accumulation_saves_memory_and_costs_the_time_that_it_costs():
     text = said(found)["accumulation_saves_memory"]
 
     assert "all 16 sequences of a rank at once instead of 4 x 4" in text
-    assert f"{format_bytes(memory_breakdown(together).device_bytes)} would be needed, more than" in text
+    assert f"{format_bytes(memory_breakdown(together).device_bytes)} on the card would be needed, more than" in text
     at_once = step_time(together, found.question.calibration).step_s
     assert text.startswith(f"Accumulation saves memory and costs time, {one.time.step_s / at_once - 1:.1%}: ")
     assert text.endswith(f"for a step of {format_seconds(at_once)} instead of {format_seconds(one.time.step_s)}.")

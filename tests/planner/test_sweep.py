@@ -89,7 +89,7 @@ def test_weak_scaling_starts_at_the_smallest_size_that_fits():
     found = sweep(resizing(model="70b"), [8, 32, 64])
 
     assert found.points[0].best is None
-    assert "needed of" in found.points[0].reason
+    assert "on a card of" in found.points[0].reason
     assert found.points[1].speedup == 1
     assert found.points[2].marginal is not None
 

@@ -38,7 +38,7 @@ class Details(ScrollableContainer, can_focus=True):
         )
         self.query_one("#tables", Static).update(
             Content.assemble(
-                ("\nTERMS, GiB on one GPU at the fullest moment of each phase\n", HEADING),
+                ("\nTERMS, live GiB on one GPU at the fullest moment of each phase\n", HEADING),
                 f"{one.memory_table}\n{one.sum_line}",
                 ("\n\nCOLLECTIVES of one optimizer step and rank\n", HEADING),
                 one.collectives_table,

@@ -102,7 +102,7 @@ class Ranking(Layouts):
     """The best layouts of all strategies, fastest first."""
 
     kind = "ranked"
-    HEAD = ("#", "strategy", "GiB", "step", "tok/s/GPU", "MFU", "batch", "layout")
+    HEAD = ("#", "strategy", "card GiB", "step", "tok/s/GPU", "MFU", "batch", "layout")
 
     def _drawn(self, shown: Screenful, width: int) -> list[Option]:
         return [*map(Option, self.lines(shown, width)[1:]), *(Option(note, disabled=True) for note in _notes(shown))]

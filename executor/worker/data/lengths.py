@@ -20,7 +20,8 @@ from typing import Any
 
 from executor.preflight.examples import read_examples
 from executor.worker.data.tokenizer import ByteTokenizer, OwnTokenizer
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import read_lines
 
 FIELD = "recipe.data"
 ALL, LONGEST, SAMPLED = 20_000, 2_000, 8_000
@@ -69,8 +70,8 @@ def count(path: Path, seq_len: int, tokenizer: str | None) -> dict[str, Any]:
 
 def line_lengths(path: Path) -> dict[int, int]:
     """Bytes of every line that is not blank, by its number: from 1, as refusals name it."""
-    with path.open("rb") as lines:
-        return {number: len(line) for number, line in enumerate(lines, 1) if line.strip()}
+    with refusing(OSError, FIELD, path, "cannot be read", "Give a file of shorter lines"):
+        return {number: len(line) for number, line in enumerate(read_lines(path), 1) if line.strip()}
 
 
 def drawn(lines: dict[int, int]) -> tuple[list[int], list[int]]:

@@ -17,7 +17,7 @@ from executor.worker.meter.memory import LiveTensors, StateTensors
 from executor.worker.meter.modules import Modules
 from executor.worker.meter.traffic import Call, Traffic, collectives, sends_activations
 from planner.spec.plan import PhaseMemory, Plan
-from planner.spec.record import Measured
+from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Measured
 
 
 def logits_widths(plan: Plan) -> tuple[int, int]:
@@ -38,8 +38,8 @@ class Meter:
         node: int,
         local_rank: int,
         device: torch.device | str,
-        memory_step: int = 3,
-        traffic_step: int = 4,
+        memory_step: int = MEMORY_STEP,
+        traffic_step: int = TRAFFIC_STEP,
         live: LiveTensors | None = None,
     ) -> None:
         self._layout, self._rank, self._node, self._local_rank = plan.layout, rank, node, local_rank

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from executor.system.processes import said
+
 THREAD_NAME = "pt_gloo_runloop"
 TASKS = Path("/proc/self/task")
 LOOK_S = 0.0005
@@ -37,7 +39,7 @@ def finish(result: Any) -> None:
 
 def settle(held: Callable[[], bool]) -> None:
     """Pause until nothing is `held` any more, or until gloo's threads sleep: what is held then is held for good."""
-    seen = sys.platform == "linux"
+    seen = sys.platform == "linux" and TASKS.is_dir()
     until = time.monotonic() + (LONGEST_S if seen else LONGEST_UNSEEN_S)
     quiet = 0
     while held() and quiet < QUIET_LOOKS and time.monotonic() < until:
@@ -47,11 +49,8 @@ def settle(held: Callable[[], bool]) -> None:
 
 def threads_run() -> bool:
     """Whether one of gloo's threads in this process runs, or would if it had a core."""
-    for task in TASKS.iterdir():
-        try:
-            name, fields = (task / "stat").read_text().rsplit(")", 1)
-        except OSError:
-            continue  # it ended meanwhile
-        if name.endswith(THREAD_NAME) and fields.split()[0] != "S":
+    for task in TASKS.glob("*"):
+        name, _, fields = said(task / "stat").rpartition(")")  # nothing of one that ended meanwhile
+        if name.endswith(THREAD_NAME) and fields.split()[:1] != ["S"]:
             return True
     return False

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from executor.folder import rundir
 from executor.worker.model.adapters import merged
 from executor.worker.weights.weights import SHARD_BYTES, Writer, read
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,7 +72,7 @@ def _adapters(source: Path, base: Path, target: Path) -> dict[str, Any]:
     """The folder as peft saved it, naming its base so that `from_pretrained` finds it."""
     shutil.copytree(source, target)
     config = target / "adapter_config.json"
-    facts = json.loads(config.read_text()) | {"base_model_name_or_path": str(base.absolute())}
+    facts = reading.read_json(reading.read_bytes(config)) | {"base_model_name_or_path": str(base.absolute())}
     config.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
     with safe_open(target / "adapter_model.safetensors", framework="pt") as opened:
         held = [opened.get_tensor(name) for name in opened.keys()]  # noqa: SIM118  # no mapping

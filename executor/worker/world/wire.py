@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from executor.system.processes import said
 from planner.spec.record import Wire
 
 VARIABLE = "MESHWRIGHT_COUNTED"
@@ -33,13 +34,16 @@ class WireCounter:
     def begin(self) -> None:
         """What was sent so far belongs to no step."""
         if self._interfaces:
-            self._seen = self._read()
+            self._seen = self._read() or self._give_up()
 
     def step_ended(self) -> None:
         """All ranks have ended a step: what was sent since then is that step's."""
         if not self._interfaces:
             return
-        now, before = self._read(), self._seen
+        before = self._seen
+        if (now := self._read()) is None:
+            self._give_up()
+            return
         if self._passed >= FIRST_STEP:
             self._steps.append((now[0] - before[0], now[1] - before[1]))
         self._passed += 1
@@ -53,12 +57,17 @@ class WireCounter:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return Wire(interfaces=self._interfaces, ranks=ranks, step_bytes=sent, step_packets=packets)
 
-    def _read(self) -> tuple[int, int]:
-        """(bytes, packets) that the interfaces have sent."""
-        sent = packets = 0
-        for line in COUNTERS.read_text().splitlines():
-            name, _, counts = line.partition(":")
-            if name.strip() in self._interfaces:
-                columns = counts.split()
-                sent, packets = sent + int(columns[SENT_BYTES]), packets + int(columns[SENT_PACKETS])
-        return sent, packets
+    def _give_up(self) -> tuple[int, int]:
+        """Count no more: what cannot be read once says nothing of any step."""
+        self._interfaces, self._steps = (), []
+        return 0, 0
+
+    def _read(self) -> tuple[int, int] | None:
+        """(bytes, packets) that the interfaces have sent; None where that of one cannot be read."""
+        lines = dict(line.split(":", 1) for line in said(COUNTERS).splitlines() if ":" in line)
+        counts = {name.strip(): counted.split() for name, counted in lines.items()}
+        try:
+            rows = [counts[name] for name in self._interfaces]
+            return sum(int(row[SENT_BYTES]) for row in rows), sum(int(row[SENT_PACKETS]) for row in rows)
+        except (KeyError, IndexError, ValueError):
+            return None

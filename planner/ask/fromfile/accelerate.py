@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from planner.ask.fromfile import deepspeed, files, fsdp
+from planner.ask.fromfile import deepspeed, files, fsdp, split
 from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import Means, Sheet, Understood
 from planner.basics.errors import PlannerError
@@ -121,6 +122,7 @@ def _groups(sheet: Sheet, kind: str) -> None:
     if kind == "FSDP" and sizes:
         # Sizes say it all: the strategy's name would ask for a search beside them.
         sheet.merge("strategy", "engine")
+    split.settle(sheet)
 
 
 def _deepspeed(sheet: Sheet) -> None:
@@ -129,7 +131,9 @@ def _deepspeed(sheet: Sheet) -> None:
     name = sheet.text(file_key)
     if name is not None:
         path = files.referenced(name, sheet.path)
-        sheet.include(_read(str(path), files.load(path)), file_key)
+        data = files.load(path)
+        _agree(sheet, section, data, path)
+        sheet.include(_read(str(path), data), file_key)
         sheet.ignore(file_key, f"read as {path}")
         for key in sheet.under(section):
             if not key.startswith(file_key):
@@ -142,6 +146,15 @@ def _deepspeed(sheet: Sheet) -> None:
                         note=line.note)  # fmt: skip
     for key in ("offload_optimizer_device", "offload_param_device"):
         sheet.ignore(f"{section}.{key}", "off")
+
+
+def _agree(sheet: Sheet, section: str, data: Mapping[str, Any], path: Path) -> None:
+    """Accelerate refuses values beside a DeepSpeed file; those that are equal do no harm."""
+    theirs = Sheet(deepspeed.NAME, str(path), data).data
+    for key, flag in FLAGS.items():
+        ours, other = sheet.data.get(f"{section}.{flag}"), theirs.get(key, "none" if key.endswith("device") else None)
+        if ours is not None and other not in (None, deepspeed.AUTO) and str(ours).lower() != str(other).lower():
+            raise sheet.against(f"{section}.{flag}", ours, key, other, str(path))
 
 
 FLAGS = {

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import trainer
+from planner.ask.fromfile import split, trainer
 from planner.ask.fromfile.sheet import Means, Sheet
 from planner.spec.engines import ENGINES
 from planner.spec.options import ALL_LINEAR
@@ -156,6 +156,7 @@ def _split(sheet: Sheet) -> None:
     sizes = [sheet.says(axis) for axis in ("dp_replicate", "dp_shard", "tp", "cp")]
     if any(sizes) or sheet.says("ep"):
         sheet.merge("strategy", "engine")
+    split.settle(sheet)
     if sheet.says("dp_shard"):
         sheet.means("gpus", math.prod(size or 1 for size in sizes), "dp_shard_size", note="the product of the sizes")
 

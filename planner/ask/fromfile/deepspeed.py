@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from planner.ask.fromfile import split
 from planner.ask.fromfile.sheet import Means, Sheet
 from planner.basics.errors import PlannerError
 
@@ -77,8 +78,9 @@ FILLED = {
     "optimizer.params.eps": None,
     "fp16.enabled": "precision",
     "bf16.enabled": "precision",
+    f"{ZERO}.stage3_gather_16bit_weights_on_model_save": None,
 }
-"""What Trainer fills in when it is "auto": the option, or None when it follows from others."""
+"""What Trainer or Accelerate fills in when it is "auto": the option, or None when it follows from others."""
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -227,12 +229,10 @@ def _optimizer(sheet: Sheet) -> None:
 
 
 def _groups(sheet: Sheet) -> None:
-    if sheet.degree("tensor_parallel.autotp_size", "tp"):
-        sheet.means("engine", ("deepspeed-autotp",), "tensor_parallel.autotp_size")
-        sheet.ignore("sequence_parallel_size", "off")
-    elif sheet.degree("sequence_parallel_size", "cp"):
+    sheet.degree("tensor_parallel.autotp_size", "tp")
+    if sheet.degree("sequence_parallel_size", "cp"):
         sheet.means("cp_method", "ulysses", "sequence_parallel_size", note="DeepSpeed's sequence parallelism")
-        sheet.means("engine", ("deepspeed-ulysses",), "sequence_parallel_size")
+    split.settle(sheet)
 
 
 def _batches(sheet: Sheet) -> None:

@@ -31,6 +31,13 @@ STRANGE = "is not a key known here: it may change memory or time"
 DEEPEST, MOST_KEYS = 20, 20_000
 """A configuration beyond these is an accident, or YAML aliases that unfold without end."""
 
+YIELDING = ("optimizer", "optimizer_implementation", "engine", "strategy")
+"""Options of which a named file has the last word: Trainer leaves the optimizer to DeepSpeed's file where that has one
+(transformers 5, integrations/deepspeed.py, deepspeed_optim_sched). Group sizes beside it may ask for another engine."""
+
+SAME = {"pure-bf16": "bf16"}
+"""Values that a framework's one word may mean."""
+
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
 
 
@@ -91,6 +98,9 @@ class Sheet:
             raise PlannerError(path, None, f"has more than {MOST_KEYS} keys", "Give one configuration file")
         self._lines: list[Line] = []
         self._ignored: dict[str, Ignored] = {}
+        # What keys said, here and in a file that this one names: (value, keys, the other's path).
+        self._own: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._theirs: dict[str, tuple[Any, tuple[str, ...], str]] = {}
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +184,9 @@ class Sheet:
     def means(self, option: str, value: Any, *keys: str, note: str = "", memory: Memory = "same") -> None:
         """These keys set that option. The last word on an option stands, and answers for the earlier keys too."""
         earlier = [key for line in self._lines if line.option == option for key in line.keys]
+        said = tuple(key for key in keys if self.data.get(key) is not None)
+        if said:
+            self._own[option] = (value, said)
         there = dict.fromkeys([*earlier, *(key for key in keys if key in self.data)])
         self._lines = [line for line in self._lines if line.option != option]
         self._lines.append(Line(tuple(there), option, value, note, memory))
@@ -240,13 +253,25 @@ class Sheet:
                 continue
             own = tuple(f"{key}.{one}" for one in line.keys)
             self.data.update(dict.fromkeys(own))
+            if line.keys:
+                self._theirs[line.option] = (line.value, line.keys, other.path)
             self.means(line.option, line.value, *own, note=line.note, memory=line.memory)
         for one in other.ignored:
             self.data[f"{key}.{one.key}"] = one.value
             self._ignored[f"{key}.{one.key}"] = msgspec.structs.replace(one, key=f"{key}.{one.key}")
 
+    def against(self, key: str, value: Any, other: str, theirs: Any, path: str) -> PlannerError:
+        """A refusal of a file that contradicts one that it names."""
+        rule = f"contradicts {path}, whose {other} say{'' if ',' in other else 's'} {theirs}"
+        return PlannerError(f"{self.path}: {key}", value, rule, "Make the two agree")
+
     def close(self, known: Classes) -> Understood:
-        """The account, complete: what nobody spoke of is sorted by the format's classes of keys."""
+        """The account, complete: what nobody spoke of is sorted by the format's classes of keys. Two files that say
+        different things are refused (PlannerError)."""
+        for option, (theirs, other, path) in self._theirs.items():
+            ours, keys = self._own.get(option, (theirs, ()))
+            if option not in YIELDING and SAME.get(ours, ours) != SAME.get(theirs, theirs):
+                raise self.against(", ".join(keys), ours, ", ".join(other), theirs, path)
         spoken = {*self._ignored, *(key for line in self._lines for key in line.keys)}
         for key in [key for key in self.data if key not in spoken]:
             found = meaning(known, key)

@@ -17,7 +17,8 @@ from planner.spec.options import ALL_LINEAR
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw-8bit"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw-8bit"),
+    **dict.fromkeys(("adamw_torch_8bit", "ao_adamw_8bit"), "adamw-8bit-torchao"),
     "paged_adamw_8bit": "adamw-8bit",
     "sgd": "sgd",
     "adafactor": "adafactor",

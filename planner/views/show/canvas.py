@@ -8,6 +8,8 @@ from __future__ import annotations
 import colorsys
 from xml.etree import ElementTree
 
+from planner.basics.quoting import for_terminal
+
 INK, FAINT, PAPER, PANEL = "#1f2328", "#59636e", "#ffffff", "#f6f8fa"
 FONT = "Inter, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 WIDTH_OF_A_SIGN, WIDTH_OF_A_DIGIT = 0.58, 0.65
@@ -76,12 +78,12 @@ class Canvas:
         if bold:
             more["font-weight"] = "600"
         element = self._add("text", x=x, y=y, fill=colour, **more)
-        element.text = text
+        element.text = for_terminal(text)
 
     def title(self, text: str, about: str) -> None:
         """What a screen reader says of the picture."""
         for tag, words in (("title", text), ("desc", about)):
-            self._add(tag).text = words
+            self._add(tag).text = for_terminal(words)
 
     def finished(self, height: float) -> bytes:
         """The whole file."""

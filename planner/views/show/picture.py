@@ -13,9 +13,11 @@ import msgspec
 
 from planner.basics.arith import ceil_div
 from planner.basics.errors import PlannerError
+from planner.basics.quoting import for_terminal
 from planner.basics.units import format_bytes, format_seconds
 from planner.engines.base import Call
 from planner.figures.comm import Traffic, traffic
+from planner.figures.memory import shown_by
 from planner.figures.saving import advice_text
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE, transport_of
@@ -158,13 +160,13 @@ def picture_of(plan: Plan) -> Picture:
     loads = None if sent is None else _loads(sent)
     busy = {load.axis for load in loads or ()}
     return Picture(
-        title=printable(_title(plan)),
-        subtitle=printable(_subtitle(plan)),
+        title=for_terminal(_title(plan)),
+        subtitle=for_terminal(_subtitle(plan)),
         gpus=layout.world_size,
         nodes=int(ceil_div(layout.world_size, per_node)),
         gpus_per_node=per_node,
-        gpu=printable(cluster.gpu.name),
-        domain=printable(_domain(plan.cluster)),
+        gpu=for_terminal(cluster.gpu.name),
+        domain=for_terminal(_domain(plan.cluster)),
         tiers=_tiers(plan, sent),
         axes=axes,
         colour_axis=next((axis for axis in ("pp", "dp_replicate") if axis in axes), None),
@@ -181,11 +183,6 @@ def as_json_object(plan: Plan) -> dict[str, Any]:
     picture = picture_of(plan)
     totals = {"inside_bytes": picture.inside_bytes, "outside_bytes": picture.outside_bytes}
     return {"schema": SCHEMA, **msgspec.structs.asdict(picture), **totals}
-
-
-def printable(text: str) -> str:
-    """Text from a file without what would move a cursor or break XML."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _title(plan: Plan) -> str:
@@ -207,7 +204,8 @@ def _subtitle(plan: Plan) -> str:
         f"batch {layout.global_batch_size} = {layout.data_parallel} x {layout.micro_batch_size} x {layout.grad_accum}",
     ]
     if told.memory:
-        parts.append(f"peak {format_bytes(max(phase.total for phase in told.memory))} a GPU")
+        live = max(phase.total for phase in told.memory)
+        parts.append(f"{format_bytes(shown_by(plan))} on the card of a GPU, of which {format_bytes(live)} live")
     if told.step_s is not None:
         parts.append(f"step {format_seconds(told.step_s)}")
     parts.append(advice_text(told.checkpoint))
@@ -379,6 +377,6 @@ def _tiers(plan: Plan, sent: list[Traffic] | None) -> tuple[Tier, ...]:
             carried = float(sum(into) - sum(out))
         link = level.link
         tiers.append(
-            Tier(printable(level.name), level.gpus, printable(link.name), link.bytes_per_s_per_direction, carried)
+            Tier(for_terminal(level.name), level.gpus, for_terminal(link.name), link.bytes_per_s_per_direction, carried)
         )
     return tuple(tiers)

@@ -1,0 +1,61 @@
+"""What a run that failed left to go on with: whole weights after its last step, the newest checkpoint, a traceback.
+
+Not here: how a run ended (executor.watch.verdict), or going on (executor.run.resume).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from executor.folder import checkpoints, rundir
+
+RESULT = "result.json"
+"""What rank 0 writes last of all."""
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+TRACEBACK = "Traceback (most recent call last)"
+MOST_LINES = 40
+
+
+def finished(folder: Path, *, saved: bool) -> bool:
+    """Whether all steps were done and, where they are `saved`, the weights are whole."""
+    whole = not saved or any(_whole(folder / name) for name in (rundir.WEIGHTS, rundir.ADAPTER))
+    return (folder / RESULT).is_file() and whole
+
+
+def _whole(made: Path) -> bool:
+    """Of hosts that send their files one after the other, each appears when it has come whole."""
+    if made.name == rundir.ADAPTER:
+        return all((made / one).is_file() for one in ("adapter_config.json", "adapter_model.safetensors"))
+    names = ["model.safetensors"]
+    with suppress(OSError, ValueError, AttributeError):
+        names = list(set(json.loads((made / "model.safetensors.index.json").read_bytes())["weight_map"].values()))
+    return all((made / one).is_file() for one in ("config.json", *names))
+
+
+def way_on(folder: Path, *, writes: bool, kept: bool = False) -> list[str]:
+    """Lines that say how a run which ended badly is gone on with. `writes`: it was to write checkpoints; `kept`: hosts
+    may keep their own parts of them."""
+    run = shlex.quote(os.path.relpath(folder))
+    found, _ = checkpoints.newest(folder, contents=False)
+    if found is not None:
+        return [f"newest whole checkpoint: {found.name}", f"go on from it: executor resume {run}"]
+    if writes and kept:
+        return [f"its hosts keep their parts of checkpoints; go on from the newest: executor resume {run}"]
+    if writes:
+        return ["no checkpoint was whole yet: start it again with executor run"]
+    return ["it wrote no checkpoints: start it again with executor run, and with --checkpoint-every to go on next time"]
+
+
+def traceback_of(log: Path | None, message: str) -> list[str]:
+    """The lines of the last traceback in a rank's log, where it ends in what `message` says."""
+    text = RANK_PREFIX.sub("", rundir.last_text(log)) if log is not None else ""
+    lines = text[text.rfind(TRACEBACK) :].splitlines() if TRACEBACK in text else []
+    last = next((place for place, line in enumerate(lines) if place and line and not line[0].isspace()), None)
+    if last is None or lines[last][:80].strip() not in message:
+        return []
+    return lines[: last + 1][-MOST_LINES:]
