@@ -1,5 +1,5 @@
 """`python -m planner`."""
 
-from planner.cli import main
+from planner.basics.start import planner
 
-main()
+planner()

@@ -5,14 +5,14 @@ Not here: how a run ended (executor.watch.verdict), or going on (executor.run.re
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 from contextlib import suppress
 from pathlib import Path
 
 from executor.folder import checkpoints, rundir
+from planner.basics.contents import weight_map
+from planner.basics.quoting import for_shell
 
 RESULT = "result.json"
 """What rank 0 writes last of all."""
@@ -32,15 +32,15 @@ def _whole(made: Path) -> bool:
     if made.name == rundir.ADAPTER:
         return all((made / one).is_file() for one in ("adapter_config.json", "adapter_model.safetensors"))
     names = ["model.safetensors"]
-    with suppress(OSError, ValueError, AttributeError):
-        names = list(set(json.loads((made / "model.safetensors.index.json").read_bytes())["weight_map"].values()))
+    with suppress(OSError, ValueError):
+        names = sorted(set(weight_map(made / "model.safetensors.index.json").values()))
     return all((made / one).is_file() for one in ("config.json", *names))
 
 
 def way_on(folder: Path, *, writes: bool, kept: bool = False) -> list[str]:
     """Lines that say how a run which ended badly is gone on with. `writes`: it was to write checkpoints; `kept`: hosts
     may keep their own parts of them."""
-    run = shlex.quote(os.path.relpath(folder))
+    run = for_shell([os.path.relpath(folder)])
     found, _ = checkpoints.newest(folder, contents=False)
     if found is not None:
         return [f"newest whole checkpoint: {found.name}", f"go on from it: executor resume {run}"]

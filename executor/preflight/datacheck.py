@@ -1,7 +1,8 @@
 """What can be said of a run's data, tokenizer and checkpoint before anything is launched: no torch, no tokens read.
 
 `executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here: what a
-line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py), or reading the data (worker/data.py).
+line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py), or reading the data
+(worker/data/data.py).
 """
 
 from __future__ import annotations

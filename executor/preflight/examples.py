@@ -1,7 +1,7 @@
 """Lines of a .jsonl file as examples: a text, a chat, or a prompt with its response. No torch, no tokens.
 
 The launching machine reads every line to refuse what cannot train, and every rank reads them again to train. Not
-here: tokens and which of them are targets (worker/examples.py), or other files (datacheck.py).
+here: tokens and which of them are targets (worker/data), or other files (datacheck.py).
 """
 
 from __future__ import annotations

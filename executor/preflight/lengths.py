@@ -1,6 +1,6 @@
 """The lengths of a data file's examples in tokens, for the planner: counted by a rank's own code, in a process.
 
-Not here: counting (worker/lengths.py), or what follows from lengths (planner/spec/lengths.py).
+Not here: counting (worker/data/lengths.py), or what follows from lengths (planner/spec/lengths.py).
 """
 
 from __future__ import annotations

@@ -112,12 +112,6 @@ def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = N
     return f"{have} CUDA devices"
 
 
-def check_script(script: str) -> None:
-    """A person's own script is there."""
-    if not Path(script).is_file():
-        raise PlannerError("--script", script, "does not exist or is not a file", "Give the path of a Python file")
-
-
 def check_host_memory(plan: Plan, available: float | None = None, *, ranks: int | None = None) -> str:
     """On CPU the predicted peaks of all ranks (or of `ranks`) must fit in this machine's free memory together.
 

@@ -181,8 +181,6 @@ def _checked(
         stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss, profile=wanted.profile,
         resume=folder / wanted.resume if wanted.resume else None,
     )  # fmt: skip
-    if script:
-        preflight.check_script(script[0])
     ready = decided(plan, options, echo)
     added = joining.environment_of(wanted.environment, ready.environment, os.environ)
     place, port = address.find(master, asked.node, nodes, asked.resolve_s), (master and master.port) or wanted.port

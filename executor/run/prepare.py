@@ -24,6 +24,7 @@ from executor.watch.supervise import Echo
 from planner.ask.launchable import OWN, find_backend
 from planner.ask.question import usual_runtime
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.names import check_path
 from planner.decide.nearest import changes_text, nearest_launchable
 from planner.engines import engine_of
 from planner.inventory import parameters
@@ -123,6 +124,7 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
 
 def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
     """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
+    check_path(str(options.run_dir.absolute()), "--run-dir")
     backend = backend or load_backend(plan)
     check_launchable(plan, backend)
     badloss.check(options.bad_loss, options.checkpoints)
@@ -180,7 +182,7 @@ def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = 
 def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
     """What must hold of the place where the run folder will be made, and of the script that goes into it."""
     fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
-    script = (Check("script", lambda: preflight.check_script(options.script[0])),) if options.script else ()
+    script = (Check("script", lambda: ownscript.check_script(options.script[0])),) if options.script else ()
     return (
         *script,
         Check("run folder", lambda: None if options.again else rundir.check_new(options.run_dir)),

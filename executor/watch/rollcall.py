@@ -1,8 +1,8 @@
 """Who has not come while the ranks of a run meet, and for whom the others wait: in a sentence, as soon as it shows.
 
-A rank says in states/rank-N.json that it begins to join its process group, and that it has (worker/states.py); an agent
-in states/node-N.json that it is about to start ranks, and that it has shows in their logs. Not here: how long they may
-take (supervise.py, ssh_run.py).
+A rank says in states/rank-N.json that it begins to join its process group, and that it has (worker/world/states.py);
+an agent in states/node-N.json that it is about to start ranks, and that it has shows in their logs.
+Not here: how long they may take (supervise.py, ssh_run.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor.folder import rundir
+from executor.folder import alive, rundir
 from executor.watch.supervise import Echo
 from executor.watch.verdict import Came
 
@@ -20,6 +20,9 @@ LOOK_S = 1.0
 """How often the run folder is looked at."""
 FIRST_WORD_S, WORD_S = 10.0, 60.0
 """After how long those that do not come are named, counted from the last change of who they are, and then again."""
+IMPORT_S = 60.0
+"""For so long a rank or an agent that has not come yet is taken to import PyTorch and the framework: ten to thirty
+seconds are usual, more from a cold network disk."""
 JOINING, JOINED = "joining", "joined"
 """The states that a rank tells of itself."""
 MOST = 8
@@ -85,6 +88,10 @@ class RollCall:
             rank for rank in awaited if rundir.rank_log(self.folder, *divmod(rank, self.processes), "stderr") is None
         ]
         named = [rank for rank in unready if rank in unstarted] or unstarted or awaited
+        since_s = time.monotonic() - self._since if self._awaited is not None else IMPORT_S
+        if since_s < IMPORT_S and not self.others_first and self._import(named, unready):
+            wait = f"; {waiting} that came first wait" if waiting else ""
+            return f"{self._named(named)}: importing PyTorch, {since_s:.0f} s so far{wait}"
         why = "; " + (f"{waiting} that came first wait" if waiting else "none has joined yet")
         if named[0] in unready:
             why = ": the agent there has not finished its imports"
@@ -94,6 +101,11 @@ class RollCall:
         look = "or at what it does there (py-spy dump)"
         logs = listed(sorted({f"{rundir.LOGS}/node-{rank // self.processes}" for rank in named}))
         return f"{self._named(named)} {does}{why}. Look at {logs}, {look}"
+
+    def _import(self, named: Sequence[int], unready: Sequence[int]) -> bool:
+        """Whether these ranks, or the agents that are to start them, have done nothing yet that comes after imports."""
+        said = [alive.read(self.folder, rank) for rank in named]
+        return named[0] in unready or all(one is None or one.stage == alive.START for one in said)
 
     def _named(self, ranks: Sequence[int]) -> str:
         """Ranks, the first of many, and their nodes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
@@ -36,6 +37,12 @@ GENTLE = (signal.SIGTERM, signal.SIGUSR1)
 CHECKPOINT_S = 120.0
 """How long it may take for that; a second signal ends it at once."""
 PR_SET_CHILD_SUBREAPER = 36
+FRAMEWORK = re.compile(
+    r"-packages/\S+\.py:\d+: \w*Warning: "  # Python's warnings module
+    r"|^\[20\d\d-[\d :,-]+\] \[(?:WARNING|INFO)\] \["  # DeepSpeed's logger
+    r"|^(?:\[rank\d+\]:)?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ .*\] "  # torch's
+)
+"""What frameworks write of themselves between the lines of steps."""
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 Echo = Callable[[str], None]
@@ -239,6 +246,7 @@ class LogFollower:
     _places: dict[tuple[Followed, str], tuple[Path, int, bytes]] = field(default_factory=dict)
     _last: tuple[str, str] = ("", "")
     _repeats: int = 0
+    _warned: dict[Followed, bool] = field(default_factory=dict)
     _in_traceback: set[tuple[Followed, str]] = field(default_factory=set)
 
     def poll(self, final: bool = False) -> None:
@@ -288,10 +296,24 @@ class LogFollower:
         self._places[one, stream] = (path, offset + len(fresh), rest_now)
         for line in lines:
             text = line.decode(errors="replace").rsplit("\r", 1)[-1]
+            if self._of_warning(one, text):
+                continue
             if not self._of_traceback((one, stream), text):
                 self._pass_on(one.label, text)
         if more:
             self._read(one, stream, final)
+
+    def _of_warning(self, one: Followed, line: str) -> bool:
+        """Whether a line is a framework's warning, or the line of code that Python shows below it. That there are any
+        is said once."""
+        if FRAMEWORK.search(line):
+            if one not in self._warned:
+                self._pass_on(one.label, "(warnings of frameworks are in its log)")
+            self._warned[one] = True
+            return True
+        below = self._warned.get(one, False) and line.startswith("  ")
+        self._warned.update({one: False} if one in self._warned else {})
+        return below
 
     def _of_traceback(self, source: tuple[Followed, str], line: str) -> bool:
         """Whether a line is one of a traceback, before its last."""

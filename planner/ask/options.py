@@ -81,17 +81,26 @@ def question(given: Given) -> Question:
     model = model_of(given, folders)
     named = given.get("calibration")
     job, notes = by_data(_job(given, model))
+    cluster = cluster_of(given, folders)
     return Question(
         model=model,
-        cluster=cluster_of(given, folders),
+        cluster=cluster,
         job=job,
         calibration=calibration(named, folders) if named else calibration(folders=folders),
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         folders=folders,
         notes=notes,
+        assumed=_assumed(given, cluster),
         **fields("question", given),
     )
+
+
+def _assumed(given: Given, cluster: Cluster) -> tuple[str, ...]:
+    """Options of the nodes that nobody described: a GPU alone says nothing of its network and its host."""
+    if given.get("cluster") is not None or cluster.gpu.kind == "cpu":
+        return ()
+    return tuple(name for name in ("inter_gbps", "host_memory") if given.get(name) is None)
 
 
 def resizable(given: Given) -> Callable[[int | None], Question]:
@@ -113,10 +122,12 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
         extra = next(iter(sizes), "tied")
         raise PlannerError(extra, given[extra], f"cannot change --model {name}", "Give either a model or all its sizes")
     if "/" in name:
+        from planner.ask.fromfile import hub as sources
         from planner.spec.hub import fetch_model, is_model_id  # only for models of the hub
 
         if is_model_id(name):
-            return fetch_model(name)
+            preset = sources.preset_of(name, folders)
+            return presets.model(preset, folders=folders) if preset else fetch_model(name)
     if os.sep in name or name.endswith(".json") or Path(name).is_dir():
         from planner.spec.huggingface import read_config  # only for files
 
@@ -148,7 +159,8 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
         raise PlannerError("gpu", gpu, f"cannot change the GPUs of --cluster {name}", "Give one of the two")
     counts = fields("cluster", given)
     try:
-        found = presets.cluster(name or gpu or OPTIONS["cluster"].default, **counts, folders=folders)
+        network = fields("network", given)
+        found = presets.cluster(name or gpu or OPTIONS["cluster"].default, **counts, **network, folders=folders)
     except PlannerError as error:
         if gpu is None or error.field != "cluster":
             raise
@@ -172,7 +184,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
     return TrainingJob(
         lora=lora,
         quantization=_quantization(given),
-        mean_seq_len=_mean_seq_len(given, seq_len),
+        mean_seq_len=length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len),
         optimizer=_optimizer(given),
         seq_len=seq_len,
         recipe=_recipe(given),
@@ -208,14 +220,6 @@ def _quantization(given: Given) -> Quantization | None:
     if typed:
         raise PlannerError(typed, given[typed], f"is a setting of qlora, not of {method}", "Add --method qlora")
     return None
-
-
-def _mean_seq_len(given: Given, seq_len: int) -> int | None:
-    mean = length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len)
-    if mean is None and given.get("packing") is not None and given.get("data") is None:
-        rule = "depends on how long documents are"
-        raise PlannerError("packing", given["packing"], rule, f"Add --mean-seq-len N, up to {seq_len}, or --data FILE")
-    return mean
 
 
 def _lora(given: Given, model: ModelSpec) -> Lora:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from planner.basics.errors import is_visible, visible
+from planner.basics.errors import PlannerError, is_visible, visible
 
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 """Changes of colour alone: dropped, as they say nothing where they are not obeyed."""
@@ -23,7 +23,8 @@ YAML_WORDS = frozenset("y n yes no on off true false null nan inf".split())  # n
 
 
 def for_shell(words: Iterable[object]) -> str:
-    """Words of a command line as one line of bash: each is one word with that very text, whatever is in it."""
+    """Words of a command line as one line of bash: each is one word with that very text, whatever is in it.
+    PlannerError for a NUL, which no command line holds."""
     return " ".join(_shell_word(str(word)) for word in words)
 
 
@@ -77,16 +78,18 @@ def _json_escape(found: re.Match[str]) -> str:
 def _shell_word(word: str) -> str:
     if word and NOT_SHELL.search(word) is None:
         return word
-    if all(char >= " " and not "\x7f" <= char < "\xa0" for char in word):
+    if "\0" in word:
+        raise PlannerError("word", word, "has a NUL, which no command line holds", "Leave it out")
+    if all(map(is_visible, word)):
         return "'" + word.replace("'", "'\"'\"'") + "'"
-    escaped = "".join(_ansi_c(char) for char in word)
+    escaped = "".join(map(_ansi_c, word))
     return f"$'{escaped}'"
 
 
 def _ansi_c(char: str) -> str:
-    r"""A character inside bash's $'...': what ends it or a line, or is no character of a line, as \x.. of its bytes."""
+    r"""A character inside bash's $'...': what ends it or a line, or is not printed, as \x.. of its bytes."""
     if char in "\\'":
         return f"\\{char}"
-    if char >= " " and not "\x7f" <= char < "\xa0":
+    if is_visible(char):
         return char
-    return "".join(f"\\x{byte:02x}" for byte in char.encode())
+    return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))

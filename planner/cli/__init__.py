@@ -154,8 +154,8 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = estimates.answer(question)
-    say(estimate_json.as_json(found) if as_json else render.answer_text(found))
-    return waiting.code(finish(found, output))
+    text = estimate_json.as_json(found) if as_json else render.answer_text(found)
+    return waiting.code(answered(text, found, output))
 
 
 def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json: bool) -> int:
@@ -175,8 +175,8 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
         found = estimates.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    say(msgspec.json.encode(whole) if as_json else render.answer_text(found))
-    return waiting.code(finish(found, output))
+    text = msgspec.json.encode(whole) if as_json else render.answer_text(found)
+    return waiting.code(answered(text, found, output))
 
 
 @planner.command(cls=Asking)
@@ -299,6 +299,15 @@ def tell(notes: Iterable[str]) -> None:
     """Sentences that a reader of the answer has to know."""
     for sentence in notes:
         say(f"note: {sentence}.", err=True)
+
+
+def answered(text: str | bytes, found: Any, output: str | None) -> int:
+    """Print the answer and `finish`: a plan is written even where stdout took not all of the answer."""
+    try:
+        say(text)
+    finally:
+        code = finish(found, output)
+    return code
 
 
 def finish(found: Any, output: str | None) -> int:

@@ -1,7 +1,7 @@
 """Every strategy side by side, or one given layout: memory, bytes on the wire, time, and whether it can be launched.
 
-Answers are plain values; `as_json` is the estimate/1 contract, `make_plan` the plan.json of one layout.
-Not here: the search for each strategy's best layout (search.py), or tables (render.py).
+Answers are plain values (answers.py). Not here: their JSON (estimate_json.py), a plan of one (planning.py), the search
+for each strategy's best layout (strategies.py), or tables (views/render.py).
 """
 
 from __future__ import annotations
@@ -256,7 +256,10 @@ def estimate(
     fits, reasons = _fit(question, case, memory, held)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
-        if peak_flops(case) is not None:
+        if case.loops_experts:
+            looped = f"{case.layout.engine} runs {case.model.name}'s experts one after the other"
+            missing = f"{looped}, and what the host takes for that is not known"
+        elif peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
     return Estimate(

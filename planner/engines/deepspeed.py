@@ -14,7 +14,6 @@ from planner.engines.common import implementation, parallel_compute, sent_elemen
 from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute, optimizers
-from planner.inventory.forms import storage_bytes
 from planner.inventory.joint import is_joined
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
@@ -118,18 +117,8 @@ def compute(case: Case) -> Compute:
         adapter_bytes=element,
         # Stage 3 puts its own linear function in place of PyTorch's, and that keeps the input of frozen weights too.
         linear_keeps_input=case.layout.zero_stage == 3,
-        codes_kept_above=_largest_persistent_bytes(case),
         **parallel_compute(case),
     )
-
-
-def _largest_persistent_bytes(case: Case) -> float | None:
-    """At stage 3 bitsandbytes' graph holds a view of the gathered codes, and a weight that is let go is only pointed
-    elsewhere (partition_parameters.py, free_param): its bytes stay until backward. Persistent ones stay anyhow."""
-    quantization = case.job.base_quantization
-    if quantization is None or case.layout.zero_stage != 3:
-        return None
-    return case.layout.zero3_persistence_elements * storage_bytes(quantization)
 
 
 def resident(case: Case) -> Held:

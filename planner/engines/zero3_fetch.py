@@ -64,7 +64,7 @@ class Step(msgspec.Struct, frozen=True):
 
 class Fetches(msgspec.Struct, frozen=True):
     """`live` holds the most elements whole at once while a unit runs, by (phase, unit, layer), of 4-bit weights in
-    elements of the others' format and without those that the graph holds from forward to backward. `received` holds
+    elements of the others' format. `received` holds
     at the same moments the elements of buffers that several weights were gathered into: each is copied out when the
     first of them is used, and the buffer stays until the last is (AllGatherCoalescedHandle in partition_parameters.py,
     held for every weight in flight). `steps` has them use by use, of the backward of layers. `persistent` has
@@ -113,38 +113,26 @@ class _Buffer:
 
 
 class _Whole:
-    """Weights that are gathered now, by index, with their elements: `elements` of all, `beside` of those that the graph
-    does not hold, in the others' format."""
+    """Weights that are gathered now, by index, with their elements: as DeepSpeed counts them, and `scaled` to the
+    others' format."""
 
-    __slots__ = ("beside", "elements", "indices", "of_graph", "scaled", "sizes")
+    __slots__ = ("elements", "in_format", "indices", "scaled", "sizes")
 
     def __init__(self, sizes: list[int], scaled: list[float]) -> None:
         self.sizes, self.scaled = sizes, scaled
         self.indices: set[int] = set()
-        self.of_graph: set[int] = set()  # 4-bit weights that are whole since their forward: the walk counts them
-        self.elements, self.beside = 0, 0.0
+        self.elements, self.in_format = 0, 0.0
 
     def take(self, index: int) -> None:
         self.indices.add(index)
         self.elements += self.sizes[index]
-        self.beside += self.scaled[index]
-
-    def hold(self, index: int) -> None:
-        if index in self.indices and index not in self.of_graph:
-            self.of_graph.add(index)
-            self.beside -= self.scaled[index]
-
-    def let_go(self, index: int) -> None:
-        if index in self.of_graph:
-            self.of_graph.discard(index)
-            self.beside += self.scaled[index]
+        self.in_format += self.scaled[index]
 
     def release(self, index: int) -> None:
         if index in self.indices:
-            self.let_go(index)  # fetched again, it will be there twice
             self.indices.discard(index)
             self.elements -= self.sizes[index]
-            self.beside -= self.scaled[index]
+            self.in_format -= self.scaled[index]
 
 
 @lru_cache(maxsize=256)
@@ -166,8 +154,6 @@ def fetches(
     sizes = [size for size, _ in weights]
     ratios = [1.0 if code is None or codes is None else code / codes.element for _, code in weights]
     in_elements = [size * ratio for size, ratio in zip(sizes, ratios, strict=True)]
-    again_in_backward = {index for run in runs if run.phase == "backward" for index in run.weights}
-    graph_holds = {index for index, (_, code) in enumerate(weights) if code is not None} & again_in_backward
     formats = [_format(code, codes) for _, code in weights]
     persistent = {index for index, size in enumerate(sizes) if size <= limits.persistence}
     following = _next_uses(order)
@@ -234,9 +220,7 @@ def fetches(
                         held -= buffer.elements
             if queue < len(order):
                 look_ahead(phase)
-            if in_forward and index in graph_holds:
-                whole.hold(index)
-            whole_now = whole.beside if codes else whole.elements
+            whole_now = whole.in_format if codes else whole.elements
             if whole_now + held > fullest:
                 fullest = whole_now + held
                 live[place], received[place] = whole_now, held
@@ -244,8 +228,6 @@ def fetches(
                 after = made if run.again or index in frozen else made + sizes[index]
                 steps_here.append(Step(made, after, whole_now, held))
                 made = after
-            if codes and not in_forward:
-                whole.let_go(index)
             if run.again and index in frozen:
                 waiting.append(index)
                 continue
@@ -258,7 +240,7 @@ def fetches(
                 if again is None or passed[again] - passed[step + 1] >= limits.max_reuse:
                     whole.release(index)
         if in_forward and run.unit == "tail":
-            whole_now = whole.beside if codes else whole.elements
+            whole_now = whole.in_format if codes else whole.elements
             live[("forward", "loss", -1)] = live[("backward", "loss", -1)] = whole_now
             received[("forward", "loss", -1)] = received[("backward", "loss", -1)] = held
     by_use = {place: tuple(steps_here) for place, steps_here in steps.items()}

@@ -12,7 +12,7 @@ import msgspec
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
-from planner.inventory.forms import CODE_BYTES, NF4, is_layer_linear
+from planner.inventory.forms import NF4, is_layer_linear
 from planner.inventory.llama_adapter import is_norm, shifted_and_scaled
 from planner.inventory.lora import added_in_place, with_adapter
 from planner.inventory.narrow import RECIPES, Narrow, copies, input_bytes
@@ -64,8 +64,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
     `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
     packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
-    (forms.py). The graph keeps gathered codes of weights with more bytes of them than `codes_kept_above`
-    (None: of none). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
+    (forms.py). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
@@ -180,7 +179,6 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     mask_bytes: float = 1.0
     masked: bool = False
     layer_form: str = "plain"
-    codes_kept_above: float | None = None
     on_cpu: bool = False
     one_sequence: bool = False
     modules: tuple[str, ...] = ()
@@ -287,7 +285,6 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """A linear module without its adapter. Forward may unpack a 4-bit weight into a buffer that is there
         (`unpacks` False)."""
         copied = self.autocast and self.element_bytes < self.weight_bytes
-        codes = weight.elements * CODE_BYTES
         output = ops.linear(
             tape,
             x,
@@ -296,7 +293,6 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             copies_weight=copied,
             caches_copy=copied,
             keeps_input=self.linear_keeps_input,
-            keeps_codes=self.codes_kept_above is not None and codes > self.codes_kept_above,
             keeps_packed_input=self.kernels.packed_input == "kept",
             term=term,
             bias=None if bias is None else self.local(bias),

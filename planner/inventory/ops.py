@@ -28,7 +28,6 @@ def linear(
     copies_weight: bool = False,
     caches_copy: bool = False,
     keeps_input: bool = False,
-    keeps_codes: bool = False,
     keeps_packed_input: bool = False,
     term: str = TEMPORARIES,
     bias: Weight | None = None,
@@ -45,9 +44,8 @@ def linear(
     16-bit ones that are kept (torchao's float8, dynamic scaling). GPTQ's is unpacked by operations that autograd sees,
     so the graph keeps the 16-bit weight. An input of another format is cast for every call. A weight may be copied in
     the product's format (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at
-    least until the forward is over. Gathered 4-bit codes live with the graph where nobody frees their storage
-    (`keeps_codes`): with that of the first forward where a layer runs again, as they are attributes of its nodes, not
-    saved tensors. x has `share` of the tokens; its gradient may be written over it (`into_input`). `narrow`: narrow.py.
+    least until the forward is over. x has `share` of the tokens; its gradient may be written over it (`into_input`).
+    `narrow`: narrow.py.
     """
     out_features, in_features = weight.features
     more, copies = bias.elements if bias is not None else 0, tuple[Tensor, ...]()
@@ -59,7 +57,7 @@ def linear(
         copies = (tape.new(Size(fixed=(weight.elements + more) * element_bytes), term=GATHERED),)
         if caches_copy and weight.trainable:
             tape.cache(copies[0])
-    tape.weight = in_use = fetched_elements(weight, element_bytes)
+    tape.weight = fetched_elements(weight, element_bytes)
     forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input) if unpacks else []
     if narrow is not None:
         forms.append(tape.allocate(_as_read(inner, element_bytes, narrow)))
@@ -94,14 +92,6 @@ def linear(
     keeps = keeps_packed_input if weight.form in NF4 else keeps_input
     kept_input = (copy or kept,) if weight.trainable or keeps else ()
     kept_copy = copies if inner.needs_grad else ()
-    if keeps_codes and inner.needs_grad and weight.form in NF4 and tape.phase == "forward":
-        tape.weight = 0  # what was gathered for the product is what is kept
-        copies = (tape.new(Size(fixed=weight.elements * CODE_BYTES), term=GATHERED),)
-        tape.weight = in_use
-        if tape.keeping:
-            kept_copy = copies
-        else:
-            tape.pin(copies[0])
     tape.record(output, kept_input + kept_copy, backward, saves_after=keeps_input)
     tape.weight = 0
     tape.drop(inner, *copies, *(() if copy is None else (copy,)))

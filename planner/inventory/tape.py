@@ -98,7 +98,6 @@ class Tape:
         self.begun = False
         self._given: list[tuple[Tensor, Storage]] = []
         self._cached: list[Storage] = []
-        self.pinned: list[Storage] = []
         self.waiting: dict[str, Storage] = {}
 
     def enter(self, unit: str, layer: int = -1) -> None:
@@ -142,11 +141,6 @@ class Tape:
             tensor.storage.holders += 1
             self._cached.append(tensor.storage)
         return tensor
-
-    def pin(self, tensor: Tensor) -> None:
-        """What a node holds as an attribute of its own, which a checkpoint does not see and does not let go of."""
-        tensor.storage.holders += 1
-        self.pinned.append(tensor.storage)
 
     def reach(self, product: str) -> None:
         """A forward that runs again reaches a product whose result was saved, and is given that: it is what the

@@ -289,7 +289,6 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
     output = walk_layer(run, x, kind)
     tape.keeping = True
     tape.nodes = nodes
-    pinned, tape.pinned = tape.pinned, []
     source = x
     saved = saved_results(model, compute, kind) if compute.recompute != "full" else {}
     results = {product: tape.allocate(size, ACTIVATIONS) for product, size in saved.items()}
@@ -314,7 +313,7 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
         _play_what_asks_for_nothing(tape, inner, begin, before)
         tape.play(inner)
         tape.drop(again)
-        tape.release(*unasked, *pinned)
+        tape.release(*unasked)
         value = tape.grads.pop(again, None)
         if value is not None:
             tape.grad_of(source, alias=value)

@@ -110,6 +110,11 @@ TABLE = (
     Option("gpus", "whole", "GPUs in all.", "cluster", replaced_by=SIZES),
     Option("nodes", "whole", "Nodes.", "cluster", replaced_by=SIZES),
     Option("gpus_per_node", "whole", "GPUs a node.", "cluster", replaced_by=SIZES),
+    Option("inter_gbps", "real", "Gbit/s of a network card, in one direction.", "network", 0.1, 1e6,
+           default="the cluster's"),
+    Option("intra_gbps", "real", "Gbit/s of a GPU's links inside its node, in one direction.", "network", 0.1, 1e6,
+           default="the cluster's"),
+    Option("nics", "whole", "Network cards of a node.", "network", 1, 1024, default="the cluster's"),
     Option("host_memory", "memory", "Memory of a node's host, such as 256GiB: for offload.", low=0, high=2.0**60),
     # The job.
     Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three"),

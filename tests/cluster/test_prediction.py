@@ -100,7 +100,7 @@ LAST_DEVIATIONS = {
         TINY_MIXTRAL,
         BALANCED,
     ),
-    # 4-bit codes are attributes of the first forward's nodes: a checkpoint does not let go of them.
+    # Gathered 4-bit codes were attributes of the first forward's nodes, which no checkpoint lets go of.
     "zero3-qlora-recomputed": Case(
         msgspec.structs.replace(ZERO3, dp_shard=2, micro_batch_size=2, recompute="full"),
         steps_of_five("qlora"),

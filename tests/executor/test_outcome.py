@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import random
 from pathlib import Path
 
 import msgspec
@@ -105,6 +106,35 @@ def test_of_a_traceback_among_a_rank_s_lines_the_last_is_passed_on(tmp_path, tex
             follower.poll()
     follower.poll(final=True)
     assert [line.removeprefix("n:0  ").removeprefix("[rank0]: ") for line in said] == shown
+
+
+NOTICE = "(warnings of frameworks are in its log)"
+OURS = ["step 1  loss 6.0", "node red: a note", "/home/me/train.py:3: UserWarning: mine", "  an indented line"]
+THEIRS = [
+    "/v/lib/python3.11/site-packages/torch/jit/_script.py:365: DeprecationWarning: `torch.jit.script_method`",
+    "  warnings.warn(",
+    "[2026-11-26 21:00:00,123] [WARNING] [engine.py:1234:step] slow",
+    "[2026-11-26 21:00:00,123] [INFO] [real_accelerator.py:239:get_accelerator] Setting ds_accelerator to cpu",
+    "W1126 21:38:33.123000 9427 torch/distributed/run.py:766] deprecated",
+    "[rank0]:W1126 21:38:33.123000 9427 site-packages/torch/_dynamo/x.py:10] [0/0] recompiled",
+]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_warnings_of_frameworks_stay_in_the_log_and_all_else_is_passed_on(tmp_path, seed):
+    blocks = [[line] for line in OURS[:3]] * 2 + [OURS[3:]] + [THEIRS[:2], *([line] for line in THEIRS[2:])] * 2
+    draw = random.Random(seed)
+    draw.shuffle(blocks)
+    blocks = [["start"], *(part for block in blocks for part in (block, ["after"]))]
+    log(tmp_path, 0, "".join(f"{line}\n" for block in blocks for line in block))
+    said: list[str] = []
+    supervise.LogFollower(tmp_path, (supervise.Followed(0, 0, "n:0"),), said.append).poll(final=True)
+
+    lines = [line.removeprefix("n:0  ") for line in said]
+    assert lines.count(NOTICE) == 1
+    ours = [line for line in lines if line in OURS]
+    assert ours == [line for block in blocks for line in block if line in OURS]
+    assert not any(line in THEIRS for line in lines)
 
 
 FILES = {

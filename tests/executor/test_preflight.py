@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
+from executor.folder import ownscript
 from executor.folder.checkpoints import expected_bytes
 from executor.preflight import preflight
 from planner.basics.errors import PlannerError
@@ -106,8 +107,8 @@ def test_software_that_is_installed_passes():
 
 def test_a_script_that_is_not_there_is_refused(tmp_path):
     (script := tmp_path / "train.py").write_text("")
-    preflight.check_script(str(script))
-    assert refusal(preflight.check_script, str(tmp_path / "absent.py")).exit_code == 2
+    ownscript.check_script(str(script))
+    assert refusal(ownscript.check_script, str(tmp_path / "absent.py")).exit_code == 2
 
 
 @pytest.mark.parametrize(("kind", "peak"), [("cuda", 0.0), ("cpu", 2.0 * GIB)])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from executor.folder import alive
 from executor.watch import rollcall
 from executor.watch.rollcall import RollCall
 
+PLAIN = re.compile("waiting: ranks 0, 1 on red, blue: importing PyTorch, 1[01] s so far")
+STAGES = ("START", "FIRST_STEP", "STEP", "VALIDATION", "CHECKPOINT", "RESTORE", "END")
 NAMES = {0: "red", 1: "blue"}
 
 
@@ -54,7 +59,7 @@ def test_a_rank_that_does_not_join_is_named_alone_within_15_s_of_the_last_that_c
     while not told:
         roll.call()
         clock[0] += 0.1
-    assert clock[0] - begun < 15 and told[0].startswith("waiting: ranks 0, 1 on red, blue were started and do not join")
+    assert clock[0] - begun < 15 and PLAIN.fullmatch(told[0]), told
 
     says(tmp_path, 0, "joining")
     came = clock[0]
@@ -62,13 +67,43 @@ def test_a_rank_that_does_not_join_is_named_alone_within_15_s_of_the_last_that_c
         roll.call()
         clock[0] += 0.1
     assert clock[0] - came < 15
-    assert told[1] == (
-        "waiting: rank 1 on blue was started and does not join the others; 1 that came first wait. "
-        "Look at logs/node-1, or at what it does there (py-spy dump)"
-    )
+    assert told[1].startswith("waiting: rank 1 on blue: importing PyTorch, 1")
+    assert told[1].endswith(" s so far; 1 that came first wait")
     clock[0] += 30
     roll.call()
     assert len(told) == 2, "the same is not said again and again"
+    while len(told) < 3:
+        roll.call()
+        clock[0] += 0.1
+    assert clock[0] - came < 75
+    assert told[2] == (
+        "waiting: rank 1 on blue was started and does not join the others; 1 that came first wait. "
+        "Look at logs/node-1, or at what it does there (py-spy dump)"
+    )
+
+
+@pytest.mark.parametrize("stage", [None, *(getattr(alive, name) for name in STAGES)])
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("script", [False, True])
+def test_who_may_still_import_is_no_alarm_and_who_has_begun_is(
+    tmp_path: Path, clock: list[float], stage: str | None, ready: bool, script: bool
+) -> None:
+    told: list[str] = []
+    roll = RollCall(tmp_path, 1, lambda: {0: "red"}, told.append, others_first=script)
+    if ready:
+        started(tmp_path, 0)
+    if stage is not None:
+        (tmp_path / "alive").mkdir()
+        said = alive.Said(rank=0, process="1:1", count=1, stage=stage)
+        (tmp_path / "alive" / "rank-0").write_bytes(msgspec.json.encode(said))
+    for _ in range(130):
+        roll.call()
+        clock[0] += 0.1
+    if script:
+        assert told == []
+        return
+    imports = not ready or stage in (None, alive.START)
+    assert len(told) == 1 and ("importing PyTorch" in told[0]) == imports == ("py-spy" not in told[0]), told
 
 
 def test_ranks_that_came_and_do_not_meet_are_no_rank_that_is_missing(tmp_path: Path) -> None:

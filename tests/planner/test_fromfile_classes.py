@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from test_fromfile import run
 
-from planner.ask import fromfile
-from planner.ask.fromfile import merge
+from planner.ask import fromfile, options
+from planner.ask.fromfile import hub, merge
 from planner.ask.fromfile.classes import Meaning, classes, meaning
 from planner.ask.fromfile.sheet import MOVES
 from planner.basics.errors import PlannerError
 from planner.cli import planner
+from planner.inventory import lora_targets
+from planner.spec import presets
 
 CASES = Path(__file__).parent / "configs" / "third"
 
@@ -30,6 +33,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "ax_grpo.yaml": ("--gpus 8", ("rl=grpo", "supervised fine-tuning")),
     "acc_ds_file.yaml": ("--model 8b", ("num_processes=16", "ds_mismatch.json", "train_batch_size", "2.")),
     "acc_fsdp2_cp.yaml": ("--model 8b", ("cp=2",)),
+    "tt_dsv3_16b.toml": ("--gpus 8", ("deepseek_v3-16b", "--model NAME")),
     "trl_recipe.yaml": ("--gpus 8", ("no configuration known here",)),
     "megatron_args.yaml": ("--gpus 16", ("no configuration known here",)),
 }
@@ -40,11 +44,14 @@ ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "lf_moe_all.yaml": ("--gpus 8", {"verdict": {"yes", "likely"}, "method": "lora"}),
     "ax_mixtral_lora.yaml": ("--gpus 8", {"verdict": {"no"}, "method": "qlora"}),
     "ax_qlora_paged.yaml": ("--gpus 1", {"verdict": {"yes"}, "method": "qlora"}),
+    "ds_bert_zero1.json": ("--model 1b", {"verdict": {"at most"}, "fits": None, "strategy": "zero1"}),
+    "ds_mismatch.json": ("--model 1b", {"verdict": {"yes"}, "strategy": "zero3"}),
+    "ds_z3_auto.json": ("--model 8b --gpus 8", {"verdict": {"yes"}, "strategy": "zero3"}),
     "ax_torchao8.yaml": ("--gpus 8", {"verdict": {"likely"}, "strategy": "fsdp"}),
     "axolotl_hsdp_tp.yaml": ("", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "acc_fsdp2_tp.yaml": ("--model 8b", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "ds_autotp.json": ("--model 8b --gpus 4", {"verdict": {"yes"}, "runtime": "deepspeed-autotp"}),
-    "tt_70b_8xb200.toml": ("--gpu b200-180gb", {"runtime": "torchtitan-compiled"}),
+    "tt_70b_8xb200.toml": ("--gpu b200-180gb", {"runtime": "torchtitan-compiled", "verdict": {"unsure"}}),
 }
 
 
@@ -70,6 +77,10 @@ def test_what_is_understood_has_the_verdict_that_its_keys_allow(name: str):
 
     for field, wanted in expected.items():
         assert one[field] in wanted if isinstance(wanted, set) else one[field] == wanted
+
+
+def test_every_input_of_the_third_look_is_asked():
+    assert {file.name for file in CASES.iterdir()} == {*REFUSED, *ANSWERED}
 
 
 FORMATS = {one.NAME: one for one in fromfile.FORMATS}
@@ -126,6 +137,8 @@ def test_each_key_of_a_class_does_what_the_class_says(name: str, kind: str, tmp_
             continue  # understood in this file, such as unsloth's switch beside adapters
         one = next(one for one in found.ignored if one.key == key)
         assert one.memory == {"harmless": "same", "decides": "decides", **MOVES}[kind]
+        if kind == "harmless":
+            continue
         resting = said.rest[0] if said.rest else False
         assert next(one for one in read(tmp_path, name, key, resting).ignored if one.key == key).memory == "same"
 
@@ -173,3 +186,89 @@ def test_a_file_that_trains_nothing_is_refused_and_one_that_trains_too_is_not(jo
         fromfile.read(file)
     file.write_text(json.dumps(plain | IDLE[job] | {"do_train": True}))
     assert fromfile.read(file).lines
+
+
+def test_torchtitan_s_16_bit_weights_are_read_whatever_converts_the_products():
+    found = ask(CASES / "tt_70b_8xb200.toml", "--gpu", "b200-180gb")
+    one = json.loads(found.stdout)["estimates"][0]
+
+    # Whole states in bf16 are 2 + 2 + 2 x 2 bytes of 70.55 B parameters over 8 cards.
+    assert one["memory"]["breakdown"]["optimizer"] == pytest.approx(4 * 70.55e9 / 8, rel=0.01)
+    assert one["memory"]["device_bytes"] / 2**30 == pytest.approx(117, abs=1)
+    assert json.loads(found.stdout)["uncounted"]["less"] == [
+        "optimizer.early_step_in_backward",
+        "quantize.linear.float8.enable_fsdp_float8_all_gather",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["offload", "early"])
+def test_torchtitan_s_switches_end_in_the_options_that_there_are(engine: str, tmp_path: Path):
+    key = {"offload": "training.enable_cpu_offload", "early": "optimizer.early_step_in_backward"}[engine]
+    found = read(tmp_path, "torchtitan", key, True)
+    given = {"model": "8b", "gpus": "8"}
+    if engine == "early":
+        assert merge.uncounted(merge.merged(found, given)).bound == "at most"
+        assert any("--step-in-backward" in one.why for one in found.ignored)
+        return
+    with pytest.raises(PlannerError, match="--runtime accelerate-fsdp2 --offload-params --offload-optimizer"):
+        merge.merged(found, given)
+
+
+FAMILIES = ("llama-2-7b", "gpt2", "falcon-7b", "phi-3-mini", "gpt-oss-20b", "mixtral-8x7b", "bloom-560m", "opt-125m")
+ALL_LINEAR: dict[str, dict[str, Any]] = {
+    "Axolotl": {"adapter": "lora", "lora_target_linear": True},
+    "LLaMA-Factory": {"finetuning_type": "lora", "lora_target": "all"},
+    "Axolotl by name": {"adapter": "lora", "lora_target_modules": "all-linear"},
+}
+MODEL_KEY = {"Axolotl": "base_model", "LLaMA-Factory": "model_name_or_path", "Axolotl by name": "base_model"}
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("name", ALL_LINEAR)
+def test_all_linear_is_each_family_s_own_list(name: str, model: str, tmp_path: Path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({MODEL_KEY[name]: model, **ALL_LINEAR[name], "template": "x"} | (
+        {"do_train": True} if MODEL_KEY[name] != "base_model" else {}
+    )))  # fmt: skip
+    asked = options.question(merge.merged(fromfile.read(file), {"gpus": "8"}).given)
+
+    assert asked.job.lora is not None
+    assert asked.job.lora.targets == lora_targets(asked.model)
+
+
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_rows_are_full_unless_said_otherwise(packing: str):
+    full = options.question({"model": "1b", "gpus": "2", "packing": packing}).job
+    said = options.question({"model": "1b", "gpus": "2", "packing": packing, "mean_seq_len": "512"}).job
+
+    assert (full.packing, full.mean_seq_len, full.attention_span) == (packing, None, full.seq_len)
+    assert said.mean_seq_len == 512
+
+
+@pytest.mark.parametrize("drawn", range(3))
+def test_an_id_that_a_preset_stands_for_needs_no_network(drawn: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    known = hub.cited(())
+    cited = random.Random(drawn).choice(sorted(known))
+    owned = f"{cited.partition('/')[0].upper()}/{known[cited]}"
+
+    for name in (cited, owned, "Qwen/Qwen3-8B"):
+        preset = known.get(name.lower(), known[cited]) if name != "Qwen/Qwen3-8B" else "qwen3-8b"
+        assert options.question({"model": name, "gpus": "8"}).model == presets.model(preset)
+    with pytest.raises(PlannerError, match="hub cannot be reached"):
+        options.question({"model": f"somebody/{known[cited]}", "gpus": "8"})
+
+
+@pytest.mark.parametrize(("name", "code"), [("lf_liger.yaml", 0), ("lf_sft_full.yaml", 3)])
+def test_what_may_fit_all_the_same_is_no_refusal_and_no_plan(
+    name: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """ZeRO-3 of a 7B model on two cards of 22 GiB, without states in host memory."""
+    words = ("--from", str(CASES / name), "--gpus", "2", "--gpu", "a10g-24gb", "--no-offload-optimizer")
+    plan = tmp_path / "plan.json"
+    found, _, told = run(capsys, *words)
+    written, _, refused = run(capsys, *words, "-o", str(plan))
+
+    assert (found, "error: nothing fits" in told) == (code, code == 3)
+    assert (written, plan.exists()) == (3, False)
+    assert f"nothing {'fits' if code else 'is known to fit'}. {plan} is not written" in refused

@@ -163,12 +163,6 @@ def test_torchtitan_s_optimizers(keys: dict[str, Any], optimizer: str | None, im
     assert (found.get("optimizer"), found.get("optimizer_implementation")) == (optimizer, implementation)
 
 
-def test_torchtitan_keeps_states_in_host_memory_where_it_says_so() -> None:
-    on = titan(training__enable_cpu_offload=True)
-    assert on["offload_params"] is on["offload_optimizer"] is True
-    assert "offload_params" not in titan(training__enable_cpu_offload=False)
-
-
 # -- what a sheet looks up, and the trainer's arguments ---------------------------------------------------------------
 
 

@@ -224,7 +224,6 @@ def test_documents_as_long_as_the_sequence_change_nothing_but_that_a_mask_hides_
         ({"optimizer": "adamw-8bit", "dp_shard": "8"}, ("optimizer=adamw-8bit", "engine ddp")),
         ({"optimizer": "adamw", "momentum": "0.9"}, ("momentum=0.9", "sgd")),
         ({"double_quant": False, "method": "lora"}, ("double_quant", "qlora")),
-        ({"packing": "packed"}, ("packing=packed", "--mean-seq-len")),
         ({"mean_seq_len": "4096"}, ("mean_seq_len=4096", "2048")),
     ],
 )

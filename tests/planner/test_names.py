@@ -105,7 +105,7 @@ def test_bash_reads_every_quoted_word_as_that_word():
 
 
 def test_words_without_control_characters_are_quoted_as_the_standard_library_does():
-    texts = [text for text in drawn(8, 300) if all(char >= " " and not "\x7f" <= char < "\xa0" for char in text)]
+    texts = [text for text in drawn(8, 300) if all(map(is_visible, text))]
     assert quoting.for_shell(texts) == shlex.join(texts)
 
 

@@ -23,7 +23,7 @@ from executor.worker.engines.deepspeed_views import Part
 from executor.worker.model import loading, pieces
 from executor.worker.model.model import Unfilled
 from executor.worker.model.pieces import View
-from executor.worker.model.quantized import scales
+from executor.worker.model.quantized import let_go_of_gathered_codes, scales
 from executor.worker.world import timeouts
 from planner.spec.plan import Plan
 
@@ -92,6 +92,8 @@ class DeepSpeedEngine(Engine):
         if self.plan.job.precision != "fp32":  # adapters too: initialize casts no more what is sharded
             loading.cast(unfilled.model, torch.bfloat16)
         sharded = self.plan.layout.zero_stage == 3
+        if sharded and self.plan.job.base_quantization is not None:
+            let_go_of_gathered_codes()
         return loading.fill(unfilled.model, unfilled.values, self.device, kept=shard if sharded else None)
 
     @property

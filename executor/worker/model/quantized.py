@@ -153,3 +153,34 @@ def python_kernel(func: Any) -> Callable[..., Any] | None:
 
     kernel: Callable[..., Any] = _gemm_4bit_default_impl
     return kernel
+
+
+def let_go_of_gathered_codes() -> None:
+    """Have bitsandbytes' 4-bit product hold the weight itself for its backward, and not a view of what it has now.
+
+    What ZeRO's stage 3 gathered is a tensor that it puts behind the weight and takes away again. A view of it is an
+    attribute of the graph's node (bitsandbytes 0.50.2, MatMul4Bit.forward), no saved tensor, so no checkpoint lets go
+    of it: every layer's codes stayed whole from forward to backward. When backward asks, ZeRO has gathered them anew.
+    """
+    from bitsandbytes.autograd import _functions
+
+    plain = _functions.MatMul4Bit
+
+    class OfWeight(plain):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, *more: Any) -> Any:
+            made = plain.forward(ctx, a, b, *more)
+            ctx.tensors = (None, None if ctx.tensors[1] is None else b if b._base is None else b._base)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            weight = ctx.tensors[1]
+            ctx.tensors = (None, None if weight is None else weight.detach().view(-1, 1))
+            found = plain.backward(ctx, *grads)
+            ctx.tensors = (None, weight)
+            return found
+
+    if not hasattr(plain, "of_weight"):
+        OfWeight.of_weight = True
+        _functions.MatMul4Bit = OfWeight

@@ -1,7 +1,7 @@
 """A model's weights on disk, as a Transformers folder: written weight by weight, read back the same way.
 
-`save` is a run's last act and makes RUN/weights; `executor export` (worker/export.py) makes other folders of it. Not
-here: gathering a weight that is split over ranks (engines/), or what a folder of adapters holds (adapters.py).
+`save` is a run's last act and makes RUN/weights; `executor export` (worker/weights/export.py) makes other folders of
+it. Not here: gathering a weight that is split over ranks (engines/), or what a folder of adapters holds (adapters.py).
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def read(sheet: Sheet) -> None:
         sheet.means("engine", ("ddp",), "distributed_type")
     _precision(sheet, "deepspeed_config.deepspeed_config_file" if kind == "DEEPSPEED" else "")
     _groups(sheet, kind)
+    sheet.ignore("distributed_type", f"{kind}, as its section says")
 
 
 def _counts(sheet: Sheet, kind: str) -> None:

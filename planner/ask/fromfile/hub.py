@@ -41,16 +41,27 @@ def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str
 
 
 def _known(folders: Folders) -> dict[str, str]:
-    """Preset by lower-case id and by the Hub ids in its sources; an id that two presets cite belongs to none."""
-    ids = presets.names("models", folders=folders)
-    cited: dict[str, set[str]] = {}
-    for preset in ids:
+    """Preset by lower-case id, by the Hub ids in its sources, and by their names alone."""
+    by_source = cited(folders)
+    by_mirror = {hub.partition("/")[2]: preset for hub, preset in by_source.items()}
+    return by_mirror | by_source | {preset: preset for preset in presets.names("models", folders=folders)}
+
+
+def preset_of(name: str, folders: Folders) -> str | None:
+    """The preset that an id of the hub is: one that its sources cite, or its own name under the same owner."""
+    known = cited(folders)
+    owned = {f"{hub.partition('/')[0]}/{preset}": preset for hub, preset in known.items()}
+    return (owned | known).get(name.lower())
+
+
+def cited(folders: Folders) -> dict[str, str]:
+    """Preset by the Hub ids, in lower case, of its sources; an id that two presets cite belongs to none."""
+    found: dict[str, set[str]] = {}
+    for preset in presets.names("models", folders=folders):
         for source in presets.provenance("models", preset, folders=folders).values():
             for hub in HUB.findall(source):
-                cited.setdefault(hub.lower(), set()).add(preset)
-    by_source = {hub: next(iter(owners)) for hub, owners in cited.items() if len(owners) == 1}
-    by_mirror = {hub.partition("/")[2]: preset for hub, preset in by_source.items()}
-    return by_mirror | by_source | {preset: preset for preset in ids}
+                found.setdefault(hub.lower(), set()).add(preset)
+    return {hub: next(iter(owners)) for hub, owners in found.items() if len(owners) == 1}
 
 
 def _shorter(name: str) -> list[str]:

@@ -228,8 +228,10 @@ class Sheet:
         return size > 1
 
     def ignore(self, key: str, why: str, effect: Effect = "none", memory: Memory = "same") -> None:
-        """This key sets no option, for a reason; one that does set an option keeps that."""
-        if key in self.data and not any(key in line.keys for line in self._lines):
+        """This key sets no option, for a reason; one that does set an option keeps that, and so does one that moves
+        memory."""
+        moves = key in self._ignored and self._ignored[key].memory != "same"
+        if key in self.data and not moves and not any(key in line.keys for line in self._lines):
             self._ignored[key] = Ignored(key, self.data[key], why, effect, memory)
 
     def unmodelled(self, key: str, why: str, memory: Memory) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
+from planner.spec.engines import ENGINES
 
 NAME = "torchtitan"
 KEYS = "torchtitan"
@@ -67,10 +68,7 @@ def read(sheet: Sheet) -> None:
     _recompute(sheet)
     _pipeline(sheet, sizes)
     _optimizer(sheet)
-    if sheet.flag(f"{TRAINING}.enable_cpu_offload"):
-        sheet.means("offload_params", True, f"{TRAINING}.enable_cpu_offload")
-        sheet.means("offload_optimizer", True, f"{TRAINING}.enable_cpu_offload")
-    sheet.ignore(f"{TRAINING}.enable_cpu_offload", "off")
+    _moved(sheet)
 
 
 def _model(sheet: Sheet) -> None:
@@ -171,15 +169,15 @@ def _precision(sheet: Sheet) -> None:
     names = [str(name) for name in (converters if isinstance(converters, list) else [converters])]
     formats = {"bfloat16": "bf16", "float32": "fp32"}
     key = f"{TRAINING}.mixed_precision_param"
-    if any(name.endswith("float8") for name in names):
-        sheet.means("precision", "fp8", "model.converters", key)
-    elif sheet.choice(f"{TRAINING}.dtype", {"bfloat16": True, "float32": False}):
+    if sheet.choice(f"{TRAINING}.dtype", {"bfloat16": True, "float32": False}):  # weights and states rest in it
         sheet.means("precision", "pure-bf16", f"{TRAINING}.dtype", key)
+    elif any(name.endswith("float8") for name in names):
+        sheet.means("precision", "fp8", "model.converters", key, f"{TRAINING}.dtype")
     else:
         value = sheet.choice(key, formats) or "bf16"
         sheet.means("precision", value, key, f"{TRAINING}.dtype", note="" if sheet.has(key) else "torchtitan's default")
     if converters:
-        sheet.unmodelled("model.converters", "these model converters", "more")
+        sheet.unmodelled("model.converters", "what these model converters make of each product", "more")
     else:
         sheet.ignore("model.converters", "off")
 
@@ -225,6 +223,22 @@ def _optimizer(sheet: Sheet) -> None:
         sheet.decides("optimizer.name", f"optimizer {name} is not planned for", fix, "optimizer")
     sheet.ignore("optimizer.implementation", "of AdamW alone")
     sheet.ignore("optimizer.fused", "of AdamW alone")
+
+
+def _moved(sheet: Sheet) -> None:
+    """What waits on the host, and gradients that go at once."""
+    offload, early = f"{TRAINING}.enable_cpu_offload", "optimizer.early_step_in_backward"
+    sheet.ignore(offload, "off")
+    if sheet.flag(offload):
+        why = "weights and optimizer wait in host memory, which is planned of FSDP2 under Accelerate alone"
+        fix = "Add --runtime accelerate-fsdp2 --offload-params --offload-optimizer, or set it to false"
+        sheet.decides(offload, why, fix, "runtime")
+    engines = [ENGINES[name] for name in sheet.says("engine") or () if name in ENGINES]
+    if sheet.flag(early) and any(facts.steps_in_backward for facts in engines):
+        sheet.means("step_in_backward", True, early)
+    elif sheet.flag(early):
+        sheet.unmodelled(early, "gradients go at once, which is planned on one device (--step-in-backward)", "less")
+    sheet.ignore(early, "off")
 
 
 def _implementation(sheet: Sheet) -> None:

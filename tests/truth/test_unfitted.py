@@ -1,0 +1,100 @@
+"""Claims about published runs on which nothing is fitted, row by row: memory and time of LoRA, QLoRA, offload, Ulysses.
+
+What is far off has its figure here and its cause beside it, so that it neither hides nor drifts. Not here: tables of
+many rows (docs/accuracy.md).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from planner.calibrate.asked import each
+from planner.calibrate.predict import Replayed, replay
+from planner.spec.calibration import calibration
+
+TRUTH = Path(__file__).resolve().parent
+
+
+@cache
+def rows(name: str) -> dict[int, Replayed]:
+    """The rows of one file by their number."""
+    found = replay(each([TRUTH / f"unfitted_{name}.jsonl"]), calibration("published"))
+    return {int(one.row.id.rpartition("-")[2]): one for one in found}
+
+
+def memory_error(one: Replayed) -> float:
+    assert one.predicted.peak_memory_gib is not None and one.row.measured.peak_memory_gib is not None, one.skipped
+    return one.predicted.peak_memory_gib / one.row.measured.peak_memory_gib - 1
+
+
+def step_ratio(one: Replayed) -> float:
+    assert one.predicted.step_time_s is not None and one.measured_step_s is not None, one.skipped
+    return one.predicted.step_time_s / one.measured_step_s
+
+
+# -- LoRA and QLoRA of 70B (PEFT's documents) ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_lora_and_qlora_of_70b_are_within_15_percent(number: int):
+    assert abs(memory_error(rows("peft_docs")[number])) <= 0.15
+
+
+def test_qlora_with_offload_is_told_a_sixth_less_than_peft_saw():
+    """The same settings in another script reserve 14.92 GiB (fsdp_qlora-013, predicted 13.78): 3.3 less than this card
+    shows, which is not named. Open."""
+    assert memory_error(rows("peft_docs")[4]) == pytest.approx(-0.176, abs=0.02)
+
+
+# -- ZeRO-2 and 3 with offload, 7B on A800 ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [3, 4, 6, 7, 10, 11])
+def test_zero_with_and_without_offload_is_within_10_percent(number: int):
+    assert abs(memory_error(rows("gist_deepspeed_a800")[number])) <= 0.10
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        # 19.8 GiB more than its neighbour with recomputation, which itself is below weights and states; 22.8 of
+        # activations are predicted.
+        (1, 0.161),
+        # Weights and states alone are 22.0 GiB, more than was measured, before any gradient.
+        (2, 0.290),
+        # 7.2 GiB, 0.2 a layer, that modules of 2024 under PyTorch 2.2 kept beyond what those of Transformers 5 keep.
+        (5, -0.102),
+        # Twice row 7's micro-batch, of which logits and kept inputs are 10.4 GiB: 7.4 were measured, less than row 7.
+        (8, 0.676),
+    ],
+)
+def test_rows_that_contradict_the_others_are_as_far_off_as_they_are_told(number: int, error: float):
+    assert memory_error(rows("gist_deepspeed_a800")[number]) == pytest.approx(error, abs=0.02)
+
+
+def test_the_second_copy_beside_offloaded_weights_is_not_predicted():
+    assert "second copy would be in host memory" in (rows("gist_deepspeed_a800")[9].skipped or "")
+
+
+@pytest.mark.parametrize("number", [3, 7, 8])
+def test_a_scalar_adam_on_the_host_takes_more_than_twice_what_is_predicted(number: int):
+    """DeepSpeed 0.14.2 builds its Adam for scalar arithmetic (issue 6363, mended in 0.14.3): docs/decisions/0064. On
+    ce5136a these were told a third of their time, and are told 40 to 46 % now."""
+    assert 0.38 <= step_ratio(rows("gist_deepspeed_a800")[number]) <= 0.5
+
+
+# -- Ulysses, 8k to 96k tokens ---------------------------------------------------------------------------------------
+
+
+def test_ulysses_is_answered_and_within_8_percent_in_the_median():
+    errors = [abs(memory_error(rows("hf_blog_ulysses")[number])) for number in (2, 3, 4, 5)]
+
+    assert median(errors) <= 0.08
+
+
+def test_what_was_out_of_memory_is_no_yes():
+    assert rows("hf_blog_ulysses")[6].predicted.verdict in ("close", "no")
