@@ -24,7 +24,7 @@ from planner.basics.units import GIB, MIB, format_bytes, format_volume
 from planner.decide.estimate_json import BUFFERS, breakdown
 from planner.decide.estimation import Answer, Estimate, answer
 from planner.decide.planning import plan_of
-from planner.decide.recommendation import Constraints, Recommendation, recommend, seen_of
+from planner.decide.recommendation import Constraints, Recommendation, among_methods, seen_of
 from planner.decide.whatif import of_memory
 from planner.spec import Layout, TrainingJob, hub
 from planner.spec.inputs import resolved, unknown
@@ -159,7 +159,7 @@ def plan(asked: Asked, watch: Watch = lambda done, total: None) -> Planned:
     start = time.perf_counter()
     limits = Constraints(any_runtime=bool(asked.given.get(inputs.ANY_RUNTIME)))
     with watching(watch):
-        found, best = answer(asked.question), recommend(asked.question, TOP, limits)
+        found, best = answer(asked.question), among_methods(asked.question, TOP, limits)
     shown = screenful(asked.given, found, best)
     return Planned(shown, found.estimates, best.answer.estimates, time.perf_counter() - start)
 

@@ -1,6 +1,6 @@
 """When a run writes checkpoints and which of them stay, as a command line or the plan says it.
 
-Not here: the checkpoints on disk (checkpoints.py), or the moment of one (worker/saver.py).
+Not here: the checkpoints on disk (checkpoints.py), or the moment of one (worker/checkpoints/saver.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A folder is a checkpoint once it holds COMPLETE, which lists every other file with its size and sha256, and has been
 renamed to step-N; until then its name ends in .partial. No torch here. Not here: what is in a shard
-(worker/shards.py), when one is written (worker/saver.py), or a model folder to start from (checkpoint.py).
+(worker/checkpoints/shards.py), when one is written (worker/checkpoints/saver.py), or a model folder to start
+from (checkpoint.py).
 """
 
 from __future__ import annotations

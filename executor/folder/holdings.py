@@ -2,7 +2,7 @@
 
 Every host says what its folder holds, whoever asked puts the answers together: a checkpoint is whole where each of its
 files is undamaged in one of the folders. Not here: one folder of all ranks (checkpoints.py), or asking the hosts
-(elsewhere.py, worker/saver.py).
+(elsewhere.py, worker/checkpoints/saver.py).
 """
 
 from __future__ import annotations

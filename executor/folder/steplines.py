@@ -1,6 +1,6 @@
 """Lines of metrics.jsonl as far as it takes to cut the file after a step.
 
-Not here: what a report reads of them (rundir.py), or writing them (worker/progress.py).
+Not here: what a report reads of them (rundir.py), or writing them (worker/checkpoints/progress.py).
 """
 
 from __future__ import annotations

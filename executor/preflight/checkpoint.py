@@ -1,6 +1,6 @@
 """Whether a checkpoint is the model of a plan, and whole: from config.json and the heads of its files, no torch.
 
-`executor run` asks before anything starts, and so does every rank. Not here: loading it (worker/model.py).
+`executor run` asks before anything starts, and so does every rank. Not here: loading it (worker/model/model.py).
 """
 
 from __future__ import annotations

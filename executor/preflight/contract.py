@@ -1,6 +1,6 @@
 """What a person's own script must be for its run to count as the plan's: its world, and what it is wrapped in.
 
-Not here: reading that from a running script (worker/live.py), or running one (worker/script.py).
+Not here: reading that from a running script (worker/world/live.py), or running one (worker/script.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a run's weights to a folder that Transformers loads: what must hold first, and the process that does it.
 
-Not here: reading or writing a weight (worker/export.py, which needs torch).
+Not here: reading or writing a weight (worker/weights/export.py, which needs torch).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who has not come while the ranks of a run meet, and for whom the others wait: in a sentence, as soon as it shows.
 
-A rank says in states/rank-N.json that it begins to join its process group, and that it has (worker/states.py); an agent
-in states/node-N.json that it is about to start ranks, and that it has shows in their logs. Not here: how long they may
-take (supervise.py, ssh_run.py).
+A rank says in states/rank-N.json that it begins to join its process group, and that it has (worker/world/states.py);
+an agent in states/node-N.json that it is about to start ranks, and that it has shows in their logs.
+Not here: how long they may take (supervise.py, ssh_run.py).
 """
 
 from __future__ import annotations

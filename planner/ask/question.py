@@ -1,6 +1,7 @@
 """The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
 
-Not here: parsing a command line (cli/) or any answer (estimation.py, search.py).
+How sure it is that a device holds a number of bytes is said here too, for all who ask. Not here: what was typed
+(options.py), or any answer (decide/estimation.py, decide/search.py).
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class Pins(msgspec.Struct, frozen=True):
 
 class Question(msgspec.Struct, frozen=True):
     """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
-    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `notes` is what
-    to tell of how it was read, `uncounted` what no figure counts. Without `launching` nothing need launch what is
+    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `given` are the
+    optimizer's numbers that the person chose, `notes` is what to tell of how it was read, `assumed` are options of the
+    nodes that a preset guessed, `uncounted` what no figure counts. Without `launching` nothing need launch what is
     recommended."""
 
     model: ModelSpec
@@ -105,7 +107,9 @@ class Question(msgspec.Struct, frozen=True):
     strategy: str | None = None
     headroom: float | None = None
     folders: Folders = ()
+    given: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     uncounted: Uncounted = Uncounted()
     launching: bool = True
 

@@ -120,7 +120,9 @@ def _in_range(
 ) -> float:
     low, high = ends
     if number is None:
-        raise PlannerError(field, value, rule, f"Try {high if above else low:g}")
+        meant = [float(text) for text in re.findall(r"\d+(?:\.\d+)?", str(value))]
+        near = (one for one in meant if low <= one <= high and not (above and one == low))
+        raise PlannerError(field, value, rule, f"Try {next(near, high if above else low):g}")
     if number < low or number > high or (above and number == low):
         raise PlannerError(field, value, rule, f"Try {high if number > high or above else low:g}")
     return number

@@ -18,16 +18,37 @@ from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, OUTPUT_OPTIONS, Asking, finish, with_options
+from planner.cli import (
+    ANY_RUNTIME_OPTION,
+    JSON_OPTION,
+    NOTHING_FITS,
+    OUTPUT_OPTIONS,
+    Asking,
+    Methods,
+    answered,
+    with_options,
+)  # fmt: skip
 from planner.decide import whynot
 from planner.decide.recommendation import as_json_object as recommend_json
+from planner.spec.options import OPTIONS
 from planner.studies import api, objectives
 from planner.studies.api import MOST_SHOWN
 from planner.studies.objectives import OBJECTIVES
 from planner.views.ranking import ranking_text, trouble
 
 
-@click.command(cls=Asking)
+class Recommending(Asking):
+    """Its --method says what is ranked where none is asked for."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The question's, with --method in its own words."""
+        about = "Weights that are trained. Default: full; with a --checkpoint that it does not fit for, lora or qlora."
+        words = Methods(OPTIONS["method"].choices)
+        method = click.Option(("--method",), type=words, help=about)
+        return [method if one.name == "method" else one for one in super().get_params(ctx)]
+
+
+@click.command(cls=Recommending)
 @with_options(
     *OUTPUT_OPTIONS,
     click.option("--objective", type=click.Choice(OBJECTIVES), default="fastest", help="Default: fastest."),
@@ -64,12 +85,13 @@ def recommend(
             "objective": objectives.as_json_object(reached),
             "why_not": None if answer is None else whynot.as_json_object(answer),
         }
-        say(msgspec.json.encode(whole_answer))
+        text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        say(ranking_text(reached, answer))
+        text = ranking_text(reached, answer)
     told = trouble(reached)
     if told is not None:
+        say(text)
         unwritten = "" if output is None else f" {output} is not written."
         say(f"error: {told}{unwritten}", err=True)
         return waiting.code(NOTHING_FITS)
-    return waiting.code(finish(reached.found.answer, output))
+    return waiting.code(answered(text, reached.found.answer, output))

@@ -13,7 +13,8 @@ import click
 from planner.basics.quantities import length, real, share, whole
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import JSON_OPTION, NOTHING_FITS, Asking
+from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking
+from planner.decide.recommendation import Constraints
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH
@@ -25,8 +26,11 @@ MOST_GPUS = 10**6
 @click.option("--what", metavar="NAMES", help=f"Of {', '.join(QUANTITIES)}; separated by commas. Default: all.")
 @click.option("--max-gpus", metavar="N", help=f"Search so many GPUs at most. Default: {DEFAULT_MAX_GPUS}.")
 @click.option("--seq-step", metavar="N", help=f"Try multiples of so many tokens. Default: {DEFAULT_SEQ_STEP}.")
+@ANY_RUNTIME_OPTION
 @JSON_OPTION
-def fit(what: str | None, max_gpus: str | None, seq_step: str | None, as_json: bool, **given: Any) -> int:
+def fit(
+    what: str | None, max_gpus: str | None, seq_step: str | None, any_runtime: bool | None, as_json: bool, **given: Any
+) -> int:  # fmt: skip
     """The fewest GPUs; and on this cluster the longest sequence, largest micro-batch and largest batch in one pass."""
     from planner.ask import options
     from planner.studies import fit as fits
@@ -37,7 +41,14 @@ def fit(what: str | None, max_gpus: str | None, seq_step: str | None, as_json: b
     most = whole("max_gpus", max_gpus, 1, MOST_GPUS) or DEFAULT_MAX_GPUS
     step = length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP
     with searching() as waiting:
-        found = fits.fit(question, resize, wanted, max_gpus=most, seq_step=step)
+        found = fits.fit(
+            question,
+            resize,
+            wanted,
+            max_gpus=most,
+            seq_step=step,
+            constraints=Constraints(any_runtime=bool(any_runtime)),
+        )
     say(fits.as_json(found) if as_json else fit_text(found))
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
@@ -71,8 +82,9 @@ class Sweeping(Asking):
 
 @click.command(cls=Sweeping)
 @click.option("--worth", metavar="X", help=f"Share an added GPU must bring to pay. Default: {DEFAULT_WORTH}.")
+@ANY_RUNTIME_OPTION
 @JSON_OPTION
-def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
+def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     """The best layout at each cluster size, speed-up and efficiency, and where more GPUs stop paying: strong scaling
     with --global-batch-size, else weak."""
     from planner.ask import options
@@ -92,7 +104,8 @@ def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
     sizes = gpu_counts("gpus", given["gpus"])
     resize = options.resizable(given)
     with searching() as waiting:
-        found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least)
+        limits = Constraints(any_runtime=bool(any_runtime), offload=False)
+        found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least, limits)
     say(sweeps.as_json(found) if as_json else sweep_text(found))
     if all(point.best is None for point in found.points):
         say("error: nothing fits and launches at any of these sizes.", err=True)
@@ -114,8 +127,9 @@ def sweep(worth: str | None, as_json: bool, **given: Any) -> int:
 @click.option("--restart-time", metavar="TIME", help="From a failure until training goes on, such as 10min.")
 @click.option("--failures-per-gpu-hour", metavar="X", help="Failures that stop the run, a GPU and hour.")
 @click.option("--failures-per-node-hour", metavar="X", help="Failures that stop the run, a node and hour.")
+@ANY_RUNTIME_OPTION
 @JSON_OPTION
-def cost(as_json: bool, **given: Any) -> int:
+def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     """Time, GPU-hours, money, energy and goodput of a whole run at the recommended layout, or the one given. Its
     length is --tokens 2T, --samples 1M --epochs 10, or --steps."""
     from planner.ask import options
@@ -151,7 +165,7 @@ def cost(as_json: bool, **given: Any) -> int:
     )
     question = options.question(given)
     with searching() as waiting:
-        found = costs.cost(question, length, rates)
+        found = costs.cost(question, length, rates, Constraints(any_runtime=bool(any_runtime)))
     say(costs.as_json(found) if as_json else cost_text(found))
     return waiting.code(0)
 

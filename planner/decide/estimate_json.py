@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from planner.ask.question import headroom_of, warnings
+from planner.decide.advice import advice
 from planner.decide.answers import Answer, Estimate
 from planner.decide.reasons import reasons_of
 from planner.figures.passes import coefficients
@@ -45,8 +46,9 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "interrupted": found.interrupted,
         "warnings": warnings(question),
         "reasons": reasons_of(found),
+        "advice": advice(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
-        "notes": question.notes,
+        "notes": found.notes,
         "uncounted": {**msgspec.structs.asdict(question.uncounted), "bound": question.uncounted.bound},
     }
 

@@ -1,7 +1,7 @@
 """Every strategy side by side, or one given layout: memory, bytes on the wire, time, and whether it can be launched.
 
-Answers are plain values; `as_json` is the estimate/1 contract, `make_plan` the plan.json of one layout.
-Not here: the search for each strategy's best layout (search.py), or tables (render.py).
+Answers are plain values (answers.py). Not here: their JSON (estimate_json.py), a plan of one (planning.py), the search
+for each strategy's best layout (strategies.py), or tables (views/render.py).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from planner.spec.engines import engines_with
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy, strategy_name
 from planner.spec.options import OF_AXIS
+from planner.spec.tuning import tuned
 
 ADAPTED: tuple[Method, ...] = ("lora", "qlora")
 """Methods shown beside full training when none was chosen."""
@@ -144,7 +145,9 @@ def check_question(question: Question) -> None:
 
 
 def _add_adapted(question: Question, method: Method, shown: list[Estimate], unavailable: dict[str, str]) -> None:
-    adapted = msgspec.structs.replace(question, job=with_adapters(question.model, question.job, method))
+    adapted = msgspec.structs.replace(
+        question, job=tuned(with_adapters(question.model, question.job, method), question.given)
+    )
     suited = [strategy for strategy in strategies_of(question) if strategy.name in LORA_SHARDINGS]
     found = _best(adapted, suited)
     if found is None:

@@ -25,6 +25,14 @@ POOR_DOUBLING = 1.6
 """Times the tokens/s that twice the nodes must give, or it is said that they stop helping: 80 % of twice."""
 
 
+ETHERNET = Link(name="100 GbE", bytes_per_s_per_direction=12.5e9, latency_s=20e-6)
+INFINIBAND = Link(name="InfiniBand NDR", bytes_per_s_per_direction=50e9, latency_s=5e-6)
+"""What people weigh a network against: a node's one adapter for all of its GPUs, and 400 Gbit/s for each (the links of
+presets/gpus/a10g-24gb.toml and presets/nodes/dgx-h100.toml)."""
+
+LEAST_SHARE = 0.0005
+"""Share of a step that is printed as more than nothing."""
+
 UNEVEN_STAGES = 0.01
 """Share of a step that the first stage waits for a slower one from which it is worth a sentence."""
 
@@ -70,6 +78,34 @@ def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
         if micro % 2 or alone.memory.host_fits is False:
             return None
         micro, accum = micro // 2, accum * 2
+
+
+def what_the_network_costs(seen: Seen) -> str | None:
+    """The step on this network against 100 GbE, or InfiniBand against this one, as it overlaps and if nothing did."""
+    one, cluster = seen.one, seen.one.case.cluster
+    link = slow_link(cluster)
+    if not one.fits or cluster.nodes == 1 or cluster.levels[-1].link != link or cluster.gpu.kind == "cpu":
+        return None
+    ethernet = msgspec.structs.replace(
+        ETHERNET, bytes_per_s_per_direction=ETHERNET.bytes_per_s_per_direction / cluster.gpus_per_node
+    )
+    slower = link.bytes_per_s_per_direction <= ethernet.bytes_per_s_per_direction
+    other = INFINIBAND if slower else ethernet
+    then = what_if(seen, msgspec.structs.replace(cluster, inter_link=other))
+    if then is None or not one.time.step_s or not then.time.step_s:
+        return None
+    fast, slow = (then.time, one.time) if slower else (one.time, then.time)
+    names = (other.name, link.name) if slower else (link.name, other.name)
+    hidden, bare = (1 - spent(fast) / spent(slow) for spent in (lambda time: float(time.step_s or 0), _without_overlap))
+    if bare < LEAST_SHARE:
+        return None
+    shares = f"{hidden:.1%} of the step; {bare:.1%} if nothing overlapped"
+    return f"{names[0]} against {names[1]}: {shares}."
+
+
+def _without_overlap(time: StepTime) -> float:
+    """Seconds of the step if all that is sent were waited for."""
+    return float(time.step_s or 0) - float(time.exposed_comm_s or 0) + float(time.comm_s or 0)
 
 
 def shard_inside_nodes_when_the_network_is_slow(seen: Seen) -> str | None:

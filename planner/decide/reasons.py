@@ -21,6 +21,7 @@ from planner.decide.network_reasons import (
     shard_inside_nodes_when_the_network_is_slow,
     slow_link,
     waits_for_slowest,
+    what_the_network_costs,
 )
 from planner.decide.whatif import (
     Seen,
@@ -198,6 +199,16 @@ def lora_before_sharding(seen: Seen) -> str | None:
     )
 
 
+def what_adapters_send(seen: Seen) -> str | None:
+    """What LoRA is known for: under DDP a step sums the gradients of the adapters alone."""
+    told = [
+        f"{format_volume(other.comm.all_reduce_bytes)} for {METHODS[other.case.job.method]}"
+        for other in (seen.one, *seen.others)
+        if other.case.lora and _replicated(other) and other.case.layout.data_parallel > 1
+    ]
+    return f"Under DDP a step sums only the adapters' gradients: {' and '.join(told)}." if told else None
+
+
 def recompute_costs(seen: Seen) -> str | None:
     """What recomputation adds to the compute and to the step, and what it saves."""
     one, how = seen.one, seen.layout.recompute
@@ -210,10 +221,9 @@ def recompute_costs(seen: Seen) -> str | None:
     adds = "takes time that is not known"
     if one.time.step_s and kept.time.step_s and one.time.compute_s and kept.time.compute_s:
         extra = float(one.time.compute_s) / float(kept.time.compute_s) - 1
-        adds = (
-            f"adds {extra:.1%} to the compute, for a step of {seconds(one.time.step_s)} instead of "
-            f"{seconds(kept.time.step_s)},"
-        )
+        now, then = seconds(one.time.step_s), seconds(kept.time.step_s)
+        costs = "which other times of the step hide," if now == then else f"for a step of {now} instead of {then},"
+        adds = f"adds {extra:.1%} to the compute, {costs}"
     saved = kept.memory.device_bytes - one.memory.device_bytes
     saves = f"saves {format_bytes(saved)} on the card" if saved > 0 else "saves no memory"
     return f"Recomputing {what} {adds} and {saves}: without it {needed(seen, kept)}."
@@ -307,7 +317,9 @@ RULES: tuple[Rule, ...] = (
     what_limits,
     ddp_when_it_fits,
     lora_before_sharding,
+    what_adapters_send,
     one_node_before_several,
+    what_the_network_costs,
     shard_inside_nodes_when_the_network_is_slow,
     more_nodes_stop_helping,
     tensor_parallel_inside_the_node,

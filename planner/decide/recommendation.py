@@ -15,14 +15,14 @@ import msgspec
 from planner.ask.launchable import launch_refusal, launch_rules, launchable_engines
 from planner.ask.offloading import ENGINES as OFFLOADING
 from planner.ask.offloading import ways_out
-from planner.ask.question import Question, case_of, check_switches, exact_layout
+from planner.ask.question import Question, case_of, check_switches, exact_layout, with_adapters
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.answers import seconds_of
 from planner.decide.candidates import Candidate
 from planner.decide.contradictions import refuse_empty
-from planner.decide.estimate_json import answer_dict
-from planner.decide.estimation import Answer, Estimate, check_job, check_strategy, estimate
+from planner.decide.estimate_json import answer_dict, estimate_dict
+from planner.decide.estimation import ADAPTED, Answer, Estimate, check_job, check_strategy, estimate
 from planner.decide.search import Ranking, rank, together
 from planner.decide.space import proposed
 from planner.decide.ties import TIE
@@ -74,6 +74,7 @@ class Recommendation(msgspec.Struct, frozen=True):
     that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
     `interrupted`: whoever watched ended the search (progress.py), with `unseen` layouts not looked at to the end.
     `fastest`: the layout of the least predicted time, where a simpler one that ties with it is recommended.
+    `adapted`: full training does not fit, this layout of adapters does, and no checkpoint is given to train them on.
     """
 
     answer: Answer
@@ -89,6 +90,7 @@ class Recommendation(msgspec.Struct, frozen=True):
     unseen: int = 0
     interrupted: bool = False
     fastest: Estimate | None = None
+    adapted: Estimate | None = None
 
     @property
     def slower(self) -> float:
@@ -187,6 +189,29 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         interrupted=nearest.interrupted,
         fastest=fastest if fastest is not None and fastest.time.step_s is not None else None,
     )
+
+
+def among_methods(
+    question: Question, top: int = 3, constraints: Constraints = FREE, *, front: int = 0
+) -> Recommendation:
+    """As `recommend`; where no method was asked for and full training does not fit, LoRA, then QLoRA: ranked where a
+    checkpoint is given, else named beside what was found."""
+    found = recommend(question, top, constraints, front=front)
+    short = found.best is None and any(not one.fits for one in found.answer.estimates[:1])
+    if not (short and question.both_methods) or question.pins.exact or found.unlaunched or found.interrupted:
+        return found
+    for method in ADAPTED:
+        told = f"full training does not fit: ranked is {method}, which trains adapters alone"
+        job = with_adapters(question.model, question.job, method)
+        asked = msgspec.structs.replace(question, job=job, both_methods=False, notes=(*question.notes, told))
+        try:
+            other = recommend(asked, top, constraints, front=front)
+        except PlannerError:
+            continue
+        if other.best is not None:
+            adapted = msgspec.structs.replace(found, adapted=other.best)
+            return adapted if question.job.recipe.checkpoint is None else other
+    return found
 
 
 def seen_of(considered: int, unseen: int) -> str:
@@ -315,6 +340,7 @@ def as_json_object(found: Recommendation) -> dict[str, Any]:
         "interrupted": found.interrupted,
         "unlaunched": found.unlaunched,
         "stray": found.stray,
+        "adapted": None if found.adapted is None else estimate_dict(found.adapted),
         "deadline": None
         if limits.deadline_s is None
         else {

@@ -1,6 +1,6 @@
 """Which GPU preset the driver's name of a card means.
 
-Not here: what a preset says (presets.py), or the words of published tables (truth/sources.py).
+Not here: what a preset says (presets.py), or the words of published tables (tests/truth/published/machines.py).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Not here: what the keys of a family are (formats.py), weights, tokenizers, or fe
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,7 +52,7 @@ def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     if kind == "gemma3" and isinstance(config.get("text_config"), dict):
         config, kind = {**config["text_config"], "model_type": "gemma3_text"}, "gemma3_text"
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise PlannerError(f"{file}: model_type", kind, "is not a family planned here", _other_way(str(kind)))
+        raise PlannerError(f"{file}: model_type", kind, "is not a family planned here", _other_way(str(kind), config))
     form, keys = FORMATS[kind], _Keys(config, file)
     _refuse_what_no_spec_says(keys, kind, form)
     found: dict[str, Any] = {"name": name, "family": kind, **form.facts}
@@ -70,6 +72,9 @@ def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
 
 TOWERS = ("vision_config", "vision_tower_config", "audio_config", "speech_config", "mm_vision_tower")
 """Keys of models that see or hear: what they name has weights and activations beside the text model's."""
+DENSE = frozenset(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"))
+NOT_DENSE = r"expert|moe|lora_rank|ssm|mamba|conv|encoder|type_vocab"
+"""Keys that all decoders like Llama's have, and words in those of others."""
 NEAR = 0.85
 """How like a known family a name must be to be taken for a slip of the keyboard: lama is, mamba is not."""
 
@@ -85,15 +90,21 @@ def _refuse_other_towers(config: dict[str, Any], kind: object, file: Path) -> No
     raise PlannerError(f"{file}: model_type", kind, rule, fix)
 
 
-def _other_way(kind: str) -> str:
-    """What to give instead of a config.json whose family is not known."""
+def _other_way(kind: str, config: Mapping[str, Any]) -> str:
+    """What to give instead of a config.json whose family is not known. Another number in a family's name is another
+    family, and sizes alone say enough of a dense decoder."""
     from difflib import get_close_matches  # only on the error path
 
-    if near := get_close_matches(kind.lower(), FORMATS, n=1, cutoff=NEAR):
+    alike = [name for name in FORMATS if re.findall(r"\d", name) == re.findall(r"\d", kind)]
+    if near := get_close_matches(kind.lower(), alike, n=1, cutoff=NEAR):
         return f"Did you mean {near[0]}?"
+    added = "docs/adding-a-model.md adds a family"
+    decodes = all(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("",))
+    if not decodes or not DENSE.issubset(config) or any(re.search(NOT_DENSE, str(key)) for key in config):
+        return added[0].upper() + added[1:]
     return (
         "A decoder like Llama's can be given by its sizes: --layers, --hidden, --heads, --kv-heads, --ffn, --vocab; "
-        "docs/adding-a-model.md adds a family"
+        + added
     )
 
 

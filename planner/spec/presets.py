@@ -156,6 +156,9 @@ def cluster(
     gpus_per_node: int | None = None,
     nodes: int | None = None,
     *,
+    inter_gbps: float | None = None,
+    intra_gbps: float | None = None,
+    nics: int | None = None,
     folders: Folders = (),
 ) -> Cluster:
     """The cluster of that name, cut to the wanted size; a GPU's name means nodes of its preset's [node] table.
@@ -163,9 +166,12 @@ def cluster(
     Any two of `gpus`, `gpus_per_node`, `nodes` give the third; one alone is filled from the preset. On a CPU a
     device is a process, so `gpus` alone puts all of them on one node, and a node's memory is divided among them.
     The path of a file clusters/NAME.toml stands for its name, with its folder of presets searched first.
+    `inter_gbps` (Gbit/s of a network card), `nics` (cards of a node) and `intra_gbps` (Gbit/s of a GPU's links inside
+    its node) take the place of the preset's, latencies stay; all rates are of one direction.
     """
     name, folders = by_path("clusters", name, folders)
     shape, gpu_path, whole, title = _cluster_parts(name, folders)
+    shape = _with_network(shape, inter_gbps, intra_gbps, nics)
     gpu_file = checked(read_toml(gpu_path), _GpuFile, gpu_path)
     cpu = gpu_file.kind == "cpu"
     nodes, per_node = _arrange(title, shape.gpus, whole.nodes, cpu, gpus, gpus_per_node, nodes)
@@ -331,6 +337,25 @@ def _domains(node: _Node, per_node: int, nodes: int = 1) -> Iterator[Tier]:
 def _dealt(nodes: int, most: int) -> int:
     """Nodes that a job takes of each rack of `most` where it needs several: the most that divide its own."""
     return most if nodes <= most else max(count for count in range(1, most + 1) if nodes % count == 0)
+
+
+def _with_network(node: _Node, inter_gbps: float | None, intra_gbps: float | None, nics: int | None) -> _Node:
+    """The node with what was given of its links. A link of another rate has another name: no curve was measured on it.
+    Domains over the same link as a node's GPUs have its new rate too."""
+    changed: dict[str, Any] = {} if nics is None else {"nics": nics}
+    if inter_gbps is not None and inter_gbps != node.nic_gbit_per_s:
+        changed |= {"nic_gbit_per_s": inter_gbps, "inter_link": f"a network of {inter_gbps:g} Gbit/s"}
+    gb_per_s = None if intra_gbps is None else intra_gbps / 8
+    if gb_per_s is not None and gb_per_s != node.intra_link_gb_per_s_per_direction:
+        link = {"link": f"links of {intra_gbps:g} Gbit/s", "gb_per_s_per_direction": gb_per_s}
+        changed |= {f"intra_{name}": value for name, value in link.items() if name == "link"}
+        changed |= {
+            "intra_link_gb_per_s_per_direction": gb_per_s,
+            "tiers": tuple(
+                msgspec.structs.replace(tier, **link) if tier.link == node.intra_link else tier for tier in node.tiers
+            ),
+        }
+    return msgspec.structs.replace(node, **changed)
 
 
 def _network(node: _Node, tapers: Sequence[_Taper], nodes: int, per_node: int) -> tuple[Link, list[Tier]]:

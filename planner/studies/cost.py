@@ -16,7 +16,7 @@ from planner.basics.arith import Number, by_value
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.decide.estimation import Estimate
-from planner.decide.recommendation import recommend
+from planner.decide.recommendation import FREE, Constraints, recommend
 from planner.figures.passes import coefficients
 from planner.figures.saving import DALY, HOUR_S, checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of
 from planner.figures.steptime import scalar
@@ -146,10 +146,10 @@ class Cost(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-def cost(question: Question, length: Length, rates: Rates) -> Cost:
+def cost(question: Question, length: Length, rates: Rates, constraints: Constraints = FREE) -> Cost:
     """The run at the recommended layout. Refuses contradictory inputs, and a question in which nothing fits."""
     rates = _with_preset_facts(question, length, rates)
-    reply = reply_of(recommend(question, 1))
+    reply = reply_of(recommend(question, 1, constraints))
     if reply.best is None:
         gpus = question.cluster.gpus
         raise PlannerError("gpus", gpus, f"nothing fits and launches: {reply.reason}", exit_code=NOTHING_FITS)

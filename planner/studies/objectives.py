@@ -14,7 +14,7 @@ from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.estimation import Answer
-from planner.decide.recommendation import FREE, Constraints, Recommendation, recommend
+from planner.decide.recommendation import FREE, Constraints, Recommendation, among_methods, recommend
 from planner.studies.fit import Fitted, fit
 from planner.studies.reply import Resize
 
@@ -42,7 +42,7 @@ def reach(
 ) -> Reached:
     """The best layouts by an objective; the number of GPUs changes through `resize`, up to `max_gpus`."""
     if objective not in QUANTITIES:
-        return Reached(objective, recommend(question, top, constraints, front=front))
+        return Reached(objective, among_methods(question, top, constraints, front=front))
     quantity = QUANTITIES[objective]
     fits = fit(question, resize, [quantity], max_gpus=max_gpus, constraints=constraints, size_option="--gpus")
     if not fits.found:

@@ -83,7 +83,9 @@ class Sweep(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) -> Sweep:
+def sweep(
+    resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH, constraints: Constraints = ON_DEVICES
+) -> Sweep:
     """Every size in ascending order. Without a global batch the smallest size that fits chooses its batch freely, and
     every larger one keeps that many sequences a GPU. A size that fits only with states in host memory has none: what
     more GPUs bring would be what they spare of the host link."""
@@ -95,9 +97,9 @@ def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) ->
     for gpus, question in questions.items():
         try:
             if batch is None and share is not None:
-                replies[gpus] = _ask_in_proportion(question, share)
+                replies[gpus] = _ask_in_proportion(question, share, constraints)
                 continue
-            reply = replies[gpus] = ask(question, ON_DEVICES)
+            reply = replies[gpus] = ask(question, constraints)
         except Cancelled:
             replies[gpus] = Reply(None, "the search was interrupted before it", interrupted=True)
             continue
@@ -107,7 +109,7 @@ def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) ->
     if interrupted and all(reply.best is None for reply in replies.values()):
         raise Cancelled
     if all(reply.refused for reply in replies.values()):
-        recommend(first, 1, ON_DEVICES)  # no size can be asked about: the first refusal, in its own words
+        recommend(first, 1, constraints)  # no size can be asked about: the first refusal, in its own words
     points = _points(replies)
     pays_until, stops_at = where_it_stops(points, worth)
     return Sweep(
@@ -123,7 +125,7 @@ def sweep(resize: Resize, sizes: Sequence[int], worth: float = DEFAULT_WORTH) ->
     )
 
 
-def _ask_in_proportion(question: Question, share: Fraction) -> Reply:
+def _ask_in_proportion(question: Question, share: Fraction, constraints: Constraints) -> Reply:
     batch = share * question.cluster.gpus
     if batch.denominator > 1:
         return Reply(None, f"{float(share):g} sequences a GPU are no whole batch here", refused=True)
@@ -131,7 +133,7 @@ def _ask_in_proportion(question: Question, share: Fraction) -> Reply:
         error = PlannerError("global_batch_size", int(batch), f"is more than {LARGEST_BATCH} sequences")
         return Reply(None, error.sentence, refused=True)
     job = msgspec.structs.replace(question.job, global_batch_size=int(batch))
-    return ask(msgspec.structs.replace(question, job=job), ON_DEVICES)
+    return ask(msgspec.structs.replace(question, job=job), constraints)
 
 
 def _points(replies: dict[int, Reply]) -> tuple[Point, ...]:

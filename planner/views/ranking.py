@@ -9,6 +9,7 @@ from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
 from planner.decide.candidates import Candidate
 from planner.decide.estimation import Estimate
+from planner.decide.reasons import METHODS
 from planner.decide.recommendation import Recommendation, differences
 from planner.decide.walker import FRONT_SPAN
 from planner.decide.whynot import SAME, WhyNot
@@ -19,6 +20,7 @@ from planner.views.fit import NAMES, limit_text
 from planner.views.phase import ON_CARD
 from planner.views.render import (
     REASON_COLUMNS,
+    assumed_text,
     batch_text,
     headline,
     host_text,
@@ -29,6 +31,7 @@ from planner.views.render import (
     trust_text,
     verdicts_text,
     way_out,
+    what_fits_not,
     why_text,
 )
 
@@ -47,7 +50,7 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
         head = "layout" if len(shown) == 1 else "layout, then what differs"
         parts += [layouts_table(shown, found.answer.recommended, texts, head), ""]
     parts += dict.fromkeys(f"{one.name}: {note}." for one in shown for note in _notes(one, found))
-    parts += [*verdicts_text(shown), _verdict(reached)]
+    parts += [*assumed_text(found.answer.question, shown), *verdicts_text(shown), _verdict(reached)]
     if shown:
         case = shown[0].case
         told = advice_text(advice(case.model, case.job, case.cluster))
@@ -128,7 +131,8 @@ def failure_text(reached: Reached) -> str | None:
     if told is None:
         return None
     too_large = not found.unlaunched and any(not one.fits for one in found.answer.estimates[:1])
-    return f"{told} Use {way_out(found.answer)}." if too_large else told
+    way = way_out(found.answer) if too_large else ""
+    return f"{told} {way[0].upper()}{way[1:]}." if too_large else told
 
 
 def trouble(reached: Reached) -> str | None:
@@ -155,7 +159,14 @@ def trouble(reached: Reached) -> str | None:
     needs = f"{format_bytes(shown[0].memory.device_bytes)} on the card"
     if shown[0].memory.host_node_bytes:
         needs += f" and {host_text(shown[0])} of a node's host memory"
-    return f"nothing fits{even}; nearest to it is {nearest} with {needs}."
+    if (other := found.adapted) is not None:
+        how = f"--method {other.case.job.method} --checkpoint DIR"
+        return (
+            f"{what_fits_not(found.answer)}{even}, but {METHODS[other.case.job.method]} does, "
+            f"{format_bytes(other.memory.device_bytes)} on the card ({how}); nearest to full training is {nearest} "
+            f"with {needs}."
+        )
+    return f"{what_fits_not(found.answer)}{even}; nearest to it is {nearest} with {needs}."
 
 
 def counts_text(found: Recommendation) -> str:

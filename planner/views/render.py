@@ -7,27 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from planner.ask.offloading import ways_out
-from planner.ask.question import case_of, warnings
+from planner.ask.question import Question, warnings
 from planner.basics.arith import Number
 from planner.basics.tabletext import table
-from planner.basics.units import GIB, format_byte_range, format_bytes, format_seconds, format_volume
+from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
+from planner.decide.advice import advice
 from planner.decide.answers import seconds_of
 from planner.decide.estimate_json import breakdown
 from planner.decide.estimation import Answer, Estimate
-from planner.decide.reasons import METHODS, reasons_of
-from planner.engines import engine_of
+from planner.decide.levers import Lever
+from planner.decide.reasons import reasons_of
 from planner.engines.common import step_name
 from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar
 from planner.inventory import parameters
 from planner.parallelism.groups import MESH_AXES
-from planner.parallelism.rules import broken, one_of
 from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.calibration import Calibration
-from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Plan
-from planner.views.phase import ON_CARD, beside_text
+from planner.views.phase import ON_CARD, beside_text, typed
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
@@ -90,9 +88,27 @@ def headline(found: Answer) -> str:
     asked = (
         f"{question.model.name} ({size_text(question.model)} parameters), {job.precision}, {job.optimizer.name}, "
         f"{job.seq_len} tokens{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} "
-        f"{cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)})"
+        f"{cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)}){network_text(question)}"
     )
     return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
+
+
+def network_text(question: Question) -> str:
+    """What joins the nodes, and whether that was assumed; nothing of one node."""
+    cluster = question.cluster
+    if cluster.nodes == 1:
+        return ""
+    link = cluster.levels[-1].link
+    assumed = ", assumed: --inter-gbps" if "inter_gbps" in question.assumed else ""
+    return f", {link.name} between nodes ({link.bytes_per_s_per_direction * 8 / GB:g} Gbit/s a GPU{assumed})"
+
+
+def assumed_text(question: Question, shown: Iterable[Estimate]) -> list[str]:
+    """What the table assumes of hosts that nobody described, where it needs their memory."""
+    there = question.cluster.host_memory_bytes
+    if "host_memory" not in question.assumed or there is None or not any(one.memory.host_node_bytes for one in shown):
+        return []
+    return [f"Assumes {there / GIB:.0f} GiB a host; --host-memory says what there is."]
 
 
 def _documents(job: TrainingJob) -> str:
@@ -113,7 +129,12 @@ def answer_text(found: Answer) -> str:
         notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{one.name}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
-    parts += [*verdicts_text(found.estimates), _verdict(found), *why_text(found)]
+    parts += [
+        *assumed_text(found.question, found.estimates),
+        *verdicts_text(found.estimates),
+        _verdict(found),
+        *why_text(found),
+    ]
     return "\n".join(parts)
 
 
@@ -229,35 +250,31 @@ def trouble(found: Answer) -> str:
     if any(one.fits for one in found.estimates):
         return "something fits, but no backend here can launch it: nothing is recommended"
     even = ", not even with states in host memory" if found.offload_tried else ""
-    known = "nothing is known to fit" if found.question.uncounted.may_fit else "nothing fits"
-    return f"{known}{even}: use {way_out(found)}"
+    return f"{what_fits_not(found)}{even}: {way_out(found)}"
+
+
+def what_fits_not(found: Answer) -> str:
+    """What no layout was found for: all that was asked, or full training, beside which adapters were not looked at."""
+    methods = {one.case.job.method for one in found.estimates}
+    others = found.question.both_methods and not found.question.pins.exact and methods == {"full"}
+    if found.question.uncounted.may_fit:
+        return "nothing is known to fit"
+    return "full training does not fit" if others else "nothing fits"
 
 
 def way_out(found: Answer) -> str:
-    """What would need less memory, or give more: nothing that the question has already."""
-    ways = ["more GPUs", "a smaller model", "shorter sequences"]
-    methods = {found.question.job.method, *(one.case.job.method for one in found.estimates)}
-    ways += [name for method, name in METHODS.items() if method not in methods and "full" in methods][:1]
-    if methods == {"lora"}:
-        ways.append(METHODS["qlora"])
-    hosts = any(one.memory.host_fits is False for one in found.estimates)
-    if hosts:
-        ways.append("hosts with more memory (--host-memory)")
-    elif offloads := offload_options(found):
-        ways.append(offloads)
-    return one_of(ways)
+    """What would need less memory, or give more, each asked again; the one that saves most first."""
+    short = [one.memory.host_node_bytes for one in found.estimates if one.memory.host_fits is False]
+    hosts = [f"hosts with {format_bytes(min(short))} (--host-memory) would hold it"] if short else []
+    told = [f"{typed(lever)} saves {_saved(lever)}" for lever in advice(found)]
+    told[:1] = [f"without offload, {one}" if short else one for one in told[:1]]
+    return "; ".join([*hosts, *told]) or "no option saves a twentieth of it: use a smaller model"
 
 
-def offload_options(found: Answer) -> str:
-    """The options that a layout which was given could take; a search has tried them already."""
-    if not found.question.pins.exact or len(found.estimates) != 1:
-        return ""
-    case = found.estimates[0].case
-    for way in ways_out(found.question):
-        layout = way.pins.applied(case.layout)
-        if broken(case_of(way, layout), engine_of(layout.engine).rules) is None:
-            return " ".join(f"--{name.replace('_', '-')}" for name in OFFLOADS if getattr(layout, name))
-    return ""
+def _saved(lever: Lever) -> str:
+    fits = "which fits" if lever.fits else "which does not fit alone"
+    other = "" if lever.same_training else ", and is another training"
+    return f"{format_bytes(lever.saved_bytes)}: {format_bytes(lever.device_bytes)} on the card, {fits}{other}"
 
 
 def explain_text(one: Estimate) -> str:

@@ -1,6 +1,6 @@
 """`planner replay` as text: its tables one below the other, and as JSON: the replay/1 contract.
 
-Not here: any figure (truth/score.py), or what the tables hold (truth/tables.py).
+Not here: any figure (calibrate/score.py), or what the tables hold (calibrate/tables.py).
 """
 
 from __future__ import annotations

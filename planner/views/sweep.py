@@ -9,7 +9,7 @@ from planner.ask.question import warnings
 from planner.basics.tabletext import table
 from planner.studies.sweep import Point, Sweep
 from planner.views import strategy_text
-from planner.views.render import NOT_KNOWN, cells, count_text, percent_text, seconds_text, trust_text
+from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text, trust_text
 
 PLACED = ("layout", "micro x accum")
 ABOVE = 1.0005
@@ -23,7 +23,7 @@ def sweep_text(found: Sweep) -> str:
     head = ("GPUs", "strategy", *PLACED, "batch", "step", "tokens/s", "speed-up", "efficiency", "added")
     parts = [
         f"{question.model.name}, {job.precision}, {job.optimizer.name}, {job.seq_len} tokens, "
-        f"on {question.cluster.gpu.name} ({question.cluster.name})",
+        f"on {question.cluster.gpu.name} ({question.cluster.name}{network_text(question).replace(', ', '; ', 1)})",
         *(f"warning: {told}." for told in warnings(question)),
         scaling_sentence(found),
         "",

@@ -24,7 +24,7 @@ from planner.decide.reasons import reasons_of
 from planner.figures.steptime import Throughput
 from planner.inventory import parameters
 from planner.parallelism.rules import divisors
-from planner.spec import Cluster, Layout
+from planner.spec import Cluster, Layout, Link
 from planner.spec.engines import ENGINES
 from planner.spec.options import ENGINE_SWITCHES
 
@@ -75,9 +75,16 @@ class Again:
         return self.ask(one.case.layout, method=one.case.job.method)
 
     def ask(
-        self, layout: Layout | None = None, *, method: str | None = None, nodes: int | None = None, **changes: Any
+        self,
+        layout: Layout | None = None,
+        *,
+        method: str | None = None,
+        nodes: int | None = None,
+        network: Link | None = None,
+        **changes: Any,
     ) -> Estimate:
-        """The estimate of a layout (the told one with `changes`), on so many of the cluster's nodes."""
+        """The estimate of a layout (the told one with `changes`), on so many of the cluster's nodes or another
+        network between them."""
         layout = msgspec.structs.replace(layout or self.told.case.layout, **changes)
         cluster = self.told.case.cluster
         nodes = nodes or cluster.nodes
@@ -86,7 +93,11 @@ class Again:
         given |= {"method": method or self.told.case.job.method} | layout_options(layout)
         if given.get("global_batch_size") is not None and layout.global_batch_size != int(given["global_batch_size"]):
             given["global_batch_size"] = str(layout.global_batch_size)
-        (one,) = answer(question(given)).estimates
+        asked = question(given)
+        if network is not None:
+            cluster = msgspec.structs.replace(asked.cluster, inter_link=network)
+            asked = msgspec.structs.replace(asked, cluster=cluster)
+        (one,) = answer(asked).estimates
         assert one.case.layout == layout
         assert (one.case.cluster.nodes, one.case.cluster.gpus_per_node) == (nodes, cluster.gpus_per_node)
         return one
@@ -270,6 +281,31 @@ def adapters_are_enough(a: Again, said: dict[str, str]) -> dict[str, str]:
         "method": said["method"], "wire": format_volume(lora.comm.wire_bytes_per_rank),
         "own": format_volume(a.one.comm.wire_bytes_per_rank),
     }  # fmt: skip
+
+
+def networks(a: Again, said: dict[str, str]) -> dict[str, str]:
+    """An adapter of 100 Gbit/s that a node's GPUs share, or 400 Gbit/s for each GPU."""
+    cluster = a.told.case.cluster
+    own, ethernet = slower_link(cluster), 12.5e9 / cluster.gpus_per_node
+    slow = own.bytes_per_s_per_direction <= ethernet
+    name, rate, latency_s = ("InfiniBand NDR", 50e9, 5e-6) if slow else ("100 GbE", ethernet, 20e-6)
+    other = a.ask(network=Link(name=name, bytes_per_s_per_direction=rate, latency_s=latency_s))
+    slower, faster = (a.one.time, other.time) if slow else (other.time, a.one.time)
+    bare = [float(one.step_s - one.exposed_comm_s + one.comm_s) for one in (faster, slower)]
+    return {
+        "fast": name if slow else own.name, "slow": own.name if slow else name,
+        "share": f"{1 - float(faster.step_s) / float(slower.step_s):.1%}", "bare": f"{1 - bare[0] / bare[1]:.1%}",
+    }  # fmt: skip
+
+
+def adapters_send(a: Again, said: dict[str, str]) -> dict[str, str]:
+    """All that DDP reduces is the gradients of what is trained."""
+    under_ddp = {
+        one.case.job.method: format_volume(a.ask_like(one).comm.all_reduce_bytes)
+        for one in (a.told, *a.others)
+        if one.case.lora and one.case.layout.engine == "ddp"
+    }
+    return {f"{method}_sum": size for method, size in under_ddp.items()}
 
 
 def one_node(a: Again, said: dict[str, str]) -> dict[str, str]:
@@ -480,29 +516,41 @@ READINGS = (
     Reading("what_limits", "What limits the step is {first}, {share} of {step}[; then {second}, {rest}].", step_limits),
     Reading("memory_limits_the_micro_batch", "Memory limits the micro-batch: {twice} sequences instead of {once} would "
             "need {need} on a card of which {usable} may be used, most of it {term}, {size} live.", micro_batch_limit),
-    Reading("logits_dominate", "Logits dominate the peak: {logits} of {peak} live in {phase}, for {tokens} tokens and a "
+    Reading("logits_dominate", "Logits dominate the peak: {logits} of {peak} live in {phase}, for {tokens} "
+            "tokens and a "
             "vocabulary of {vocab}. A chunked or fused loss never holds them whole.", logits),
-    Reading("ddp_when_it_fits", "DDP fits, {mem} on a card of {cap}: nothing has to be sharded. It reduces the gradients once a "
+    Reading("ddp_when_it_fits", "DDP fits, {mem} on a card of {cap}: nothing has to be sharded. It reduces "
+            "the gradients once a "
             "step, {grads}, and sends twice that less a rank's share, {wire}[; {other} would send {other_wire}].",
             ddp_fits),
-    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}, and is the simplest: memory asks for no sharding. "
+    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}, and is the simplest: memory asks "
+            "for no sharding. "
             "{name} gives {gain} times its tokens/s[, with {here} sequence{s} a pass instead of {there}].",
             ddp_fits_too),
-    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}, and is the simplest: memory asks for no sharding. "
+    Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}, and is the simplest: memory asks "
+            "for no sharding. "
             "{name} is hardly faster.", ddp_fits_too),
     Reading("ddp_when_it_fits", "DDP fits too, {mem} on a card of {cap}: memory asks for no sharding.",
             lambda a, said: of_memory(a, a.other("ddp"))),
-    Reading("lora_before_sharding", "{method} under DDP before FSDP: the frozen base fits whole, {mem} on a card of {cap}, so a "
+    Reading("lora_before_sharding", "{method} under DDP before FSDP: the frozen base fits whole, {mem} on a "
+            "card of {cap}, so a "
             "step sends only the adapters' gradients, {wire} a GPU; FSDP would gather the base, {fsdp}.",
             lora_under_ddp),
-    Reading("lora_before_sharding", "If adapters are enough, {method} under DDP comes before sharding: {mem} on a card of {cap}, "
+    Reading("lora_before_sharding", "If adapters are enough, {method} under DDP comes before sharding: "
+            "{mem} on a card of {cap}, "
             "and {wire} a GPU and step instead of {own}.", adapters_are_enough),
-    Reading("one_node_before_several", "One {domain} would hold it, {mem} on the card of each of {gpus} GPUs[, with {here} "
+    Reading("what_adapters_send", "Under DDP a step sums only the adapters' gradients: [{lora_sum} for LoRA][ and ]"
+            "[{qlora_sum} for QLoRA].", adapters_send),
+    Reading("what_the_network_costs", "{fast} against {slow}: {share} of the step; {bare} if nothing overlapped.",
+            networks),
+    Reading("one_node_before_several", "One {domain} would hold it, {mem} on the card of each of {gpus} "
+            "GPUs[, with {here} "
             "sequence{s} a pass instead of {there}]: {several} {domains}s are {worth}. They send {inter} a GPU and "
             "step over {link}[, and give {gain} times one {domain2}'s tokens/s].", one_node),
     Reading(HSDP, f"{SLOW} HSDP keeps the gathers inside nodes (dp_shard={{shard}}): {{inter}} a GPU between nodes "
             "instead of {own_inter}, a step of {step} instead of {own_step}, {mem} on the card.", hsdp_keeps),
-    Reading(HSDP, f"{SLOW}[ HSDP inside nodes does not fit ({{mem}} on the card).][ ZeRO++'s secondary shards (hpZ) would serve "
+    Reading(HSDP, f"{SLOW}[ HSDP inside nodes does not fit ({{mem}} on the card).][ ZeRO++'s secondary "
+            f"shards (hpZ) would serve "
             "backward's gathers inside nodes, {part} of all gathers, for a copy of {copy} live.]", hsdp_does_not_fit),
     Reading(HSDP, "HSDP because the network is slow: gathers stay inside nodes, so {here} a GPU and step go between "
             "them instead of {there}, and {waits} are waited for instead of {flat}.", hsdp_because),
@@ -519,6 +567,8 @@ READINGS = (
     Reading("pipeline_bubble", "The pipeline of {pp} stages " + IDLE, bubble),
     Reading("recompute_costs", "Recomputing {what} adds {extra} to the compute, for a step of {step} instead of "
             "{without}, and {saves}: without it " + NEED + ".", recomputed),
+    Reading("recompute_costs", "Recomputing {what} adds {extra} to the compute, which other times of the step hide, "
+            "and {saves}: without it " + NEED + ".", recomputed),
     Reading("recompute_costs", "Recomputing {what} takes time that is not known and {saves}: without it " + NEED + ".",
             recomputed),
     Reading("experts_padded_to_the_shards", "More shards do not save memory here: the weights of {experts} experts are "

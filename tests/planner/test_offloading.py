@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -75,7 +76,7 @@ def test_hosts_that_are_too_small_are_named_with_what_they_would_need(capsys: py
         assert "othing fits, not even with states in host memory" in out
         assert "nothing fits" in err
     assert "of 64 GiB of a node's host memory" in err
-    assert "hosts with more memory (--host-memory)" in out
+    assert re.search(r"Hosts with [\d.]+ GiB \(--host-memory\) would hold it; without offload, --", out)
     assert "Host memory limits: " in out
 
 
@@ -112,17 +113,18 @@ def test_offload_is_no_way_out_where_it_was_refused_or_is_not_there(given: dict[
     ("engine", "options"),
     [
         ("fsdp2", "--offload-optimizer --offload-params"),
-        ("deepspeed", "--offload-optimizer"),
-        ("megatron", "a smaller model, shorter sequences or LoRA"),
+        ("deepspeed", "--offload-optimizer --offload-params"),
+        ("megatron", "--tp 2 --dp-shard 2"),
     ],
 )
 def test_a_layout_that_was_given_names_the_offload_that_its_engine_has(
     engine: str, options: str, capsys: pytest.CaptureFixture[str]
 ):
     assert run("estimate", **BOX, runtime=engine, dp_shard="4", micro_batch_size="1") == 3
-    verdict = capsys.readouterr().out.partition("Nothing fits: use ")[2].partition(".")[0]
+    verdict = capsys.readouterr().out.partition("Nothing fits: ")[2].partition("\n")[0]
 
-    assert verdict.endswith(options)
+    assert f"{options} saves" in verdict or f"{options} --grad-accum 2 saves" in verdict
+    assert ("--offload" in verdict) == ("--offload" in options)
 
 
 def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFixture[str]):
@@ -142,9 +144,9 @@ def test_the_way_out_names_no_method_that_was_asked_already(capsys: pytest.Captu
     """D15: "or LoRA" below answers of LoRA and QLoRA."""
     tight = {"model": "405b", "cluster": "pcie-4x4090", "seq_len": "16384"}
     assert run("estimate", **tight, method="qlora") == 3
-    assert "LoRA" not in capsys.readouterr().out.partition("Nothing fits")[2].partition("\n")[0]
+    assert "--method" not in capsys.readouterr().out.partition("Nothing fits")[2].partition("\n")[0]
     assert run("estimate", **tight, method="full") == 3
-    assert "or LoRA" in capsys.readouterr().out.replace("LoRA or", "or LoRA").partition("Nothing fits")[2]
+    assert "--method qlora saves" in capsys.readouterr().out.partition("Nothing fits")[2]
 
 
 def test_no_band_is_printed_under_a_time_that_is_not_known(capsys: pytest.CaptureFixture[str]):

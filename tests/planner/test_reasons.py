@@ -187,7 +187,8 @@ def test_recomputation_costs_a_third_of_the_compute_less_the_head_and_saves_the_
     assert 0.30 < extra < 1 / 3
     assert text.startswith(
         f"Recomputing every layer adds {extra:.1%} to the compute, for a step of {format_seconds(one.time.step_s)} "
-        f"instead of {format_seconds(without.step_s)}, and saves {format_bytes(kept - one.memory.device_bytes)} on the card:"
+        f"instead of {format_seconds(without.step_s)}, and saves "
+        f"{format_bytes(kept - one.memory.device_bytes)} on the card:"
     )
     assert f"{format_bytes(kept)} on the card would be needed, more than" in text
     assert "recompute_costs" not in told()

@@ -1,7 +1,7 @@
 """A model's weights on disk, as a Transformers folder: written weight by weight, read back the same way.
 
-`save` is a run's last act and makes RUN/weights; `executor export` (worker/export.py) makes other folders of it. Not
-here: gathering a weight that is split over ranks (engines/), or what a folder of adapters holds (adapters.py).
+`save` is a run's last act and makes RUN/weights; `executor export` (worker/weights/export.py) makes other folders of
+it. Not here: gathering a weight that is split over ranks (engines/), or what a folder of adapters holds (adapters.py).
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> 
 
 def save_tokenizer(plan: Plan, folder: Path) -> Any:
     """The files of the tokenizer.json or tokenizer folder that a run was given, if it was; the tokenizer."""
-    if plan.job.recipe.tokenizer is None:
+    if plan.job.recipe.own_tokenizer is None:
         return None
-    own = own_tokenizer(plan.job.recipe.tokenizer)
+    own = own_tokenizer(plan.job.recipe.own_tokenizer)
     own.save_pretrained(folder)
     return own

@@ -1,7 +1,7 @@
 """Fit the numbers of presets/kernel_times to tables of measured kernels, group by group.
 
 Each number has a first guess and how far from it is usual; what a table does not tell stays near. Not here: the
-minimiser (least_squares.py), or who is left out when errors are judged (scripts/kernels.py).
+minimiser (least_squares.py), or who is left out when errors are judged (scripts/kernels/judge.py).
 """
 
 from __future__ import annotations
