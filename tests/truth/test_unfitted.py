@@ -6,23 +6,27 @@ many rows (docs/accuracy.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 
-from planner.calibrate.asked import each
+from planner.calibrate.asked import asked, each
 from planner.calibrate.predict import Replayed, replay
+from planner.calibrate.rows import Row
 from planner.spec.calibration import calibration
 
 TRUTH = Path(__file__).resolve().parent
+FITTED = calibration("published")
 
 
 @cache
 def rows(name: str) -> dict[int, Replayed]:
     """The rows of one file by their number."""
-    found = replay(each([TRUTH / f"unfitted_{name}.jsonl"]), calibration("published"))
+    found = replay(each([TRUTH / f"unfitted_{name}.jsonl"]), FITTED)
     return {int(one.row.id.rpartition("-")[2]): one for one in found}
 
 
@@ -90,11 +94,30 @@ def test_a_scalar_adam_on_the_host_takes_more_than_twice_what_is_predicted(numbe
 # -- Ulysses, 8k to 96k tokens ---------------------------------------------------------------------------------------
 
 
-def test_ulysses_is_answered_and_within_8_percent_in_the_median():
-    errors = [abs(memory_error(rows("hf_blog_ulysses")[number])) for number in (2, 3, 4, 5)]
+def on_the_device(row: Row) -> Row:
+    """The row with the optimizer's states on the device."""
+    kept = {name: value for name, value in (row.options or {}).items() if name != "offload_optimizer"}
+    return msgspec.structs.replace(row, options=kept)
 
-    assert median(errors) <= 0.08
+
+def test_ulysses_with_the_optimizer_on_the_host_is_answered_and_told_a_third_less_than_published():
+    """As the blog describes the runs. The states would have to be elsewhere for the figure: see the next test."""
+    errors = [memory_error(rows("hf_blog_ulysses")[number]) for number in (2, 3, 4, 5)]
+
+    assert median(errors) == pytest.approx(-0.30, abs=0.03)
 
 
-def test_what_was_out_of_memory_is_no_yes():
-    assert rows("hf_blog_ulysses")[6].predicted.verdict in ("close", "no")
+def test_ulysses_is_within_8_percent_in_the_median_where_the_states_are_on_the_device():
+    """From 8k to 96k tokens the published memory grows as activations and logits do, and what is left over at none is
+    14 bytes a weight over four ranks: weights, gradients and states. An inference, which the blog's text contradicts;
+    its baseline of one GPU, 76 GB for 4 B weights, could not be with the states on the host either."""
+    found = replay([asked(on_the_device(rows("hf_blog_ulysses")[number].row)) for number in (2, 3, 4, 5)], FITTED)
+
+    assert median(abs(memory_error(one)) for one in found) <= 0.08
+
+
+@pytest.mark.parametrize("put", [lambda row: row, on_the_device])
+def test_what_was_out_of_memory_is_no_yes(put: Callable[[Row], Row]):
+    (one,) = replay([asked(put(rows("hf_blog_ulysses")[6].row))], FITTED)
+
+    assert one.predicted.verdict != "yes"
