@@ -1,10 +1,10 @@
-"""Thousands of wrong inputs to `planner`, and what must hold of each end: `make fuzz`.
+"""Thousands of wrong inputs to `planner` and `executor`, and what must hold of each end: `make fuzz`.
 
     python scripts/fuzz.py [--calls N] [--seed S] [--only CALL] [--kinds options,rows]
 
 Every call ends with a legal exit code, tells a mistake in one line that can be read, leaves nothing half-written, and
-takes less than 20 seconds of a processor and 1 GB. Call N of a seed is the same call every time. Not here: the inputs
-(fuzz_inputs.py).
+takes less than 20 seconds of a processor and 1 GB, and waits for nothing. Call N of a seed is the same call every time.
+Not here: the inputs (fuzz_inputs.py, fuzz_files.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ from typing import NamedTuple
 import click
 
 if __package__:
-    from scripts.fuzz_inputs import KINDS
+    from scripts import apart, fuzz_files, fuzz_inputs
 else:  # as a file, by path: also of another checkout's planner
-    from fuzz_inputs import KINDS  # type: ignore[import-not-found, no-redef]
+    import apart  # type: ignore[import-not-found, no-redef]
+    import fuzz_files  # type: ignore[import-not-found, no-redef]
+    import fuzz_inputs  # type: ignore[import-not-found, no-redef]
 
+from executor.cli import executor
 from planner.basics import command
 from planner.cli import planner as group
 
+KINDS = {**fuzz_inputs.KINDS, **fuzz_files.KINDS}
+GROUPS: dict[str, click.Group] = {"planner": group, "executor": executor}
 CODES = (0, 2, 3)
+RUN_CODES = (0, *range(2, 9))
+"""Of `executor`, whose status and report end as the run did."""
 LONGEST_LINE, MOST_SECONDS, MOST_BYTES = 300, 20, 10**9
 KEPT = Path(tempfile.gettempdir()) / "meshwright-fuzz"
 """Where the files of failing calls are kept."""
@@ -70,7 +77,9 @@ def called(seed: int, number: int, kind: str) -> Call:
     """Make and run one call in a folder of its own."""
     chance = Random(f"{seed}: {kind} {number}")
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, contextlib.chdir(folder):
-        arguments = KINDS[kind][0](chance)
+        if kind in fuzz_files.KINDS:
+            return _called_apart(seed, number, kind, chance, Path(folder))
+        arguments = fuzz_inputs.KINDS[kind][0](chance)
         before = _files(Path())
         began, resident = time.process_time(), _memory_counted_anew()
         code, out, err = _run(arguments)
@@ -79,6 +88,32 @@ def called(seed: int, number: int, kind: str) -> Call:
         if wrong:
             shutil.copytree(folder, KEPT / f"{seed}-{number}", dirs_exist_ok=True, symlinks=True)
     return Call(number, kind, arguments, code, out, err, seconds, wrong)
+
+
+def _called_apart(seed: int, number: int, kind: str, chance: Random, folder: Path) -> Call:
+    """The same in a process of its own, which may take apart.MEMORY_BYTES and wait for nothing."""
+    name, streams, arguments = fuzz_files.KINDS[kind][0](chance)
+    before = _files(Path())
+    began = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    code, out, err = apart.run(GROUPS[name], name, arguments, streams)
+    seconds = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began
+    if streams == "files":
+        wrong = tuple(_wrong(arguments, code, out, err, before, codes=CODES if name == "planner" else RUN_CODES))
+    else:
+        lines = [line for line in err.splitlines() if line.startswith("error:")]
+        bad = code not in CODES or "internal error" in err or "Traceback" in err or len(lines) > 1
+        wrong = (f"ends badly with {streams}",) if bad or any(len(line) > LONGEST_LINE for line in lines) else ()
+    if wrong:
+        shutil.rmtree(KEPT / f"{seed}-{number}", ignore_errors=True)
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(folder, KEPT / f"{seed}-{number}", symlinks=True, ignore=_no_files)
+    return Call(number, kind, [name, *arguments, f"({streams})"], code, out, err, seconds, wrong)
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """What cannot be copied, or is large."""
+    paths = [(name, Path(folder, name)) for name in names]
+    return [name for name, path in paths if not path.is_dir() and not (path.is_file() and path.stat().st_size < 10**7)]
 
 
 def _memory_counted_anew() -> int:
@@ -123,18 +158,27 @@ def _too_long(number: int, frame: object) -> None:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file's content, of a large one its size."""
+    found = [path for path in folder.rglob("*") if not path.is_symlink() and path.is_file() and path.name != ".lock"]
+    sizes = {path: path.stat().st_size for path in found}
+    return {str(path): path.read_bytes() if size < 10**8 else b"%d" % size for path, size in sizes.items()}
 
 
 def _wrong(
-    arguments: list[str], code: int, out: str, err: str, before: dict[str, bytes], taken_bytes: int = 0
+    arguments: list[str],
+    code: int,
+    out: str,
+    err: str,
+    before: dict[str, bytes],
+    taken_bytes: int = 0,
+    codes: Sequence[int] = CODES,
 ) -> Iterator[str]:
     """Everything about an end that must not be; the call took `taken_bytes` more than the process had."""
     errors = [line for line in err.splitlines() if line.startswith("error:")]
     if code == -signal.SIGPROF:
         yield f"takes more than {MOST_SECONDS} s"
         return
-    if code not in CODES:
+    if code not in codes:
         yield f"exit code {code}"
     if "Traceback" in err or "internal error" in err:
         yield "internal error"
@@ -146,7 +190,8 @@ def _wrong(
         yield "an error line and exit code 0"
     if code == 2 and out:
         yield "a mistake, and an answer on stdout"
-    longest = max((len(line) for line in _read(out, err, code)), default=0)
+    # A dry run prints whole command lines, which are for a shell.
+    longest = max((len(line) for line in _read(out if codes is CODES else "{", err, code)), default=0)
     if longest > LONGEST_LINE:
         yield f"a line of {longest} characters"
     if "--json" in arguments and code in (0, 3) and out.strip() and not out.startswith("Usage:"):
@@ -196,7 +241,7 @@ def main() -> int:
         found.update(call.wrong)
         if call.wrong or given.only is not None:
             print(f"call {number} ({kind}): {'; '.join(call.wrong) or 'nothing wrong'}")
-            print(f"    planner {shlex.join(call.arguments)[:400]}")
+            print(f"    {shlex.join(call.arguments)[:400]}")
             print(f"    {call.code}, {call.seconds:.1f} s: {call.err.strip()[:500]}")
             print(f"    {again} --only {number}; its files: {KEPT / f'{seed}-{number}'}", flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6

@@ -129,7 +129,7 @@ def plans(chance: Random) -> list[str]:
     """A plan with something changed, sealed again or not."""
     whole = json.loads(_plan(chance.choice((("gpt2", "1"), ("llama-3.2-1b", "8"), ("mini-llama", "2")))))
     if chance.random() < 0.7:
-        _change_value(chance, whole, chance.randint(1, 3))
+        change_value(chance, whole, chance.randint(1, 3))
         if chance.random() < 0.8 and isinstance(whole, dict):
             whole["content_hash"] = hash_of(whole)
     _write("plan.json", chance, json.dumps(whole).encode(), 0.4)
@@ -143,7 +143,7 @@ def configs(chance: Random) -> list[str]:
     whole = config_dict(presets.model(chance.choice(CONFIGS)))
     if chance.random() < 0.2:
         whole["model_type"] = chance.choice(("llama", "gpt2", "falcon", "gemma3", "phi3", "qwen2_vl", "mamba", "lama"))
-    _change_value(chance, whole, chance.randint(1, 3))
+    change_value(chance, whole, chance.randint(1, 3))
     _write("config.json", chance, json.dumps(whole).encode(), 0.15)
     return ["estimate", "--model", "config.json", "--cluster", "h100", "--gpus", chance.choice("1248"), *_json(chance)]
 
@@ -182,7 +182,7 @@ def rows(chance: Random) -> list[str]:
     lines = [chance.choice(_rows()) for _ in range(chance.randint(1, 3))]
     row = json.loads(chance.choice(_rows()))
     row["id"] = "changed"
-    _change_value(chance, row, chance.randint(1, 3))
+    change_value(chance, row, chance.randint(1, 3))
     text = json.dumps(row)
     if chance.random() < 0.2:
         text = re.sub(
@@ -311,7 +311,7 @@ def _configurations() -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".json", ".toml"))
 
 
-def _change_value(chance: Random, whole: Any, times: int) -> None:
+def change_value(chance: Random, whole: Any, times: int) -> None:
     """Something odd at some place of a decoded JSON value, or a key less, or one more."""
     for _ in range(times):
         places = [

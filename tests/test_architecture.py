@@ -179,6 +179,7 @@ OWN_WAYS = {
     "planner/basics/reading.py": {"yaml"},  # looks at one before it is read
     "tui/inputs.py": {"shlex"},  # a field of its own, which it splits again by the same module
     "executor/follow/view_text.py": {"stream"},
+    "planner/basics/start.py": {"stream"},  # one fixed line, before anything is imported
     "planner/basics/waiting.py": {"stream"},  # a line of numbers
     "planner/views/show/terminal.py": {"stream"},  # drawn by rich, of a picture whose texts are shown ones
 }

@@ -17,6 +17,7 @@ from executor.folder import badloss, checkpoint_policy, rundir
 from executor.measure import lines
 from executor.measure import report as reports
 from executor.measure.report_text import render
+from executor.preflight.meant import meant
 from executor.run import dryrun, launch
 from executor.run.reap import standing
 from executor.system import environment
@@ -36,6 +37,7 @@ EXAMPLES = """
  executor resume runs/first                          # go on from its newest checkpoint
  executor report runs/first                          # predicted against measured, line by line
  executor export runs/first my-model                 # the trained weights as one Hugging Face model
+ executor generate my-model "a prompt"               # what it answers
  executor probe -o machine                           # measure this machine: a cluster preset and a calibration
  executor trace plan.json                            # the real modules on fake tensors, no GPU
  executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
@@ -48,6 +50,7 @@ LATER = {
     "check": "executor.cli.check:check",
     "export": "executor.cli.export:export",
     "export-launch": "executor.cli.export:export_launch",
+    "generate": "executor.cli.generate:generate",
     "join": "executor.cli.join:join",
     "logs": "executor.cli.resume:logs",
     "measure": "executor.cli.measure:measure",
@@ -108,7 +111,9 @@ def executor() -> None:
 )
 @cli_options.YES
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
-@click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
+@click.option("--data", type=click.Path(path_type=Path), help="File or folder to train on, instead of the plan's.")
+@cli_options.RANDOM_WEIGHTS
+@cli_options.DEMO_DATA
 @click.option(
     "--save-weights/--no-save-weights",
     default=None,
@@ -149,6 +154,8 @@ def run(
     yes: bool,
     steps: int | None,
     data: Path | None,
+    random_weights: bool,
+    demo_data: bool,
     save_weights: bool | None,
     checkpoint_every: str | None,
     keep_last: int | None,
@@ -196,6 +203,8 @@ def run(
         raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
     tolerances = lines.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
+    if not script and (output or not dry_run):
+        plan = meant(plan, random_weights=random_weights, demo_data=demo_data, data=data is not None)
     options = launch.Options(
         run_dir=run_dir or output or rundir.default_folder(plan),
         nodes=plan.cluster.nodes if nodes is None else nodes,

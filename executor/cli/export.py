@@ -14,10 +14,12 @@ import msgspec
 from executor.cli import options as cli_options
 from executor.cli import output as cli_output
 from executor.folder import checkpoint_policy
+from executor.preflight.meant import meant
 from executor.run import export as exports
 from executor.run import launch_export
 from executor.run.prepare import Options
 from planner.basics import command
+from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.basics.units import format_bytes
 from planner.spec.plan import read_plan
@@ -50,6 +52,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     say(f"{written.model_dir}: {size} in {files} file{'s' * (files > 1)}")
     if not written.tokenizer:
         say("no tokenizer: the run used the built-in one, whose ids are bytes (256 begins a text, 257 ends it)")
+    cli_output.tell(f"talk to it: executor generate {for_shell([folder, 'a prompt'])}")
     return 0
 
 
@@ -68,6 +71,8 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 )
 @click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
+@cli_options.RANDOM_WEIGHTS
+@cli_options.DEMO_DATA
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -96,6 +101,8 @@ def export_launch(
     claim: tuple[str, ...],
     accelerator: str | None,
     env: tuple[str, ...],
+    random_weights: bool,
+    demo_data: bool,
     script: Path | None,
     save_weights: bool | None,
     checkpoint_every: str | None,
@@ -113,6 +120,8 @@ def export_launch(
             "--save-weights, --checkpoint-every and --max-restarts are the built-in trainer's: leave them out"
         )
     plan = read_plan(plan_file)
+    if script is None:
+        plan = meant(plan, random_weights=random_weights, demo_data=demo_data, exported=True)
     asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
     every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
     options = Options(

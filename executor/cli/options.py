@@ -30,6 +30,9 @@ REMOTE_DIR = click.option(
 
 YES = click.option("--yes", is_flag=True, help="Do not ask before starting.")
 
+RANDOM_WEIGHTS = click.option("--random-weights", is_flag=True, help="Adapters on random weights are meant.")
+DEMO_DATA = click.option("--demo-data", is_flag=True, help="The demo's text is meant, where the plan has no data.")
+
 TRUST_OWNER = click.option("--trust-owner", is_flag=True, help="Take RUN, or a file of it, from another user.")
 
 CHECK = click.option("--check", "judge", is_flag=True, help="Exit 6 when a measurement is outside the predicted band.")

@@ -25,6 +25,7 @@ from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.basics.units import format_bytes, format_seconds
 from planner.figures.memory import shown_by
+from planner.spec.course import told
 from planner.spec.record import RunRecord
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ def _headline(ready: launch.Prepared) -> str:
     where = f"{nodes} x {ready.processes} ranks ({ready.hosts.emulation})"
     step = format_seconds(plan.prediction.step_s) + " a step"
     guess = " (unprobed machine)" if plan.prediction.probed is False and plan.prediction.step_s is not None else ""
+    course = "" if ready.options.script else f" · {told(plan.job, layout.global_batch_size)}"
     predicted = f"predicted {format_bytes(shown_by(plan))} on the card of a rank, {step}{guess}"
     return (
-        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted} → {ready.options.run_dir}"
+        f"{plan.model.name} · {layout.engine} {sizes or 'one rank'} · {where} · {predicted}{course} → "
+        f"{ready.options.run_dir}"
     )
 
 
@@ -92,7 +95,8 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
         again = f"executor report {for_shell([os.path.relpath(folder)])}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
         if ready.options.save_weights:
-            tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} DIR")
+            tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} my-model")
+            tell("then talk to it: executor generate my-model 'a prompt'")
     return record.exit_code or verdict(outside)
 
 

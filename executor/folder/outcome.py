@@ -5,13 +5,13 @@ Not here: how a run ended (executor.watch.verdict), or going on (executor.run.re
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
 from executor.folder import checkpoints, rundir
+from planner.basics.contents import weight_map
 from planner.basics.quoting import for_shell
 
 RESULT = "result.json"
@@ -32,8 +32,8 @@ def _whole(made: Path) -> bool:
     if made.name == rundir.ADAPTER:
         return all((made / one).is_file() for one in ("adapter_config.json", "adapter_model.safetensors"))
     names = ["model.safetensors"]
-    with suppress(OSError, ValueError, AttributeError):
-        names = list(set(json.loads((made / "model.safetensors.index.json").read_bytes())["weight_map"].values()))
+    with suppress(OSError, ValueError):
+        names = sorted(set(weight_map(made / "model.safetensors.index.json").values()))
     return all((made / one).is_file() for one in ("config.json", *names))
 
 

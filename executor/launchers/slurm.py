@@ -23,6 +23,7 @@ from executor.folder import rundir
 from executor.launchers.local import FIRST_PORT, PORTS
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment, for_shell, identifier
+from planner.spec.course import course
 from planner.spec.plan import Plan
 
 FIELD, OPTION = "--slurm", "--sbatch"
@@ -126,6 +127,7 @@ def script(
     lines += [
         "",
         for_comment(f"{plan.model.name} by {plan.layout.engine}: {nodes} x {gpus} {plan.cluster.gpu.name}."),
+        for_comment(f"{course(plan.job.recipe, plan.layout.global_batch_size)}."),
         "set -euo pipefail",
         f"run={for_shell([folder])}",
         *(_anew(name, again) if again is not None else ()),

@@ -13,14 +13,16 @@ from typing import Any
 
 import executor
 from executor.preflight.checkpoint import check_checkpoint
-from executor.preflight.examples import KINDS, kind_of, read_examples
+from executor.preflight.examples import CHATS, KINDS, kind_of, read_examples
+from executor.preflight.files import check_reader
 from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.spec import TrainingJob
+from planner.spec.datafile import STREAMS, form_of
+from planner.spec.lengths import token_bytes, too_short
 from planner.spec.plan import Plan
 
 DEMO_TEXT = Path(executor.__file__).parent / "worker" / "demo.txt"
-SUFFIXES = (".txt", ".jsonl", ".bin")
 BYTE_VOCABULARY = 258
 """Ids of the built-in tokenizer: 256 bytes, then begin and end of text."""
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -30,11 +32,6 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_
 def data_path(data: str | None) -> Path:
     """The file a recipe names, or the text that ships with the project."""
     return Path(data) if data else DEMO_TEXT
-
-
-def token_bytes(vocab: int) -> int:
-    """Bytes a token takes in a .bin file: two where every id of the model fits in 16 bits, else four."""
-    return 2 if vocab <= 2**16 else 4
 
 
 def by_documents(job: TrainingJob) -> bool:
@@ -52,7 +49,7 @@ def check_inputs(plan: Plan, *, every_line: bool = True) -> None:
 def input_checks(plan: Plan, *, every_line: bool = True) -> list[tuple[str, Callable[[], None]]]:
     """The same by the name of each input, to be run one by one."""
     recipe, checks = plan.job.recipe, list[tuple[str, Callable[[], None]]]()
-    if tokenizer := recipe.tokenizer:
+    if tokenizer := recipe.own_tokenizer:
         checks.append(("tokenizer", lambda: check_tokenizer(tokenizer, plan.model.vocab)))
     checks.append(("data", lambda: check_data(plan, recipe.data, "recipe.data", every_line=every_line)))
     if recipe.validation_data:
@@ -64,17 +61,15 @@ def input_checks(plan: Plan, *, every_line: bool = True) -> list[tuple[str, Call
 def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = True) -> None:
     """Refuse one data file that is missing, empty, too short or of an unknown kind."""
     path, need = data_path(data), plan.job.seq_len + 1
-    if not path.is_file():
-        raise PlannerError(field, path, "does not exist or is not a file", "Give a path that every node can read")
-    if path.suffix not in SUFFIXES:
-        raise PlannerError(field, path, f"must end in {', '.join(SUFFIXES)}", "Rename it or convert it")
-    size = path.stat().st_size
-    if size == 0:
+    if not path.exists():
+        raise PlannerError(field, path, "does not exist", "Give a path that every node can read")
+    if not path.is_dir() and path.stat().st_size == 0 and path.is_file():
         raise PlannerError(field, path, "is empty", "Give a file with text or tokens")
-    if by_documents(plan.job) and path.suffix != ".jsonl":
+    form, size = form_of(path, field), path.stat().st_size
+    if by_documents(plan.job) and form in STREAMS:
         rule = "is one stream of tokens, and the plan has packing or mean_seq_len, which are of documents"
         raise PlannerError(field, path, rule, "Give a .jsonl file, a document a line, or plan without the two")
-    if path.suffix == ".bin":
+    if form == "tokens":
         width = token_bytes(plan.model.vocab)
         if size % width:
             raise PlannerError(
@@ -85,9 +80,10 @@ def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = T
             )
         too_short(field, path, size // width, need)
         return
-    if path.suffix == ".jsonl":
+    if form != "text":
+        check_reader(path, field)
         _check_lines(plan, path, field, every_line=every_line)
-    if not plan.job.recipe.tokenizer:
+    if not plan.job.recipe.own_tokenizer:
         if plan.model.vocab < BYTE_VOCABULARY:
             raise PlannerError(
                 "model.vocab",
@@ -95,13 +91,13 @@ def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = T
                 f"the built-in byte tokenizer has {BYTE_VOCABULARY} ids",
                 "Use a model with a larger vocabulary, or give a .bin file",
             )
-        if path.suffix == ".txt":
+        if form == "text":
             too_short(field, path, size + 2, need)
 
 
 def _check_lines(plan: Plan, path: Path, field: str, *, every_line: bool) -> None:
-    tokenizer = plan.job.recipe.tokenizer
-    if kind_of(path, field) == "messages" and tokenizer and not has_chat_template(Path(tokenizer)):
+    tokenizer = plan.job.recipe.own_tokenizer
+    if kind_of(path, field) in CHATS and tokenizer and not has_chat_template(Path(tokenizer)):
         raise no_chat_template(tokenizer)
     if every_line:
         for _ in read_examples(path, field):
@@ -166,11 +162,3 @@ def vocabulary_too_small(tokenizer: str, ids: int, vocab: int) -> PlannerError:
     """The refusal of a tokenizer whose ids the model cannot look up."""
     rule = f"has ids up to {ids - 1}, so {ids} of them, and the model's vocabulary has {vocab}"
     return PlannerError("recipe.tokenizer", tokenizer, rule, f"Use the model's own tokenizer, or a vocabulary of {ids}")
-
-
-def too_short(field: str, path: Path, tokens: int, need: int) -> None:
-    """Refuse data that does not fill one sequence."""
-    if tokens < need:
-        raise PlannerError(
-            field, path, f"has {tokens} tokens, one sequence needs {need}", "Give more data or lower --seq-len"
-        )

@@ -1,7 +1,8 @@
-"""Lines of a .jsonl file as examples: a text, a chat, or a prompt with its response. No torch, no tokens.
+"""Rows of a data file as examples: a text, a chat, or a prompt with its response. No torch, no tokens.
 
-The launching machine reads every line to refuse what cannot train, and every rank reads them again to train. Not
-here: tokens and which of them are targets (worker/data), or other files (datacheck.py).
+The launching machine reads every row to refuse what cannot train, and every rank reads them again to train. Not
+here: reading files (files.py), turns as people write them (turns.py), or tokens and which of them are targets
+(worker/data/tokenizer.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from planner.basics.contents import NOT_JSON
-from planner.basics.errors import PlannerError, refusing
-from planner.basics.reading import read_lines
-
-ROLES = ("system", "user", "assistant")
+from executor.preflight.files import object_of, rows_of, text_of
+from executor.preflight.turns import Turn, decoded, turns
+from planner.basics.errors import PlannerError
+from planner.spec.datafile import form_of
 
 ALPACA = (
     "Below is an instruction that describes a task{paired}. "
@@ -36,9 +34,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages of {"role", "content"}; the assistant's are the answers."""
+    """Messages of {"role", "content"}, some with "tool_calls"; the assistant's are the answers. `tools` are what it may
+    call, as the row has them."""
 
-    messages: list[dict[str, str]]
+    messages: list[Turn]
+    tools: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +53,34 @@ Example = Text | Chat | Pair
 
 KINDS = {
     "messages": ("messages",),
+    "conversations": ("conversations",),
     "prompt/response": ("prompt", "response"),
     "prompt/completion": ("prompt", "completion"),
     "instruction/output": ("instruction", "output"),
     "text": ("text",),
 }
-"""What a line may be, by the keys that tell; of several, the first (Alpaca's own file has a "text" beside the rest).
-Other keys are not read."""
+"""What a row may be, by the keys that tell; of several, the first (Alpaca's own file has a "text" beside the rest).
+Other keys are not read, but an Alpaca row's "input", and a chat's "tools" and "system"."""
+UNREAD = ("system", "history")
+"""Keys of LLaMA-Factory's rows that change what an answer follows: refused beside a prompt, never left out."""
+CHATS = ("messages", "conversations")
 
 
 def kind_of(path: Path, field: str) -> str:
-    """Which of KINDS the first line that is not blank is."""
-    for number, line in _lines(path, field):
-        return _kind(_object(line, _place(path, number), field), _place(path, number), field)
+    """Which of KINDS the first row is."""
+    for row in rows_of(path, field):
+        return _kind(object_of(row, field), row[0], field)
     raise PlannerError(field, path, "holds no line that is not blank", "Write one JSON object a line")
 
 
 def read_examples(path: Path, field: str, only: Container[int] | None = None) -> Iterator[tuple[str, Example]]:
-    """Every line's place, to name it in a refusal, and its example. All lines are of one kind (PlannerError). `only`
-    are the numbers of those to read."""
+    """Every row's place, to name it in a refusal, and its example. All rows are of one kind (PlannerError). `only` are
+    the numbers of those to read, from 1."""
     first = ""
-    for number, line in _lines(path, field):
+    for number, row in enumerate(rows_of(path, field), 1):
         if only is not None and number not in only:
             continue
-        place = _place(path, number)
-        found = _object(line, place, field)
+        place, found = row[0], object_of(row, field)
         kind = _kind(found, place, field)
         first = first or kind
         if kind != first:
@@ -86,9 +89,22 @@ def read_examples(path: Path, field: str, only: Container[int] | None = None) ->
         yield place, _example(kind, found, place, field)
 
 
+def texts_of(path: Path, field: str) -> Iterator[str]:
+    """The documents of a stream: of a text file one, else a row each."""
+    if form_of(path, field) == "text":
+        return iter([text_of(path, field)])
+    return (one.text for _, one in read_examples(path, field) if isinstance(one, Text))
+
+
 def _example(kind: str, found: dict[str, Any], place: str, field: str) -> Example:
-    if kind == "messages":
-        return Chat(_messages(found["messages"], place, field))
+    if kind in CHATS:
+        tools = decoded(found.get("tools"))
+        before = [{"role": "system", "content": system}] if (system := found.get("system")) else []
+        said = turns(found[kind], kind, place, field)
+        return Chat(before + said, tools if isinstance(tools, list) and tools else None)
+    if unread := next((key for key in UNREAD if found.get(key)), ""):
+        rule = f'has a "{unread}", which is read of chats alone'
+        raise PlannerError(field, place, rule, 'Write the row as {"messages": [...]}')
     first, *answer = (_string(found, key, place, field) for key in KINDS[kind])
     if not answer:
         return Text(first)
@@ -107,25 +123,6 @@ def _alpaca(instruction: str, added: object, place: str, field: str) -> str:
     return head + (f"### Input:\n{added}\n\n" if added else "") + "### Response:"
 
 
-def _messages(found: object, place: str, field: str) -> list[dict[str, str]]:
-    if not isinstance(found, list) or not found:
-        raise PlannerError(
-            field, place, '"messages" is not a list of messages', 'Write [{"role": ..., "content": ...}]'
-        )
-    read: list[dict[str, str]] = []
-    for index, one in enumerate(found):
-        where = f"{place}, message {index + 1}"
-        if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("role", "content")):
-            fix = 'Write {"role": ..., "content": ...}, both strings'
-            raise PlannerError(field, where, 'has no "role" or no "content" that is a string', fix)
-        if one["role"] not in ROLES:
-            raise PlannerError(field, where, f'has the unknown role "{one["role"]}"', f"Use {', '.join(ROLES)}")
-        read.append({"role": one["role"], "content": one["content"]})
-    if not any(one["role"] == "assistant" and one["content"] for one in read):
-        raise PlannerError(field, place, "has no assistant message with content, so no answer", "Leave the line out")
-    return read
-
-
 def _kind(found: dict[str, Any], place: str, field: str) -> str:
     for kind, keys in KINDS.items():
         if all(key in found for key in keys):
@@ -139,28 +136,6 @@ def _string(found: dict[str, Any], key: str, place: str, field: str) -> str:
     if not isinstance(value, str):
         raise PlannerError(field, place, f'has a "{key}" that is not a string', f'Write "{key}" as text')
     return value
-
-
-def _object(line: str, place: str, field: str) -> dict[str, Any]:
-    with refusing(NOT_JSON, field, place, "is not JSON", "Write one JSON object a line"):
-        found = msgspec.json.decode(line)
-    if not isinstance(found, dict):
-        raise PlannerError(field, place, "is not a JSON object", "Write one JSON object a line")
-    return found
-
-
-def _lines(path: Path, field: str) -> Iterator[tuple[int, str]]:
-    try:
-        with refusing(OSError, field, path, "cannot be read", "Give a file of shorter lines"):
-            for number, raw in enumerate(read_lines(path), 1):
-                if line := raw.decode().strip():
-                    yield number, line
-    except UnicodeDecodeError:
-        raise PlannerError(field, path, "is not UTF-8 text", "Convert it, or give a .bin file of token ids") from None
-
-
-def _place(path: Path, number: int) -> str:
-    return f"{path.name} line {number}"
 
 
 def _quoted(keys: tuple[str, ...]) -> str:

@@ -29,6 +29,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment, for_shell
 from planner.parallelism.backend import Backend, LaunchSpec, NodeCommand
 from planner.spec import inputs
+from planner.spec.course import course
 from planner.spec.plan import Plan
 
 SCHEMA = "dry-run/1"
@@ -124,7 +125,9 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     written."""
     if scripts is None:
         nodes = len(found.ready.hosts.hosts)
-        scripts = {SCRIPT.format(node): script(node, nodes) for node in range(nodes)}
+        made = found.ready.plan
+        said = course(made.job.recipe, made.layout.global_batch_size)
+        scripts = {SCRIPT.format(node): script(node, nodes, said) for node in range(nodes)}
     with owned(folder, "--output", new=not found.ready.options.again):
         rundir.create(folder, found.ready.plan, found.ready.files)
         attempts.keep_asked(found.ready, folder, launcher="join")
@@ -157,13 +160,14 @@ def joining_of(ready: Prepared, port: int) -> joining.Joining:
     )
 
 
-def script(node: int, nodes: int) -> str:
-    """One node's command as a shell script that stands in the run folder, wherever that is on the host."""
+def script(node: int, nodes: int, said: str = "") -> str:
+    """One node's command as a shell script that stands in the run folder, wherever that is on the host, and what it
+    `said` of the run."""
     words = f'exec executor join "$(dirname -- "$0")" --node-rank {node} "$@"'
     lines = ["#!/bin/sh", for_comment(f"Node {node} of {nodes}.")]
     if nodes > 1:
         lines[1] += f" Start every node's at about the same time, each with --master {ANY_MASTER}[:PORT] of node 0."
-    return "\n".join([*lines, words]) + "\n"
+    return "\n".join([*lines, *([for_comment(f"{said}.")] if said else []), words]) + "\n"
 
 
 def join_command(found: DryRun, node: int) -> str:

@@ -24,8 +24,9 @@ from executor.system.facts import versions
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
-from planner.basics.quoting import for_shell, for_yaml
+from planner.basics.quoting import for_comment, for_shell, for_yaml
 from planner.spec import inputs
+from planner.spec.course import course
 from planner.spec.plan import Plan
 
 Target = Literal["slurm", "kubernetes", "skypilot"]
@@ -103,7 +104,7 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
     made = kubernetes.manifests(
         found.ready.plan, files, found.port, asked.image, claims, secrets, _goes_on(found), options.max_restarts
     )
-    (folder / MANIFEST).write_text(for_yaml(made))
+    (folder / MANIFEST).write_text(_said(found) + for_yaml(made))
     name = made[0]["metadata"]["name"]
     notes = [
         f"{asked.image} needs executor on its PATH, of this same code, and JobSet is to be installed in the cluster"
@@ -130,7 +131,7 @@ def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exporte
         found.ready.plan, folder, found.port, requirements(), _inputs(found), secrets, gpu,
         {one.path: one.name for one in asked.volumes()}, _goes_on(found), options.max_restarts,
     )  # fmt: skip
-    (folder / TASK).write_text(for_yaml([made]))
+    (folder / TASK).write_text(_said(found) + for_yaml([made]))
     start = "sky launch" if options.checkpoints is None else "sky jobs launch"  # which recovers
     notes = tuple(f"{name} is a secret: add --secret {name} to {start}" for name in secrets)
     return Exported(folder, (TASK, RUN, CODE), f"{start} {for_shell([folder / TASK])}", notes)
@@ -161,6 +162,12 @@ def requirements() -> tuple[str, ...]:
 
 def _dry_run(plan: Plan, options: Options, echo: Echo) -> dryrun.DryRun:
     return dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False)
+
+
+def _said(found: dryrun.DryRun) -> str:
+    """How long the run is, as a comment."""
+    made = found.ready.plan
+    return for_comment(course(made.job.recipe, made.layout.global_batch_size)) + "\n"
 
 
 def _goes_on(found: dryrun.DryRun) -> str | None:

@@ -210,9 +210,9 @@ def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
     recipe, contents = plan.job.recipe, plan.inputs
     if options.steps is not None:
         warmup = min(recipe.warmup_steps, options.steps)
-        recipe = msgspec.structs.replace(recipe, steps=options.steps, warmup_steps=warmup)
+        recipe = msgspec.structs.replace(recipe, steps=options.steps, warmup_steps=warmup, epochs=None)
     if options.data is not None:
-        recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()))
+        recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()), rows=None, examples=None)
         contents = tuple(one for one in contents if one.field != "data")
         if plan.job.mean_seq_len is not None:
             echo(f"the plan's rows are as long as its own data: at most {plan.job.seq_len:,} tokens are taken of each")

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from planner.ask.question import Pins, Question, checked_runtime
+from planner.basics.contents import holds_tokenizer
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.names import check_path
 from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
@@ -25,6 +26,7 @@ from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
 from planner.spec.options import ALL_LINEAR, OPTIONS, of_part
 from planner.spec.preset_files import Folders
+from planner.spec.tuning import tuned
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
 
@@ -80,7 +82,7 @@ def question(given: Given) -> Question:
     folders = tuple(given.get("presets") or ())
     model = model_of(given, folders)
     named = given.get("calibration")
-    job, notes = by_data(_job(given, model))
+    job, notes = by_data(_job(given, model), model.vocab)
     cluster = cluster_of(given, folders)
     return Question(
         model=model,
@@ -90,6 +92,7 @@ def question(given: Given) -> Question:
         pins=_pins(given, folders),
         both_methods=given.get("method") is None,
         folders=folders,
+        given=tuple(fields("optimizer", given)),
         notes=notes,
         assumed=_assumed(given, cluster),
         **fields("question", given),
@@ -181,7 +184,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
     lora = _lora(given, model) if method in ("lora", "qlora") or adapters else None
     seq_len = value("seq_len", given) or min(DEFAULT_SEQ_LEN, model.max_seq_len)
-    return TrainingJob(
+    job = TrainingJob(
         lora=lora,
         quantization=_quantization(given),
         mean_seq_len=length("mean_seq_len", given.get("mean_seq_len"), 1, seq_len),
@@ -190,6 +193,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
         recipe=_recipe(given),
         **fields("job", given),
     )
+    return tuned(job, fields("optimizer", given))
 
 
 def _first(given: Given, *names: str) -> str | None:
@@ -263,8 +267,25 @@ def _modules_to_save(given: Given, model: ModelSpec) -> tuple[str, ...]:
 
 def _recipe(given: Given) -> Recipe:
     plain, found = Recipe(), fields("recipe", given)
+    if found.get("epochs") is not None and "steps" in found:
+        rule = "says how long the run is, and so does --steps"
+        raise PlannerError("epochs", given["epochs"], rule, "Give one of the two")
     steps = found.get("steps", plain.steps)
-    return Recipe(**{"warmup_steps": min(plain.warmup_steps, steps)} | found)
+    made = Recipe(**{"warmup_steps": min(plain.warmup_steps, steps)} | found)
+    return msgspec.structs.replace(made, tokenizer=_tokenizer(made))
+
+
+def _tokenizer(recipe: Recipe) -> str | None:
+    """The tokenizer that was given, else the checkpoint's own: ids of another mean nothing to its weights."""
+    checkpoint, data = recipe.checkpoint, recipe.data or ""
+    if recipe.tokenizer is not None or checkpoint is None:
+        return recipe.tokenizer
+    if not Path(checkpoint).is_dir() or holds_tokenizer(Path(checkpoint)):
+        return checkpoint
+    if data.endswith(".bin"):  # ids already
+        return None
+    rule, fix = "holds no tokenizer", "Give --tokenizer DIR, or --tokenizer bytes if it was trained on bytes"
+    raise PlannerError("checkpoint", checkpoint, rule, fix)
 
 
 def _pins(given: Given, folders: Folders) -> Pins:

@@ -93,9 +93,10 @@ class Pins(msgspec.Struct, frozen=True):
 
 class Question(msgspec.Struct, frozen=True):
     """All that an answer depends on. `both_methods` shows LoRA beside full training; `strategy` asks for one alone.
-    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `notes` is what
-    to tell of how it was read, `assumed` are options of the nodes that a preset guessed, `uncounted` what no figure
-    counts. Without `launching` nothing need launch what is recommended."""
+    `headroom` is the share of a device's memory to keep free; None keeps free what FITS_FROM asks for. `given` are the
+    optimizer's numbers that the person chose, `notes` is what to tell of how it was read, `assumed` are options of the
+    nodes that a preset guessed, `uncounted` what no figure counts. Without `launching` nothing need launch what is
+    recommended."""
 
     model: ModelSpec
     cluster: Cluster
@@ -106,6 +107,7 @@ class Question(msgspec.Struct, frozen=True):
     strategy: str | None = None
     headroom: float | None = None
     folders: Folders = ()
+    given: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     uncounted: Uncounted = Uncounted()

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from typing import Any
 
 import click
 
+from planner.basics import streams
 from planner.basics.errors import LONGEST_VALUE, PlannerError, one_line, shortened
 from planner.basics.progress import Cancelled
 from planner.basics.saying import say
@@ -105,6 +107,11 @@ def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> f
 
 def main(group: click.Command, arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:
     """Run a click command and leave the process with its exit code."""
+    try:
+        streams.prepare()
+    except PlannerError as error:
+        _say(error.sentence)
+        sys.exit(error.exit_code)
     sys.exit(exit_code(group, arguments, name=name))
 
 
@@ -112,6 +119,9 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
     """Run a click command; what went wrong is told in one line, and its code returned."""
     stdout = sys.stdout
     try:
+        for word in sys.argv[1:] if arguments is None else arguments:
+            if not word.isascii() and any("\ud800" <= char < "\ue000" for char in word):
+                raise PlannerError("argument", word, "is not UTF-8", "Rename what it names")
         result = group.main(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -140,7 +150,13 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
         if sys.stdout is not stdout or isinstance(stop.__context__, BrokenPipeError):
             return 0
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else INTERNAL
+    except UnicodeEncodeError as error:  # half a surrogate pair: the name of a file that is listed
+        _say(f"{shortened(str(error.object), LONGEST_VALUE)}: is not UTF-8. Rename what it names.")
+        return USAGE
     except OSError as error:
+        if error is streams.lost():
+            _say(f"stdout: took not all of the answer ({error.strerror}). {streams.GIVE_STDOUT}.")
+            return USAGE
         if error.filename is None or error.errno not in UNLOOKED:
             return _internal(error)
         name = shortened(str(error.filename), LONGEST_VALUE)
@@ -165,4 +181,5 @@ def _say(sentence: str, context: click.Context | None = None) -> None:
     line = one_line(sentence)
     if context is not None:
         line = f"{line if line.endswith('?') else line.rstrip('.') + '.'} See {context.command_path} --help."
-    say(f"error: {line}", err=True)
+    with suppress(OSError):
+        say(f"error: {line}", err=True)

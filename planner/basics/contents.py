@@ -23,9 +23,11 @@ NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are no JSON, or JSON of another shape: msgspec lets the last two through."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENS_FILES = ("tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt")
+"""One of which every tokenizer's folder has."""
 TOKENIZER_FILES = (
-    "tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json",
-    "chat_template*", "additional_chat_templates/*", "config.json",
+    *TOKENS_FILES, "added_tokens.json", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*",
+    "config.json",
 )  # fmt: skip
 """What Transformers reads of a tokenizer's folder, which often holds a whole model as well."""
 
@@ -43,9 +45,15 @@ def content_of(path: Path, kind: str) -> Content | None:
     Raises OSError for what is there and cannot be read.
     """
     if path.is_dir():
-        names = _checkpoint_files(path) if kind == "checkpoint" else _matching(path, TOKENIZER_FILES)
+        patterns = TOKENIZER_FILES if kind == "tokenizer" else ("**/*",)
+        names = _checkpoint_files(path) if kind == "checkpoint" else _matching(path, patterns)
         return _of_files(path, names) if names else None
     return _of_files(path.parent, [path.name], named=False) if path.is_file() else None
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer's files."""
+    return bool(_matching(folder, TOKENS_FILES))
 
 
 def _of_files(folder: Path, names: Iterable[str], *, named: bool = True) -> Content:

@@ -56,7 +56,10 @@ def opened(path: Path) -> BufferedReader:
 def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes:
     """All of a file of at most `most` bytes (OSError for a larger one, of which no more than that is read)."""
     with opened(path) as stream:
-        raw = stream.read(most + 1)
+        # No more is asked for than there is: room for what is asked is taken at once.
+        raw = stream.read(min(most, os.fstat(stream.fileno()).st_size) + 1)
+        while len(raw) <= most and (more := stream.read(MIB)):
+            raw += more
     if len(raw) > most:
         raise OSError(errno.EFBIG, f"is larger than {_size(most)}", os.fspath(path))
     return raw

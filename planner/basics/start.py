@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from importlib import import_module
 from types import FrameType
 
@@ -32,6 +31,5 @@ def planner() -> None:
 
 def _end(_: int, __: FrameType | None) -> None:
     """Nothing has begun that would have to be put back. An import that is broken off would tell of it in many lines."""
-    sys.stderr.write("error: interrupted.\n")
-    sys.stderr.flush()
+    os.write(2, b"error: interrupted.\n")
     os._exit(INTERRUPTED)

@@ -154,8 +154,8 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = estimates.answer(question)
-    say(estimate_json.as_json(found) if as_json else render.answer_text(found))
-    return waiting.code(finish(found, output))
+    text = estimate_json.as_json(found) if as_json else render.answer_text(found)
+    return waiting.code(answered(text, found, output))
 
 
 def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json: bool) -> int:
@@ -175,8 +175,8 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
         found = estimates.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    say(msgspec.json.encode(whole) if as_json else render.answer_text(found))
-    return waiting.code(finish(found, output))
+    text = msgspec.json.encode(whole) if as_json else render.answer_text(found)
+    return waiting.code(answered(text, found, output))
 
 
 @planner.command(cls=Asking)
@@ -301,9 +301,18 @@ def tell(notes: Iterable[str]) -> None:
         say(f"note: {sentence}.", err=True)
 
 
+def answered(text: str | bytes, found: Any, output: str | None) -> int:
+    """Print the answer and `finish`: a plan is written even where stdout took not all of the answer."""
+    try:
+        say(text)
+    finally:
+        code = finish(found, output)
+    return code
+
+
 def finish(found: Any, output: str | None) -> int:
     """Write the recommended plan; exit code 3 when there is none."""
-    tell(found.question.notes)
+    tell(found.notes)
     place = found.recommended
     if place is None and found.question.pins.exact and found.estimates[0].fits:
         place = 0  # asked for by name: a plan to look at, which executor run refuses
@@ -320,10 +329,13 @@ def finish(found: Any, output: str | None) -> int:
         say(f"error: {told}.{unwritten}", err=True)
         return NOTHING_FITS
     if output is not None:
+        from planner.decide.answers import training
         from planner.decide.planning import plan_of
         from planner.spec import inputs
         from planner.spec.plan import encode_plan, write_whole
 
+        if found.question.job.recipe.data is None:
+            tell([training(found.estimates[place])])
         plan = inputs.resolved(plan_of(found.estimates[place]))
         write_whole(output, encode_plan(plan))
         tell(inputs.unknown(plan))

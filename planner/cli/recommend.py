@@ -25,7 +25,7 @@ from planner.cli import (
     OUTPUT_OPTIONS,
     Asking,
     Methods,
-    finish,
+    answered,
     with_options,
 )  # fmt: skip
 from planner.decide import whynot
@@ -85,12 +85,13 @@ def recommend(
             "objective": objectives.as_json_object(reached),
             "why_not": None if answer is None else whynot.as_json_object(answer),
         }
-        say(msgspec.json.encode(whole_answer))
+        text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        say(ranking_text(reached, answer))
+        text = ranking_text(reached, answer)
     told = trouble(reached)
     if told is not None:
+        say(text)
         unwritten = "" if output is None else f" {output} is not written."
         say(f"error: {told}{unwritten}", err=True)
         return waiting.code(NOTHING_FITS)
-    return waiting.code(finish(reached.found.answer, output))
+    return waiting.code(answered(text, reached.found.answer, output))

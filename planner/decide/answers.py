@@ -16,6 +16,7 @@ from planner.figures.comm import CommVolume
 from planner.figures.memory import MemoryBreakdown
 from planner.figures.steptime import StepTime, Throughput
 from planner.parallelism.case import Case
+from planner.spec.course import told
 from planner.spec.job import Method
 
 
@@ -69,6 +70,11 @@ def able(shown: Iterable[Estimate], method: Method, *, launching: bool = True) -
     return [one for one in ready if one.case.job.method == method]
 
 
+def training(one: Estimate) -> str:
+    """How long the run of an estimate is, and how it steps."""
+    return told(one.case.job, one.case.layout.global_batch_size)
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Estimates in the order of the strategies; `recommended` is the index of the simplest that ties with the
     fastest that fits and launches, or fits where launching is not asked about.
@@ -88,6 +94,12 @@ class Answer(msgspec.Struct, frozen=True):
     def best(self) -> Estimate | None:
         """The recommended estimate; None where nothing fits and launches."""
         return None if self.recommended is None else self.estimates[self.recommended]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell of how the question was read, and of the run on its data."""
+        job, best = self.question.job, self.best
+        return (*self.question.notes, *([training(best)] if best is not None and job.recipe.data else []))
 
     @property
     def faster(self) -> Estimate | None:

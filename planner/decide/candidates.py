@@ -5,6 +5,7 @@ Not here: which layouts are looked at (search.py, strategies.py).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -54,7 +55,7 @@ def seconds_per_sequence(
 def seconds_of_case(question: Question, case: Case, traffic: list[tuple[Traffic, Number]] | None = None) -> Number:
     """The same of a layout whose case was made already."""
     time = step_time(case, question.calibration, traffic)
-    step_s = time.comm_s if time.step_s is None else time.step_s
+    step_s = (math.inf if case.loops_experts else time.comm_s) if time.step_s is None else time.step_s
     return step_s / case.layout.global_batch_size
 
 

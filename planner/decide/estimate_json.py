@@ -48,7 +48,7 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "reasons": reasons_of(found),
         "advice": advice(found),
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
-        "notes": question.notes,
+        "notes": found.notes,
         "uncounted": {**msgspec.structs.asdict(question.uncounted), "bound": question.uncounted.bound},
     }
 

@@ -51,6 +51,7 @@ from planner.spec.engines import engines_with
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy, strategy_name
 from planner.spec.options import OF_AXIS
+from planner.spec.tuning import tuned
 
 ADAPTED: tuple[Method, ...] = ("lora", "qlora")
 """Methods shown beside full training when none was chosen."""
@@ -144,7 +145,9 @@ def check_question(question: Question) -> None:
 
 
 def _add_adapted(question: Question, method: Method, shown: list[Estimate], unavailable: dict[str, str]) -> None:
-    adapted = msgspec.structs.replace(question, job=with_adapters(question.model, question.job, method))
+    adapted = msgspec.structs.replace(
+        question, job=tuned(with_adapters(question.model, question.job, method), question.given)
+    )
     suited = [strategy for strategy in strategies_of(question) if strategy.name in LORA_SHARDINGS]
     found = _best(adapted, suited)
     if found is None:
@@ -256,7 +259,10 @@ def estimate(
     fits, reasons = _fit(question, case, memory, held)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
-        if peak_flops(case) is not None:
+        if case.loops_experts:
+            looped = f"{case.layout.engine} runs {case.model.name}'s experts one after the other"
+            missing = f"{looped}, and what the host takes for that is not known"
+        elif peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
     return Estimate(

@@ -5,6 +5,8 @@ Not here: what a plan holds (plan.py), or which layout is the best (estimation.p
 
 from __future__ import annotations
 
+import msgspec
+
 from planner.decide.answers import Answer as Answer  # others ask for both here, where they are made
 from planner.decide.answers import Estimate as Estimate
 from planner.decide.whatif import WhatIf, predicted
@@ -14,6 +16,7 @@ from planner.figures.memory import stage_phases
 from planner.figures.steptime import scalar
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration
+from planner.spec.course import in_steps
 from planner.spec.plan import Plan, Prediction, StagePrediction
 
 
@@ -33,11 +36,11 @@ def probed_here(case: Case, known: Calibration) -> bool:
 
 
 def _plan(one: Estimate | WhatIf, *, probed: bool) -> Plan:
-    case = one.case
+    case, job = one.case, one.case.job
     return Plan(
         model=case.model,
         cluster=case.cluster,
-        job=case.job,
+        job=msgspec.structs.replace(job, recipe=in_steps(job.recipe, case.layout.global_batch_size)),
         layout=case.layout,
         runtime=case.runtime,
         prediction=Prediction(

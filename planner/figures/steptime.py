@@ -206,7 +206,7 @@ def step_parts(
     model_flops, hardware_flops = _flops(case, work)
     device = device_of(case, work, known, conditions)
     unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
-    if device is None:
+    if device is None or case.loops_experts:
         return unknown, None
     compute, both = {}, {}
     calling = calling_of(case, conditions)

@@ -85,6 +85,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return self.layout.facts.framework is None or (self.loaded_here and self.runtime.backend is not None)
 
     @property
+    def loops_experts(self) -> bool:
+        """Whether experts run as a loop of small products, of which no time is predicted."""
+        return self.model.moe is not None and self.layout.facts.loops_experts
+
+    @property
     def tokens(self) -> Number:
         """Tokens of one micro-batch on one rank: context parallelism splits the sequence."""
         return self.layout.micro_batch_size * self.rank_seq_len

@@ -45,6 +45,5 @@ def offload_seconds(to_host_bytes: Number, to_device_bytes: Number, link_bytes_p
 
 @formula(unit="s", source="an element-wise update is limited by memory; deepspeedai/DeepSpeed issue 6834 has the share")
 def host_update_seconds(accessed_bytes: Number, host_bytes_per_s: Number, sharers: Number) -> Number:
-    """Seconds of an optimizer step on the host; `sharers` ranks of the node divide what they reach of its memory's
-    rate."""
+    """Seconds of an optimizer step on the host, whose memory's rate `sharers` ranks of the node divide."""
     return accessed_bytes * sharers / (host_bytes_per_s * STEP_SHARE)

@@ -44,6 +44,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     fuses_accumulation: bool = False  # products add weight gradients to their buffer themselves
     starts_each_expert: bool = False  # each of a rank's experts is a product of its own, not one grouped kernel
+    # Experts are run one after the other in Python, each with a handful of small products (Transformers up to 4's
+    # modules, which others' ZeRO-3 and first FSDP run): how long the host takes for that is not known.
+    loops_experts: bool = False
     # Of a layer's products that sac:matmul keeps, it makes every second again (inventory/units.py).
     skips_second_products: bool = False
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
@@ -103,7 +106,13 @@ _RECORDS = (
     ),
     _FSDP2,
     msgspec.structs.replace(
-        _FSDP2, name="fsdp1", runtime="pytorch-fsdp1", framework=None, superseded=True, saves_modules=False
+        _FSDP2,
+        name="fsdp1",
+        runtime="pytorch-fsdp1",
+        framework=None,
+        superseded=True,
+        saves_modules=False,
+        loops_experts=True,
     ),
     EngineFacts(
         name="galvatron",
@@ -120,6 +129,7 @@ _RECORDS = (
         name="deepspeed",
         runtime="deepspeed-zero",
         framework="deepspeed",
+        loops_experts=True,
         flat_states=True,
         zero_stages=(1, 2, 3),
         copies="shards",
@@ -155,6 +165,7 @@ _RECORDS = (
         name="deepspeed-ulysses",
         runtime="deepspeed-ulysses",
         framework="deepspeed",
+        loops_experts=True,
         flat_states=True,
         zero_stages=(1, 2, 3),
         splits=("cp",),

@@ -25,7 +25,8 @@ CHANGED = 3
 
 def named(plan: Plan) -> dict[str, str]:
     """The files and folders a plan names, by field of its recipe."""
-    found = {field: getattr(plan.job.recipe, field) for field in FIELDS}
+    recipe = plan.job.recipe
+    found = {field: getattr(recipe, field) for field in FIELDS} | {"tokenizer": recipe.own_tokenizer}
     return {field: path for field, path in found.items() if path is not None}
 
 

@@ -19,6 +19,8 @@ Step = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 Packing = Literal["padded", "packed"]
 Storage = Literal["bf16", "uint8"]
 BaseFormat = Literal["nf4", "gptq"]
+BYTES = "bytes"
+"""The tokenizer that is built in: an id a byte."""
 AdapterKind = Literal["lora", "llama-adapter", "llama-adapter-v2"]
 
 
@@ -82,9 +84,12 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the trainer needs beyond the plan's figures: length of the run, schedule, data, seed.
 
-    `data` is a text, .jsonl or .bin file, or None for the text that ships with the project.
+    `data` is a file or folder of examples (planner/spec/datafile.py), or None for the text that ships with the project,
+    which `demo_data` says is meant. `epochs` asks for passes over it in place of `steps`, which are counted when the
+    plan is made: `examples` are those of the data then and `rows` the sequences they fill, None where nobody counted.
     `group_by_length` makes global batches of documents of similar length, so that little is padding.
-    `checkpoint` is a local model folder to start from, or None for fresh weights from `seed`.
+    `checkpoint` is a local model folder to start from, or None for fresh weights from `seed`, which `random_weights`
+    says are meant. `tokenizer` is a folder or file; BYTES is the built-in one, as is None.
     `max_grad_norm` 0 turns clipping off. `min_lr_ratio` is the cosine's floor over its peak.
     """
 
@@ -99,6 +104,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     group_by_length: bool = True
     tokenizer: str | None = None
     checkpoint: str | None = None
+    epochs: float | None = None
+    examples: int | None = None
+    rows: int | None = None
+    demo_data: bool = False
+    random_weights: bool = False
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """The tokenizer's folder or file; None where bytes are the tokens."""
+        return None if self.tokenizer == BYTES else self.tokenizer
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.ask import options
+from planner.ask.meant import check_meant
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
@@ -198,6 +199,7 @@ def reach(
 ) -> Reached:
     """The recommendation by an objective. The fewest GPUs are looked for among those that were given, or among as many
     as anyone asks for."""
+    check_meant(question.job)
     sized = any(given.get(name) is not None for name in ("gpus", "nodes"))
     return objectives.reach(
         objective,

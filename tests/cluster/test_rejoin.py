@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -30,6 +31,8 @@ pytestmark = [
 ]
 
 STEPS = 15
+SECRET = {"DIE": "1 12 1", "EVERY": "10"}
+"""What the Secret of the pods holds, and a hand sets on each host."""
 LAYOUT = Layout(engine="fsdp2", dp_shard=2, zero_stage=3, micro_batch_size=SEQUENCES // 2)
 
 
@@ -43,7 +46,8 @@ def pod(hosts: TestHosts, node: int, tmp_path: Path, job: str) -> subprocess.Pop
         (path := tmp_path / "launch" / item["path"]).parent.mkdir(parents=True, exist_ok=True)
         path.write_text(config["data"][item["key"]])
     given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    given |= {"JOB_COMPLETION_INDEX": str(node), "START": job, "OMP_NUM_THREADS": "1"}
+    assert {one["name"] for one in container["env"] if "secretKeyRef" in one.get("valueFrom", ())} == set(SECRET)
+    given |= SECRET | {"JOB_COMPLETION_INDEX": str(node), "START": job, "OMP_NUM_THREADS": "1"}
     given |= {"RUN": given["RUN"].replace(RUNS, str(tmp_path / "runs"))}
     given |= {"MASTER": f"{hosts.hosts[0].address}:{given['MASTER'].rpartition(':')[2]}"}
     given |= {"PYTHONPATH": str(HOOK), "PATH": f"{EXECUTOR.parent}:{os.environ['PATH']}"}
@@ -59,11 +63,12 @@ def by_hand(hosts: TestHosts, folder: Path) -> list[subprocess.Popen[str]]:
     """The nodes, joined once more by a loop, after resume has made the folder ready."""
     refused = ended(joining(hosts, 0, folder))[0]
     assert refused[0] == 2 and "Go on with executor resume RUN, then join again" in refused[1]
-    again = executor("resume", folder)
+    again = executor("resume", folder, *(f"--env={name}={value}" for name, value in SECRET.items()))
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines() == [f"executor join {folder} --node-rank {node} --master HOST" for node in (0, 1)]
     assert f"going on after step 10 of {STEPS}, from checkpoint step-10" in again.stderr
-    return [joining(hosts, node, folder, "--master", "red") for node in (0, 1)]
+    given = [shlex.quote(f"--env={name}={value}") for name, value in SECRET.items()]  # ssh's words are a shell's
+    return [joining(hosts, node, folder, "--master", "red", *given) for node in (0, 1)]
 
 
 @pytest.mark.parametrize("hand", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -73,7 +78,7 @@ def test_nodes_that_are_started_again_go_on(pair: TestHosts, tmp_path: Path, han
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     (tmp_path / "runs").mkdir()
     words = ("--to", "kubernetes", "--image", "a/b", "--claim", f"kept={RUNS}", "--checkpoint-every", "10")
-    words += ("--env", "DIE=1 12 1", "--env", "EVERY=10")
+    words += ("--demo-data", *(f"--env={name}={value}" for name, value in SECRET.items()))
     made = executor("export-launch", tmp_path / "plan.json", "-o", tmp_path / "out", "--no-save-weights", *words)
     assert made.returncode == 0, made.stderr
     first = [pod(pair, node, tmp_path, "uid-1") for node in (0, 1)]

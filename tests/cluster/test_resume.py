@@ -38,6 +38,8 @@ from planner.spec.plan import Plan, encode_plan
 from planner.spec.record import RunRecord
 
 STEPS, EVERY, DEATH = 32, 5, 12
+GIVEN = os.environ | {"EVERY": str(EVERY)} | dict.fromkeys(("DIE", "HOLD"), f"1 {DEATH} 1")
+"""The environment of a resume: what runs here were given by --env stands in no folder."""
 NAMED_S = 15.0
 HOST = socket.gethostname()
 EXECUTOR = Path(sys.executable).with_name("executor")
@@ -90,7 +92,7 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_bit(tmp_path, name):
 
     said: list[str] = []
     plan = resume.planned(folder, None)
-    options, place = resume.going(folder, plan, said.append)
+    options, place = resume.going(folder, plan, said.append, environment=GIVEN)
     ready = launch.prepare(plan, options, said.append)
     resume.put_aside(ready, place, said.append)
     second = launch.execute(ready, said.append)
@@ -154,10 +156,10 @@ def test_a_run_whose_launcher_was_killed_goes_on_from_the_command_line(tmp_path)
     plan, folder = plan_of("zero1"), tmp_path / "run"
     (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     words = ["run", tmp_path / "plan.json", "--run-dir", folder, "--checkpoint-every", str(EVERY), "--yes"]
-    words += ["--env", f"HOLD=1 {DEATH} 1", "--env", f"EVERY={EVERY}"]
+    words += ["--env", "HOLD", "--env", "EVERY"]
     launcher = subprocess.Popen(
         [EXECUTOR, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(HOOK)},
+        env=GIVEN | {"PYTHONPATH": str(HOOK)},
     )  # fmt: skip
     until((folder / f"HOLD-{DEATH}").exists, "rank 1 to stand still after the checkpoint of step 10")
     launcher.kill()
@@ -165,7 +167,7 @@ def test_a_run_whose_launcher_was_killed_goes_on_from_the_command_line(tmp_path)
 
     done = subprocess.run(
         [EXECUTOR, "resume", folder, "--yes", "--json"], text=True, capture_output=True, timeout=PATIENCE_S,
-        check=False,
+        check=False, env=GIVEN,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
@@ -189,7 +191,7 @@ def test_another_layout_goes_on_within_rounding_and_a_damaged_checkpoint_is_pass
 
     said: list[str] = []
     other = resume.planned(folder, plan_of("zero3"))
-    options, place = resume.going(folder, other, said.append)
+    options, place = resume.going(folder, other, said.append, environment=GIVEN)
     ready = launch.prepare(other, options, said.append)
     assert place.step == 5 and any("passed over checkpoint step-10" in line for line in said)
     resume.put_aside(ready, place, said.append)

@@ -40,7 +40,7 @@ def test_a_run_over_ssh_goes_on_by_command_and_by_itself(pair: TestHosts, tmp_pa
     second = subprocess.Popen(
         [str(word) for word in (EXECUTOR, "resume", folder, "--yes", "--max-restarts", "1")],
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"MESHWRIGHT_SSH": f"ssh -F {pair.ssh_config}"}, start_new_session=True,
+        env=os.environ | befalls | {"MESHWRIGHT_SSH": f"ssh -F {pair.ssh_config}"}, start_new_session=True,
     )  # fmt: skip
     code, said = ended(second)
 

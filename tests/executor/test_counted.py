@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from executor.preflight import lengths
+from executor.preflight.files import rows_of, size_of
 from executor.worker.data import lengths as counting
 from planner.basics.errors import PlannerError
 
@@ -26,11 +27,14 @@ def pairs(path: Path, *sizes: tuple[int, int]) -> Path:
 def test_an_example_is_as_long_as_its_tokens_but_the_last_and_no_longer_than_a_sequence(tmp_path: Path) -> None:
     # A begin, the prompt, the response, an end: what is trained on is all but the last, 1 + prompt + response.
     path = pairs(tmp_path / "a.jsonl", (3, 2), (5, 4), (30, 10))
-    assert counting.count(path, 100, None) == {"examples": 3, "read": 3, "longest": 41, "mean": 19.0, "left_out": 0}
-    assert counting.count(path, 40, None) == {"examples": 3, "read": 3, "longest": 40, "mean": 56 / 3, "left_out": 0}
+    assert counting.count(path, 100, None) == {
+        "rows": 3, "examples": 3, "read": 3, "longest": 41, "mean": 19.0, "left_out": 0}  # fmt: skip
+    assert counting.count(path, 40, None) == {
+        "rows": 3, "examples": 3, "read": 3, "longest": 40, "mean": 56 / 3, "left_out": 0}  # fmt: skip
     # Its first answer's token is the 32nd, which is a target within 31 and not within 30.
     assert counting.count(path, 31, None)["longest"] == 31
-    assert counting.count(path, 30, None) == {"examples": 3, "read": 3, "longest": 10, "mean": 8.0, "left_out": 1}
+    assert counting.count(path, 30, None) == {
+        "rows": 2, "examples": 3, "read": 3, "longest": 10, "mean": 8.0, "left_out": 1}  # fmt: skip
 
 
 def test_a_file_none_of_whose_answers_is_in_reach_is_refused(tmp_path: Path) -> None:
@@ -40,9 +44,9 @@ def test_a_file_none_of_whose_answers_is_in_reach_is_refused(tmp_path: Path) -> 
     assert counting.count(path, 31, None)["longest"] == 31
 
 
-def test_lines_are_numbered_from_1_and_blank_ones_are_none(tmp_path: Path) -> None:
-    (path := tmp_path / "a").write_text("ab\n\n  \nabc\n")
-    assert counting.line_lengths(path) == {1: 3, 4: 4}
+def test_lines_are_named_from_1_sized_by_their_bytes_and_blank_ones_are_none(tmp_path: Path) -> None:
+    (path := tmp_path / "a.jsonl").write_text("{}\n\n  \n{ }\n")
+    assert [(row[0], size_of(row)) for row in rows_of(path, "data")] == [("a.jsonl line 1", 3), ("a.jsonl line 4", 4)]
 
 
 def test_of_many_lines_the_longest_and_a_sample_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,20 +63,20 @@ def test_of_many_lines_the_longest_and_a_sample_are_drawn(monkeypatch: pytest.Mo
 
 def test_a_mean_is_that_of_the_sample_and_not_of_the_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pairs(tmp_path / "a.jsonl", *((size, 1) for size in range(10, 22)))
-    monkeypatch.setattr(counting, "drawn", lambda lines: ([1, 3, 13], [1, 3]))
+    monkeypatch.setattr(counting, "drawn", lambda lines: ([1, 2, 12], [1, 2]))
     assert counting.count(path, 100, None) == {
-        "examples": 12, "read": 3, "longest": 23, "mean": 12.5, "left_out": 0}  # fmt: skip
+        "rows": 12, "examples": 12, "read": 3, "longest": 23, "mean": 12.5, "left_out": 0}  # fmt: skip
     # Where none of the sample has an answer in reach, those that were read are.
-    monkeypatch.setattr(counting, "drawn", lambda lines: ([1, 13], [13]))
+    monkeypatch.setattr(counting, "drawn", lambda lines: ([1, 12], [12]))
     assert counting.count(path, 12, None) == {
-        "examples": 12, "read": 2, "longest": 12, "mean": 12.0, "left_out": 1}  # fmt: skip
+        "rows": 6, "examples": 12, "read": 2, "longest": 12, "mean": 12.0, "left_out": 1}  # fmt: skip
 
 
 def test_the_process_prints_lengths_or_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = pairs(tmp_path / "a.jsonl", (3, 2))
-    assert counting.main([str(path), "100"]) == 0
+    assert counting.main([str(path), "100", "padded"]) == 0
     assert json.loads(capsys.readouterr().out)["longest"] == 6
-    assert counting.main([str(path), "3"]) == 0
+    assert counting.main([str(path), "3", "padded"]) == 0
     said = json.loads(capsys.readouterr().out)["refused"]
     assert said[:2] == ["recipe.data", str(path)] and "within 3 tokens" in said[2]
 
@@ -89,10 +93,11 @@ def test_the_planner_asks_for_lengths_of_examples_and_of_texts_that_are_packed(
     monkeypatch.setattr(lengths, "answer_of", answer_of)
     path = str(pairs(tmp_path / "a.jsonl", (3, 2)))
     assert lengths.read(path, None, 64, packed=False) == {"longest": 6}
-    assert asked == [("data.lengths", path, "64")]
+    assert asked == [("data.lengths", path, "64", "padded")]
     (texts := tmp_path / "b.jsonl").write_text('{"text": "words"}\n')
     assert lengths.read(str(texts), None, 64, packed=False) is None and len(asked) == 1
-    assert lengths.read(str(texts), None, 64, packed=True) == {"longest": 6}
+    assert lengths.read(str(texts), None, 64, packed=False, whole=True) == {"longest": 6} and asked[-1][3] == "stream"
+    assert lengths.read(str(texts), None, 64, packed=True) == {"longest": 6} and asked[-1][3] == "packed"
     monkeypatch.setattr(lengths, "answer_of", lambda *words: ({}, "broke"))
     assert lengths.read(path, None, 64, packed=True) == "broke"
 
@@ -101,4 +106,4 @@ def test_the_planner_asks_for_lengths_of_examples_and_of_texts_that_are_packed(
     assert lengths.read(path, "here", 64, packed=False) == "transformers is not installed"
     monkeypatch.setattr(lengths.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(lengths, "answer_of", answer_of)
-    assert lengths.read(path, "here", 64, packed=False) == {"longest": 6} and asked[-1][2:] == ("64", "here")
+    assert lengths.read(path, "here", 64, packed=False) == {"longest": 6} and asked[-1][2:] == ("64", "padded", "here")

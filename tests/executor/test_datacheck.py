@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from executor.preflight.datacheck import check_inputs, has_chat_template, token_bytes, tokenizer_ids
+from executor.preflight.datacheck import check_inputs, has_chat_template, tokenizer_ids
 from executor.preflight.examples import Chat, Pair, Text, read_examples
 from executor.worker.data import lengths
 from executor.worker.data.tokenizer import ByteTokenizer, load_tokenizer
 from executor.worker.world.schedule import learning_rate
 from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Optimizer, Recipe, Runtime, TrainingJob
+from planner.spec.lengths import token_bytes
 from planner.spec.plan import Plan
 
 SEQ_LEN = 8
@@ -115,8 +116,8 @@ def test_a_stream_has_no_documents_of_their_own_length(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         (["{'messages': 1}"], "line 1: is not JSON"),
-        (["[1]"], "line 1: is not a JSON object"),
-        ([{"texts": "a"}], 'line 1: is not an object with "messages", or "prompt" and "response"'),
+        (["[1]"], "example 1: is not a JSON object"),
+        ([{"texts": "a"}], 'line 1: is not an object with "messages", or "conversations", or "prompt" and "response"'),
         ([{"messages": []}], "is not a list of messages"),
         ([{"messages": "c"}], "is not a list of messages"),
         ([{"messages": CHAT}, {"messages": [{"role": "user"}]}], 'line 2, message 1: has no "role" or no "content"'),
@@ -220,7 +221,7 @@ def test_lengths_are_of_examples_with_an_answer_in_reach_cut_at_the_sequence(tmp
     path = Path(written(tmp_path / "d.jsonl", *[{"prompt": "p" * n, "response": "r"} for n in (1, 5, 8, 9, 40)]))
 
     assert lengths.count(path, 9, None) == {
-        "examples": 5, "read": 5, "longest": 9, "mean": (3 + 7 + 9) / 3, "left_out": 2,
+        "rows": 3, "examples": 5, "read": 5, "longest": 9, "mean": (3 + 7 + 9) / 3, "left_out": 2,
     }  # fmt: skip
     with pytest.raises(PlannerError, match="none of its examples has an answer within 1 tokens"):
         lengths.count(path, 1, None)
@@ -239,11 +240,10 @@ def test_lines_are_counted_from_1_and_the_command_prints_lengths_or_a_refusal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(written(tmp_path / "d.jsonl", "", {"text": "ab"}))
-    assert lengths.line_lengths(path) == {2: 15}
 
-    assert lengths.main([str(path), "16"]) == 0
+    assert lengths.main([str(path), "16", "padded"]) == 0
     assert json.loads(capsys.readouterr().out)["longest"] == 3
-    assert lengths.main([written(path, {"prompt": "p" * 20, "response": "r"}), "16"]) == 0
+    assert lengths.main([written(path, {"prompt": "p" * 20, "response": "r"}), "16", "padded"]) == 0
     assert json.loads(capsys.readouterr().out)["refused"][:2] == ["recipe.data", str(path)]
 
 

@@ -374,7 +374,7 @@ def test_claims_hold_the_runs_and_the_data(tmp_path: Path, data: Path) -> None:
 @pytest.mark.slow
 def test_the_command_prints_how_to_start_it(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(encode_plan(plan_of(2, layouts(2)[1])))
-    words = ("export-launch", "plan.json", "--to", "kubernetes", "--image", "a/b:c", "-o", "out")
+    words = ("export-launch", "plan.json", "--to", "kubernetes", "--image", "a/b:c", "--demo-data", "-o", "out")
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == f"kubectl apply -f {tmp_path / 'out/jobset.yaml'}\n", done.stderr
     assert_refused(run(*words, cwd=tmp_path), 2, "out")

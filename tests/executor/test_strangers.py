@@ -191,7 +191,7 @@ def test_a_folder_of_another_user_is_read_and_nothing_is_done_by_it_unless_its_o
     put(folder, "asked.json", asked())
     os.chown(folder / name, 4061, 4061)
     words = [str(folder.parent / "model")] if command == "export" else []
-    refused = f"{folder / name}: belongs to another user (uid 4061)"
+    refused = f"{(folder / name).name}: belongs to another user (uid 4061)"
     exit_code(executor, [command, str(folder), *words])
     assert (refused in capsys.readouterr().err) is (command in ("stop", "resume", "attach"))
     if command in ("stop", "resume", "attach"):

@@ -7,16 +7,16 @@ Not here: what each key is understood to be (test_fromfile_classes.py).
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
+from test_fromfile import run
 
 from planner.ask import options
 from planner.ask.bounds import KEPT, Uncounted, qualified
-from planner.cli import planner
 from planner.decide import estimate_json, estimation
 from planner.views import render
 from tui import state
@@ -77,12 +77,15 @@ FILES = ("ax_qlora_paged.yaml", "lf_lora_8192_mb6.yaml", "lf_sft_full.yaml")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_launcher_is_not_asked_about_launching(name: str, tmp_path: Path):
+def test_a_file_of_another_launcher_is_not_asked_about_launching(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     plan = tmp_path / "plan.json"
-    told = CliRunner().invoke(
-        planner, ["estimate", "--from", str(CASES / name), "--gpus", "8", "--gpu", "h200", "-o", str(plan)]
-    )
+    words = ("--from", str(CASES / name), "--gpus", "8", "--gpu", "h200")
+    code, out, _ = run(capsys, "--json", *words)
+    written, text, told = run(capsys, *words, "-o", str(plan))
+    one = json.loads(out)["estimates"][0]
 
-    assert told.exit_code == 0, told.stderr
-    assert "cannot be launched" not in told.stdout
-    assert plan.exists()
+    assert (code, written, plan.exists()) == (0, 0, True)
+    assert "cannot be launched" not in text
+    assert ("no backend launches it" in told) is (not one["launchable"])

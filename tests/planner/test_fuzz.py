@@ -1,10 +1,14 @@
-"""400 of the calls of `make fuzz`, by one seed: nothing is wrong with the end of any."""
+"""420 of the calls of `make fuzz`, by one seed: nothing is wrong with the end of any."""
 
 from __future__ import annotations
 
+import os
+import signal
+
+import click
 import pytest
 
-from scripts import fuzz
+from scripts import apart, fuzz, fuzz_files, fuzz_inputs
 
 SEED, CALLS = 20261122, 400
 
@@ -13,21 +17,53 @@ SEED, CALLS = 20261122, 400
 @pytest.mark.parametrize("part", range(4))
 def test_no_wrong_input_ends_wrongly(part: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    kinds = fuzz.kinds_of(SEED, CALLS)
+    kinds = fuzz.kinds_of(SEED, CALLS, tuple(fuzz_inputs.KINDS))
     calls = [fuzz.called(SEED, number, kinds[number]) for number in range(part, CALLS, 4)]
 
-    assert {call.kind for call in calls} == set(fuzz.KINDS)
+    assert {call.kind for call in calls} == set(fuzz_inputs.KINDS)
     wrong = [(call.number, call.kind, call.arguments, call.wrong, call.err[:300]) for call in calls if call.wrong]
     assert not wrong
     assert {0, 2} <= {call.code for call in calls} <= set(fuzz.CODES)
     assert sum(call.code == 0 for call in calls) > CALLS // 40 and sum(call.code == 2 for call in calls) > CALLS // 16
 
 
+@pytest.mark.parametrize("kind", fuzz_files.KINDS)
+def test_no_odd_file_folder_or_stream_ends_wrongly(kind: str):
+    calls = [fuzz.called(SEED, number, kind) for number in range(4)]
+    assert not [(call.number, call.arguments, call.wrong, call.err[:300]) for call in calls if call.wrong]
+
+
+@pytest.mark.parametrize("kind", [*fuzz_files.SPECIAL])
+def test_each_special_file_is_refused_and_not_waited_for(kind: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fuzz_files.odd(tmp_path / "it.json", kind)
+    for name, words in (("planner", ["show", "it.json"]), ("executor", ["run", "it.json", "--dry-run"])):
+        end = apart.run(fuzz.GROUPS[name], name, words)
+        assert (end.code, end.out, end.err.count("error:"), end.err.count("\n")) == (2, "", 1, 1), end
+
+
+def test_a_call_that_waits_or_takes_memory_is_told(tmp_path, monkeypatch):
+    """What the limits of a call's own process are for: a command that breaks them ends by them."""
+    monkeypatch.setattr(apart, "MOST_S", 1)
+    os.mkfifo(tmp_path / "pipe")
+
+    def reads(name: str) -> click.Group:
+        return click.Group("g", {"read": click.Command("read", callback=(tmp_path / name).read_bytes)})
+
+    assert apart.run(reads("pipe"), "planner", ["read"]).code == -signal.SIGALRM
+    with (tmp_path / "large").open("wb") as stream:
+        stream.truncate(3 * 10**9)
+    monkeypatch.setattr(apart, "MOST_S", 60)
+    end = apart.run(reads("large"), "planner", ["read"])
+    assert end.code == 1 and "internal error: MemoryError" in end.err
+
+
 def test_the_same_seed_makes_the_same_calls():
-    again = [fuzz.called(SEED, number, kind) for number, kind in enumerate(fuzz.kinds_of(SEED, 12))]
+    kinds = fuzz.kinds_of(SEED, 12, tuple(fuzz_inputs.KINDS))
+    again = [fuzz.called(SEED, number, kind) for number, kind in enumerate(kinds)]
     assert [(call.arguments, call.code, call.err) for call in again] == [
         (call.arguments, call.code, call.err)
-        for call in (fuzz.called(SEED, number, kind) for number, kind in enumerate(fuzz.kinds_of(SEED, 12)))
+        for call in (fuzz.called(SEED, number, kind) for number, kind in enumerate(kinds))
     ]
 
 

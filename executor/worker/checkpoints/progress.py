@@ -22,6 +22,7 @@ from executor.worker.checkpoints.saver import Saved
 from executor.worker.data.rows import Rows
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.units import format_bytes, format_seconds
+from planner.spec.course import course
 from planner.spec.plan import Plan
 from planner.spec.record import BadStep
 
@@ -64,7 +65,10 @@ class Reporter:
             (self.folder / "metrics.jsonl").write_bytes(b"")
 
     def opened(self, rows: Rows, validation: Rows | None) -> None:
-        """Say what the data are, where they are documents."""
+        """Say how long the run is, and what the data are, where they are documents."""
+        recipe, batch = self.plan.job.recipe, self.plan.layout.global_batch_size
+        trained = msgspec.structs.replace(recipe, rows=len(rows), examples=None)
+        self.say(course(trained, batch))
         found = {"data": rows.summary, "validation data": validation.summary if validation else ""}
         self.data = {name: text for name, text in found.items() if text}
         for name, text in self.data.items():

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from executor.preflight.datacheck import by_documents, data_path, token_bytes, too_short
-from executor.preflight.examples import Text, kind_of, read_examples
+from executor.preflight.datacheck import by_documents, data_path
+from executor.preflight.examples import kind_of, read_examples, texts_of
 from executor.worker.data.documents import Documents
 from executor.worker.data.order import Order, dealt
 from executor.worker.data.rows import IGNORED, Batch, Rows
 from executor.worker.data.tokenizer import Tokenizer, load_tokenizer
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
+from planner.spec.datafile import form_of
+from planner.spec.lengths import token_bytes, too_short
 from planner.spec.plan import Plan
 
 
@@ -55,14 +57,15 @@ class Windows(Rows):
 def open_rows(plan: Plan, data: str | None, field: str = "recipe.data") -> Rows:
     """Read one data file: .bin is mapped, text is tokenised."""
     path, job, vocab = data_path(data), plan.job, plan.model.vocab
-    if path.suffix == ".bin":
+    form = form_of(path, field)
+    if form == "tokens":
         mapped: np.ndarray = np.memmap(path, dtype="<u2" if token_bytes(vocab) == 2 else "<u4", mode="r")
         too_short(field, path, len(mapped), job.seq_len + 1)
         return Windows(mapped, job.seq_len, vocab, path.name)
-    tokenizer = load_tokenizer(job.recipe.tokenizer, vocab)
-    if path.suffix == ".jsonl" and (by_documents(job) or kind_of(path, field) != "text"):
+    tokenizer = load_tokenizer(job.recipe.own_tokenizer, vocab)
+    if form != "text" and (by_documents(job) or kind_of(path, field) != "text"):
         return _documents(plan, path, tokenizer, field)
-    tokens = _stream(_texts(path, field), tokenizer)
+    tokens = _stream(texts_of(path, field), tokenizer)
     too_short(field, path, len(tokens), job.seq_len + 1)
     return Windows(tokens, job.seq_len, vocab, path.name)
 
@@ -109,13 +112,3 @@ def _stream(documents: Iterator[str], tokenizer: Tokenizer) -> np.ndarray:
     for text in documents:
         ids.extend(tokenizer.stream(text))
     return np.frombuffer(ids, dtype=np.uint32) if ids else np.zeros(0, np.uint32)
-
-
-def _texts(path: Path, field: str) -> Iterator[str]:
-    if path.suffix == ".jsonl":
-        yield from (one.text for _, one in read_examples(path, field) if isinstance(one, Text))
-        return
-    try:
-        yield path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise PlannerError(field, path, "is not UTF-8 text", "Convert it, or give a .bin file of token ids") from None

@@ -3,7 +3,7 @@
 A file of many examples is sampled: those with the longest lines, among which the longest example is, and some of all
 the others for the mean. Not here: what a plan makes of lengths (planner/spec/lengths.py).
 
-    python -m executor.worker.data.lengths DATA SEQ_LEN [TOKENIZER]
+    python -m executor.worker.data.lengths DATA SEQ_LEN padded|packed|stream [TOKENIZER]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
+import math
 import random
 import resource
 import sys
@@ -18,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.preflight.examples import read_examples
+from executor.preflight.examples import read_examples, texts_of
+from executor.preflight.files import rows_of, size_of
 from executor.worker.data.tokenizer import ByteTokenizer, OwnTokenizer
-from planner.basics.errors import PlannerError, refusing
-from planner.basics.reading import read_lines
+from planner.basics.errors import PlannerError
+from planner.spec.lengths import too_short
 
 FIELD = "recipe.data"
 ALL, LONGEST, SAMPLED = 20_000, 2_000, 8_000
@@ -35,20 +37,24 @@ def main(arguments: Sequence[str]) -> int:
     """Print the lengths, or what is refused."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S if hard < 0 else min(MOST_CPU_S, hard), hard))
-    data, seq_len, *tokenizer = arguments
+    data, seq_len, how, *tokenizer = arguments
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries that greet
-            said = count(Path(data), int(seq_len), tokenizer[0] if tokenizer else None)
+            said = count(Path(data), int(seq_len), tokenizer[0] if tokenizer else None, how)
     except PlannerError as error:
         said = {"refused": [error.field, str(error.value), error.rule, error.fix]}
     print(json.dumps(said))
     return 0
 
 
-def count(path: Path, seq_len: int, tokenizer: str | None) -> dict[str, Any]:
+def count(path: Path, seq_len: int, tokenizer: str | None, how: str = "padded") -> dict[str, Any]:
     """Fields of planner.spec.lengths.Lengths. PlannerError where no example has an answer."""
     reader = OwnTokenizer(tokenizer) if tokenizer else ByteTokenizer()
-    lines = line_lengths(path)
+    if how == "stream":
+        tokens = sum(len(reader.stream(text)) for text in texts_of(path, FIELD))
+        too_short(FIELD, path, tokens, seq_len + 1)
+        return {"rows": (tokens - 1) // seq_len}
+    lines = {number: size_of(row) for number, row in enumerate(rows_of(path, FIELD), 1)}
     chosen, sample = drawn(lines)
     lengths: dict[int, int] = {}
     for number, (place, example) in zip(chosen, read_examples(path, FIELD, only=set(chosen)), strict=True):
@@ -59,19 +65,21 @@ def count(path: Path, seq_len: int, tokenizer: str | None) -> dict[str, Any]:
         rule = f"none of its examples has an answer within {seq_len} tokens"
         raise PlannerError(FIELD, path, rule, "Raise --seq-len or shorten the prompts")
     kept = [lengths[number] for number in sample if number in lengths] or list(lengths.values())
+    trained = len(lines) * len(lengths) / len(chosen)
+    if how == "packed" and len(chosen) == len(lines):
+        from executor.worker.data.documents import packed_bins  # torch, and only where rows are packed
+
+        rows: float = len(packed_bins(list(lengths.values()), seq_len))
+    else:
+        rows = trained if how == "padded" else trained * sum(kept) / len(kept) / seq_len
     return {
+        "rows": math.ceil(rows),
         "examples": len(lines),
         "read": len(chosen),
         "longest": max(lengths.values()),
         "mean": sum(kept) / len(kept),
         "left_out": len(chosen) - len(lengths),
     }
-
-
-def line_lengths(path: Path) -> dict[int, int]:
-    """Bytes of every line that is not blank, by its number: from 1, as refusals name it."""
-    with refusing(OSError, FIELD, path, "cannot be read", "Give a file of shorter lines"):
-        return {number: len(line) for number, line in enumerate(read_lines(path), 1) if line.strip()}
 
 
 def drawn(lines: dict[int, int]) -> tuple[list[int], list[int]]:

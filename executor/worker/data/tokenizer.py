@@ -6,6 +6,7 @@ the lines (executor/preflight/examples.py), or laying examples out in sequences 
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from executor.preflight.datacheck import BYTE_VOCABULARY, no_chat_template, vocabulary_too_small
 from executor.preflight.examples import Chat, Example, Pair
+from executor.preflight.turns import Turn
 from executor.worker.data.limited import limited
 from planner.basics.errors import PlannerError
 
@@ -32,6 +34,16 @@ class Tokenizer(ABC):
 
     size: int
     """One more than its largest id."""
+    ends: list[int]
+    """Ids that end a text."""
+
+    @abstractmethod
+    def opened(self, prompt: str, *, chat: bool) -> list[int]:
+        """Ids of a prompt that an answer is to follow, in a chat's turn or as the beginning of a text."""
+
+    @abstractmethod
+    def text(self, ids: list[int]) -> str:
+        """The text of what was answered, without its marks."""
 
     @abstractmethod
     def stream(self, text: str) -> list[int]:
@@ -42,13 +54,13 @@ class Tokenizer(ABC):
         """Ids of a text that begins a sequence, and of the answer that follows it and ends the sequence."""
 
     @abstractmethod
-    def _chat(self, messages: list[dict[str, str]], place: str) -> Marked:
+    def _chat(self, chat: Chat, place: str) -> Marked:
         """Ids of a whole chat, and which the assistant writes. `place` names the example in a refusal."""
 
     def marked(self, example: Example, place: str) -> Marked:
         """An example's ids, and which of them are answers'."""
         if isinstance(example, Chat):
-            return self._chat(example.messages, place)
+            return self._chat(example, place)
         before, answer = (example.prompt, example.response) if isinstance(example, Pair) else ("", example.text)
         first, last = self._pieces(before, answer)
         return first + last, [False] * len(first) + [True] * len(last)
@@ -56,9 +68,21 @@ class Tokenizer(ABC):
 
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes between begin-of-text and end-of-text. In a chat each message is such a text: its role, a line break
-    and its content; the answer is the content and the end."""
+    and its content, then its calls of tools as JSON; the answer is all but the role. Tools are one
+    message before."""
 
     size = BYTE_VOCABULARY
+    ends = [END_OF_TEXT]  # noqa: RUF012  # as each of another kind has its own
+
+    @override
+    def opened(self, prompt: str, *, chat: bool) -> list[int]:
+        if not chat:
+            return self._pieces(prompt, "")[0]
+        return [BEGIN_OF_TEXT, *f"user\n{prompt}".encode(), *self.ends, BEGIN_OF_TEXT, *b"assistant\n"]
+
+    @override
+    def text(self, ids: list[int]) -> str:
+        return bytes(one for one in ids if one < BEGIN_OF_TEXT).decode(errors="replace")
 
     @override
     def stream(self, text: str) -> list[int]:
@@ -69,11 +93,13 @@ class ByteTokenizer(Tokenizer):
         return [BEGIN_OF_TEXT, *before.encode()], [*answer.encode(), END_OF_TEXT]
 
     @override
-    def _chat(self, messages: list[dict[str, str]], place: str) -> Marked:
+    def _chat(self, chat: Chat, place: str) -> Marked:
         ids: list[int] = []
         answers: list[bool] = []
-        for message in messages:
-            head, body = self._pieces(message["role"] + "\n", message["content"])
+        tools = [{"role": "tools", "content": json.dumps(chat.tools)}] if chat.tools else []
+        for message in [*tools, *chat.messages]:
+            calls = json.dumps(message["tool_calls"]) if "tool_calls" in message else ""
+            head, body = self._pieces(message["role"] + "\n", message["content"] + calls)
             ids += head + body
             answers += [False] * len(head) + [message["role"] == "assistant"] * len(body)
         return ids, answers
@@ -91,47 +117,66 @@ class OwnTokenizer(Tokenizer):
                 "recipe.tokenizer", path, f"cannot be read ({error})", "Give a tokenizer.json or a tokenizer folder"
             ) from None
         self.size = max(self.own.get_vocab().values(), default=-1) + 1
-        self.end = [] if self.own.eos_token_id is None else [self.own.eos_token_id]
+        self.ends = [] if self.own.eos_token_id is None else [self.own.eos_token_id]
         begin = self.own.bos_token_id
         self.begin = [begin] if begin is not None and self.own("")["input_ids"][:1] == [begin] else []
         self.says_what_it_generates: bool | None = None
 
     @override
+    def opened(self, prompt: str, *, chat: bool) -> list[int]:
+        if not chat or not self.own.chat_template:
+            return self._pieces(prompt, "")[0]
+        turn: list[Turn] = [{"role": "user", "content": prompt}]
+        ids: list[int] = self._rendered(turn, "the prompt", add_generation_prompt=True)["input_ids"]
+        return ids
+
+    @override
+    def text(self, ids: list[int]) -> str:
+        return str(self.own.decode(ids, skip_special_tokens=True))
+
+    @override
     def stream(self, text: str) -> list[int]:
-        return [*self._plain(text), *self.end]
+        return [*self._plain(text), *self.ends]
 
     @override
     def _pieces(self, before: str, answer: str) -> tuple[list[int], list[int]]:
         # Apart, as the model will see the prompt when it answers.
-        return self.begin + (self._plain(before) if before else []), self._plain(answer) + self.end
+        return self.begin + (self._plain(before) if before else []), self._plain(answer) + self.ends
 
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = self.own(text, add_special_tokens=False)["input_ids"]
         return ids
 
     @override
-    def _chat(self, messages: list[dict[str, str]], place: str) -> Marked:
+    def _chat(self, chat: Chat, place: str) -> Marked:
         if self.says_what_it_generates is None:
             if not self.own.chat_template:
                 raise no_chat_template(self.path)
             self.says_what_it_generates = bool(GENERATION.search(self.own.get_chat_template()))
+        messages, given = chat.messages, {"tools": chat.tools} if chat.tools else {}
+        if "tool" not in self.own.get_chat_template() and (chat.tools or any("tool_calls" in one for one in messages)):
+            rule, fix = (
+                f"its chat template has no tools, and {place} has",
+                "Leave those chats out, or change the template",
+            )
+            raise PlannerError("recipe.tokenizer", self.path, rule, fix)
         if self.says_what_it_generates:
-            whole = self._rendered(messages, place, return_assistant_tokens_mask=True)
+            whole = self._rendered(messages, place, **given, return_assistant_tokens_mask=True)
             return whole["input_ids"], [bool(one) for one in whole["assistant_masks"]]
-        return self._by_prefixes(messages, place)
+        return self._by_prefixes(messages, place, given)
 
-    def _by_prefixes(self, messages: list[dict[str, str]], place: str) -> Marked:
+    def _by_prefixes(self, messages: list[Turn], place: str, given: dict[str, Any]) -> Marked:
         """An answer is what its turn adds to the chat before it with the template's opening of an answer. That holds
         only where what is rendered so far never changes as the chat goes on, which is checked."""
-        ids: list[int] = self._rendered(messages, place)["input_ids"]
+        ids: list[int] = self._rendered(messages, place, **given)["input_ids"]
         answers = [False] * len(ids)
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             if index == 0:
                 raise PlannerError("recipe.data", place, "begins with the assistant", "Begin with the user or a system")
-            before = self._rendered(messages[:index], place, add_generation_prompt=True)["input_ids"]
-            after = self._rendered(messages[: index + 1], place)["input_ids"]
+            before = self._rendered(messages[:index], place, **given, add_generation_prompt=True)["input_ids"]
+            after = self._rendered(messages[: index + 1], place, **given)["input_ids"]
             if after[: len(before)] != before or ids[: len(after)] != after:
                 rule = f"its chat template renders turn {index + 1} of {place} otherwise when more of the chat follows"
                 fix = "Mark the answers in the template with {% generation %}"
@@ -143,11 +188,11 @@ class OwnTokenizer(Tokenizer):
     def _end_of_answer(self, ids: list[int], begin: int) -> int:
         """After the answer's end token: many templates add a line break that no model has to write."""
         for at in range(len(ids) - 1, begin - 1, -1):
-            if ids[at] in self.end:
+            if ids[at] in self.ends:
                 return at + 1
         return len(ids)
 
-    def _rendered(self, messages: list[dict[str, str]], place: str, **options: bool) -> Any:
+    def _rendered(self, messages: list[Turn], place: str, **options: Any) -> Any:
         try:
             with limited():
                 return self.own.apply_chat_template(messages, tokenize=True, return_dict=True, **options)

@@ -159,8 +159,8 @@ def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> 
 
 def save_tokenizer(plan: Plan, folder: Path) -> Any:
     """The files of the tokenizer.json or tokenizer folder that a run was given, if it was; the tokenizer."""
-    if plan.job.recipe.tokenizer is None:
+    if plan.job.recipe.own_tokenizer is None:
         return None
-    own = own_tokenizer(plan.job.recipe.tokenizer)
+    own = own_tokenizer(plan.job.recipe.own_tokenizer)
     own.save_pretrained(folder)
     return own

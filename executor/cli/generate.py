@@ -1,0 +1,48 @@
+"""`executor generate`: what an exported model answers to a prompt.
+
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (worker/generate.py).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from executor.preflight import preflight
+from executor.system.processes import answer_of
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.basics.saying import say
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("prompt", metavar="PROMPT")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    callback=command.finite,
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest token each time; 1 draws as the model says.",
+)
+@click.option("--tokens", type=click.IntRange(1, 1_000_000), default=256, show_default=True, help="Most to write.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of what is drawn.")
+@click.option("--plain", is_flag=True, help="The prompt begins a text, and is no turn of a chat.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: int, plain: bool, as_json: bool) -> int:
+    """What the model in FOLDER, which executor export wrote, answers to PROMPT."""
+    adapters = (folder / "adapter_config.json").is_file()
+    if not adapters and not (folder / "config.json").is_file():
+        fix = "Give the folder that executor export RUN FOLDER wrote"
+        raise PlannerError("FOLDER", folder, "holds no model (no config.json)", fix)
+    preflight.check_packages(["torch", "transformers", *(["peft"] if adapters else [])])
+    words = (str(folder), prompt, repr(temperature), str(tokens), str(seed), "plain" if plain else "chat")
+    said, why = answer_of("generate", *words, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    if why:
+        raise PlannerError("generate", None, f"its process failed: {why}", "See that FOLDER holds a whole model")
+    say(msgspec.json.encode({"schema": "generate/1", **said}) if as_json else said["answer"])
+    return 0
