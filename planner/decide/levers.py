@@ -145,6 +145,8 @@ def _regrouped(case: Case) -> Iterator[Change]:
             continue
         names = {more: getattr(layout, more) * 2, less: getattr(layout, less) // 2}
         other = replace(layout, **names)
+        if layout.tp == 1 and other.tp > 1:  # as the option means it where nothing else is said
+            other = replace(other, sequence_parallel=layout.facts.sequence_parallel)
         options = {name: str(value) for name, value in names.items()}
         accum, odd = divmod(layout.global_batch_size, other.data_parallel * other.micro_batch_size)
         if not odd and accum:

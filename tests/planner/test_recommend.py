@@ -18,7 +18,7 @@ from planner.cli import planner
 from planner.decide.candidates import Candidate
 from planner.decide.capabilities import capabilities
 from planner.decide.reasons import reasons_of
-from planner.decide.recommendation import FREE, Constraints, differences, recommend, thinned
+from planner.decide.recommendation import FREE, Constraints, among_methods, differences, recommend, thinned
 from planner.decide.whynot import why_not
 from planner.spec import Layout
 from planner.studies.objectives import OBJECTIVES, QUANTITIES, Reached, reach
@@ -146,9 +146,21 @@ def test_a_missed_deadline_ends_with_3_and_the_best_possible(capsys: pytest.Capt
 
 
 def test_nothing_fits_ends_with_3_and_the_nearest(capsys: pytest.CaptureFixture[str]):
-    assert run("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer") == 3
+    asked = ("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer")
+    nearest = "deepspeed-ulysses, cp=2, recompute=full, ulysses with 540.72 GiB on the card"
+    assert run(*asked, "--method", "full") == 3
+    assert f"nothing fits; nearest to it is {nearest}" in capsys.readouterr().err
+
+
+def test_nothing_fits_is_not_said_where_a_method_that_was_not_ruled_out_does(capsys: pytest.CaptureFixture[str]):
+    """On 4 x 4090 `estimate` starred LoRA and `recommend` said that nothing fits; with a checkpoint it is ranked."""
+    asked = ("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer")
+    assert run(*asked) == 3
     err = capsys.readouterr().err
-    assert "nothing fits; nearest to it is deepspeed-ulysses, cp=2, recompute=full, ulysses with 540.72 GiB" in err
+    assert "but LoRA does, 71.91 GiB on the card (--method lora --checkpoint DIR)" in err and "nothing fits" not in err
+    given = {"model": "70b", "gpus": "2", "checkpoint": "a-folder", "offload_optimizer": False}
+    found = among_methods(options.question(given), 1)
+    assert found.best is not None and found.best.case.job.method == "lora"
 
 
 def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFixture[str]):
