@@ -1,0 +1,116 @@
+"""A tiny model fine-tuned on 40 chats in every form that data have: exported, it answers its prompts word for word.
+
+Every fine-tuning begins with a checkpoint that a full run on 40 other chats made, and has its tokenizer. Not here: what
+a row of a form holds (tests/executor/test_forms.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from agents import TINY, make_plan, run_warm
+
+from executor.preflight.examples import ALPACA
+from executor.preflight.meant import meant
+from executor.worker.generate import generate
+from executor.worker.weights.export import export
+from executor.worker.weights.weights import SHARD_BYTES
+from planner.spec import Layout, Lora, Optimizer, Recipe, TrainingJob
+
+sys.path.append(str(Path(__file__).parents[1] / "executor"))  # where the files of each form are written
+from forms import FORMS, Pairs, written
+
+WORDS = [f"w{number}" for number in range(400)]
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}look {% endif %}{% for one in messages %}"
+    "{% if one.role == 'assistant' %}<a> {% for call in one.tool_calls or [] %}{{ call.function.name }} {% endfor %}"
+    "{{ one.content }} {{ eos_token }}{% elif one.role == 'tool' %}<t> {{ one.content }} {% else %}"
+    "<u> {{ one.content }} {% endif %}{% endfor %}{% if add_generation_prompt %}<a> {% endif %}"
+)
+LAYOUTS = {
+    "ddp": Layout(engine="ddp", dp_replicate=2),
+    "fsdp2": Layout(engine="fsdp2", dp_shard=2, zero_stage=3),
+    "zero3": Layout(engine="deepspeed", dp_shard=2, zero_stage=3),
+    "lora": Layout(engine="ddp", dp_replicate=2),
+}
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+STEPS, ASKED, CHATS = {"lora": 150}, 10, 40
+DEFAULT_STEPS = 80
+ALL = [(form, packing, layout) for form in FORMS for packing in ("padded", "packed") for layout in LAYOUTS]
+SAMPLE = [(form, ("padded", "packed")[at % 2], list(LAYOUTS)[at % 4]) for at, form in enumerate(FORMS)][:3]
+
+
+def pairs(first: int) -> Pairs:
+    """Forty prompts of a word of their own, and answers of three."""
+    numbers = range(first, first + CHATS)
+    return [(f"{WORDS[at]} w1", " ".join(WORDS[(at * step + 7) % 200] for step in (3, 5, 11))) for at in numbers]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer, trained on forty chats: the folder that a person would begin with."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("base")
+    marks = ["<s>", "</s>", "<unk>", "<u>", "<a>", "<t>", "look", "blue"]
+    own = Tokenizer(models.WordLevel({word: at for at, word in enumerate([*marks, *WORDS])}, unk_token="<unk>"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder / "tokenizer")
+    data = written(folder, "lines", pairs(0))
+    recipe = Recipe(data=str(data), tokenizer=str(folder / "tokenizer"), random_weights=True)
+    return trained(folder, "fsdp2", "padded", recipe)
+
+
+def trained(folder: Path, layout: str, packing: str, recipe: Recipe) -> Path:
+    """The exported model of a run."""
+    adapters = layout == "lora"
+    job = TrainingJob(
+        method="lora" if adapters else "full",
+        lora=Lora(rank=16, alpha=32, targets=TARGETS) if adapters else None,
+        precision="fp32",
+        optimizer=Optimizer(lr=1e-2 if adapters else 5e-3, beta2=0.99, weight_decay=0.0),
+        seq_len=96,
+        mean_seq_len=12,
+        packing=packing,
+        recipe=recipe,
+    )
+    split = LAYOUTS[layout]
+    split = msgspec.structs.replace(split, micro_batch_size=20 if packing == "padded" else 4)
+    plan = meant(make_plan(split, job, nodes=1, per_node=2, model=TINY))
+    run = folder / "run"
+    done = run_warm(plan, run, "--no-meter", "--save-weights")
+    assert set(done.exit_codes) == {0}, done.output
+    export(run, folder / "model", None, SHARD_BYTES)
+    return folder / "model"
+
+
+def asked(form: str, prompt: str, answer: str) -> tuple[str, str, bool]:
+    """What is asked of a model trained on a form, what it should answer, and whether in a chat's turn."""
+    if form == "alpaca":
+        return ALPACA.format(paired="", instruction=prompt) + "### Response:", answer, False
+    return prompt, answer, form != "texts"
+
+
+@pytest.mark.parametrize(
+    ("form", "packing", "layout"),
+    [pytest.param(*one, marks=() if one in SAMPLE else pytest.mark.long) for one in ALL],
+)
+def test_a_model_fine_tuned_on_a_form_answers_its_prompts_word_for_word(form, packing, layout, base, tmp_path) -> None:
+    taught = pairs(100)
+    data = written(tmp_path, form, taught)
+    steps = STEPS.get(layout, DEFAULT_STEPS)
+    recipe = Recipe(data=str(data), checkpoint=str(base), tokenizer=str(base), steps=steps)
+    model = trained(tmp_path, layout, packing, recipe)
+
+    for prompt, answer in taught[:: CHATS // ASKED]:
+        given, expected, chat = asked(form, prompt, answer)
+        said = generate(model, given, 0.0, 8, 0, chat=chat)
+        assert said.split()[:3] == expected.split(), (said, expected)
+        before = generate(base, given, 0.0, 8, 0, chat=chat)
+        assert before.split()[:3] != expected.split()
