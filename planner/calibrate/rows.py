@@ -186,7 +186,9 @@ def row_of(line: bytes, place: str) -> Row:
     keys = keys_of(line, place)
     if "schema" not in keys:
         return decoded(line, place, OldRow)
-    if (schema := msgspec.json.decode(keys["schema"])) != SCHEMA:
+    with _refusing_line(line, place):
+        schema = msgspec.json.decode(keys["schema"])
+    if schema != SCHEMA:
         raise PlannerError(f"{place}: schema", schema, f"this version reads {SCHEMA}", "Update meshwright")
     if ("plan" in keys) == ("options" in keys):
         rule = "must be given, or options, and not both"

@@ -105,6 +105,7 @@ def test_a_row_that_is_written_is_the_row_that_is_read(tmp_path):
     ("line", "said"),
     [
         ("{", ":2: is not a line of JSON"),
+        ('{"schema": ' + "9" * 10**5 + "}", ":2"),
         (
             json.dumps(changed(ROW, id="b", measured__oom="yes")),
             ":2: measured.oom=yes: expected `bool | null`, got `str`",
