@@ -1,6 +1,6 @@
 """What a figure leaves out, and the word that a verdict is then: "at least", "at most" or "unsure".
 
-Not here: which keys of a file no figure counts (fromfile/), or the words of a figure that counts all (question.py).
+Not here: which keys of a file no figure counts (fromfile/), or the words of a figure that counts all (fits.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The question a person asks: model, cluster, job, and whatever they want to fix of the layout, checked value by value.
 
-How sure it is that a device holds a number of bytes is said here too, for all who ask. Not here: what was typed
-(options.py), or any answer (decide/estimation.py, decide/search.py).
+Not here: what was typed (options.py), how sure it is that a device holds a layout (fits.py), or any answer
+(decide/estimation.py, decide/search.py).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from planner.ask.bounds import Uncounted
+from planner.ask.fits import kept_free, usable_bytes
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels
@@ -21,16 +22,12 @@ from planner.inventory.units import repeats
 from planner.parallelism.case import Case
 from planner.parallelism.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
-from planner.spec.calibration import Bands, Calibration, Coefficients
+from planner.spec.calibration import Calibration, Coefficients
 from planner.spec.engines import ENGINES
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
 from planner.spec.preset_files import Folders
-
-FITS_FROM = 0.8
-"""Probability of the device holding all that the allocator would take, from which on a layout is said to fit: the
-lowest tenth by which no measured failure of left-out software is called fitting (docs/decisions/0052)."""
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tried when no global batch size asks for others."""
@@ -179,22 +176,6 @@ def limit_bytes(question: Question, case: Case) -> float:
     return usable_bytes(case.cluster.gpu.memory_bytes, bands, question.headroom)
 
 
-def usable_bytes(capacity: float | None, bands: Bands, headroom: float | None = None) -> float:
-    """Bytes that a prediction may say for a device of this capacity to hold it: all but `headroom`, a share of it, or,
-    without any, those that it holds with a probability of FITS_FROM. Infinite where it is unknown."""
-    return float("inf") if capacity is None else capacity * (1 - kept_free(bands, headroom))
-
-
-def kept_free(bands: Bands, headroom: float | None = None) -> float:
-    """Share of a device's memory that a prediction has to leave free to be called fitting; 0 where measurements are
-    below predictions."""
-    if headroom is not None:
-        return headroom
-    middle = _middle(bands)
-    width = math.log(bands.memory_high / middle) / BAND_END_SIGMAS
-    return max(0.0, 1 - 1 / (middle * math.exp(FITS_FROM_SIGMAS * width)))
-
-
 def single_device(question: Question) -> bool:
     """Whether one device is asked about, and nothing that names sharding, replicas or host memory: then there is
     nothing to choose between."""
@@ -234,51 +215,6 @@ def _far_positions(question: Question) -> tuple[str, ...]:
         f"{seq_len:,} tokens are more than the {model.max_seq_len:,} that {model.name} was made for. Its {positions}: "
         "memory and time are those of such sequences, but it has not learned such distances",
     )
-
-
-Verdict = Literal["yes", "likely", "close", "no"]
-
-
-def verdict(device_bytes: float, bands: Bands, capacity: float | None, headroom: float | None = None) -> Verdict | None:
-    """Whether a device holds a layout, as far as is known; None where its memory is unknown.
-
-    One value says it, in a word as in a probability: the bytes that the device would show. Where they are held with a
-    probability of FITS_FROM, or leave the headroom free that was asked for, the word is `yes` if even the upper end of
-    the memory band is on the device (95 %), else `likely`. Where they are not, it is `close` if the band's lower end is
-    on the device (5 %), else `no`. Nine measurements of ten lie in the band (docs/decisions/0066).
-    """
-    if capacity is None:
-        return None
-    if device_bytes <= usable_bytes(capacity, bands, headroom):
-        return "yes" if device_bytes * bands.memory_high <= capacity else "likely"
-    return "close" if device_bytes * bands.memory_low <= capacity else "no"
-
-
-BAND_END_SIGMAS = 1.6448536269514722
-"""Standard deviations from the middle of a normal distribution to the end of a band with nine parts of ten."""
-FITS_FROM_SIGMAS = 0.8416212335729143
-"""The same to where a share FITS_FROM lies below."""
-
-
-def fit_probability(predicted_bytes: float, bands: Bands, capacity: float | None) -> float | None:
-    """Probability that a device of `capacity` bytes holds the predicted ones; None where its memory is unknown.
-
-    Measured over predicted memory is log-normal about the band's middle, with a width to each side that puts a
-    twentieth of the measurements beyond that end.
-    """
-    if capacity is None:
-        return None
-    middle = _middle(bands)
-    away = math.log(capacity / predicted_bytes / middle)
-    end = bands.memory_low if away < 0 else bands.memory_high
-    width = abs(math.log(end / middle)) / BAND_END_SIGMAS
-    if not width:
-        return float(away >= 0)
-    return math.erfc(-away / width / math.sqrt(2)) / 2
-
-
-def _middle(bands: Bands) -> float:
-    return min(max(bands.memory_middle, bands.memory_low), bands.memory_high)
 
 
 def batches_of(question: Question, ranks: int, accumulations: tuple[int, ...] = (1,)) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from planner.ask.question import Verdict, fit_probability, usable_bytes, verdict
+from planner.ask.fits import Verdict, fit_probability, usable_bytes, verdict
 from planner.basics.errors import one_line
 from planner.basics.units import GIB
 from planner.calibrate.asked import Asked, CannotPredict

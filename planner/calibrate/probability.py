@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from planner.ask.question import FITS_FROM
+from planner.ask.fits import FITS_FROM
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Unread

@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from planner.ask.question import Verdict
+from planner.ask.fits import Verdict
 from planner.calibrate.score import LargestScore, SpeedScore, Summary, WorstRow
 
 NO = "–"

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from planner.ask.bounds import Bound
-from planner.ask.question import Question, Verdict
+from planner.ask.fits import Verdict
+from planner.ask.question import Question
 from planner.figures.comm import CommVolume
 from planner.figures.memory import MemoryBreakdown
 from planner.figures.steptime import StepTime, Throughput
@@ -25,7 +26,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
     `fits`: `fits_probability`, that of the device holding all that it would show, is at least FITS_FROM, or the
     headroom that was asked for is left free, and the hosts hold what is offloaded; `verdict` is the same in a word
-    (question.verdict, under bounds.qualified). Both are None where the device's memory is unknown, and the probability
+    (fits.verdict, under bounds.qualified). Both are None where the device's memory is unknown, and the probability
     where a part of the layout's is not counted. `low_bytes` and `high_bytes` are the memory on the device between which
     nine measurements of ten lie. `probed` says that its time rests on the machine's own speed.
     """

@@ -11,20 +11,17 @@ from itertools import islice
 import msgspec
 
 from planner.ask.bounds import Bound, qualified
+from planner.ask.fits import FITS_FROM, Verdict, fit_probability, verdict
 from planner.ask.launchable import launch_refusal
 from planner.ask.offloading import ways_out
 from planner.ask.question import (
-    FITS_FROM,
     Question,
-    Verdict,
     case_of,
     check_batch,
     check_switches,
     exact_layout,
-    fit_probability,
     limit_bytes,
     single_device,
-    verdict,
     with_adapters,
 )
 from planner.basics.errors import PlannerError

@@ -6,17 +6,30 @@ Not here: where the files are (preset_files.py), the facts (presets/*.toml), or 
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
-from planner.basics.units import GB, GIB, MICRO, TERA
-from planner.spec import Cluster, Gpu, Kernels, Link, ModelSpec, Nics, Runtime, Step, Tier
+from planner.basics.units import GB, GIB, TERA
+from planner.spec import Cluster, Gpu, Kernels, ModelSpec, Nics, Runtime, Step
 from planner.spec.model_rules import check_model
+from planner.spec.nodes import (
+    Count,
+    Node,
+    Positive,
+    Taper,
+    base,
+    domains,
+    host_link,
+    link_of,
+    network,
+    nics_per_gpu,
+    with_network,
+)
 from planner.spec.options import LARGEST_COUNT
 from planner.spec.preset_files import (
     ENVIRONMENT,
@@ -35,54 +48,13 @@ from planner.spec.preset_files import names as names
 NEAR_DEVICE = 0.7
 """How like a known device a name must be to be taken for a slip of the keyboard: rtx4090 is, m3-max is not."""
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)]
-
 RATED = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 """Number formats that a device may have a peak rate for."""
 
 
-class _Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A domain that is neither the node nor the cluster: GPUs of a module, or of a rack whose NVLink joins nodes."""
-
-    name: str
-    gpus: Annotated[int, msgspec.Meta(ge=2, le=LARGEST_COUNT)]
-    link: str
-    gb_per_s_per_direction: Positive
-    latency_us: NotNegative
-
-
-class _Taper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a network narrows: beyond so many GPUs each gets its cards' rate over the oversubscription."""
-
-    beyond_gpus: Count
-    oversubscription: Annotated[float, msgspec.Meta(ge=1)]
-    link: str
-    latency_us: NotNegative
-
-
-class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One node in a person's units: gigabits of a network card, gigabytes of the links inside."""
-
-    gpus: Count
-    intra_link: str
-    intra_link_gb_per_s_per_direction: Positive
-    intra_link_latency_us: NotNegative
-    nics: Count
-    nic_gbit_per_s: Positive
-    inter_link: str
-    inter_link_latency_us: NotNegative
-    host_link: str | None = None
-    host_link_gb_per_s_per_direction: Positive | None = None
-    host_memory_gib: Positive | None = None
-    host_memory_gb_per_s: Positive | None = None
-    tiers: tuple[_Tier, ...] = ()
-
-
-class _NodeFile(_Node, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _NodeFile(Node, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu: str
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class _GpuFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,14 +63,14 @@ class _GpuFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_gb_per_s: Positive | None = None
     power_w: Positive | None = None
     dense_tflops: dict[str, float] = {}
-    node: _Node | None = None
+    node: Node | None = None
     sources: dict[str, str] = {}
 
 
 class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: str
     nodes: Count = 1
-    tapers: tuple[_Taper, ...] = ()
+    tapers: tuple[Taper, ...] = ()
     storage_gb_per_s: Positive | None = None
     failures_per_gpu_hour: Positive | None = None
     sources: dict[str, str] = {}
@@ -171,31 +143,31 @@ def cluster(
     """
     name, folders = by_path("clusters", name, folders)
     shape, gpu_path, whole, title = _cluster_parts(name, folders)
-    shape = _with_network(shape, inter_gbps, intra_gbps, nics)
+    shape = with_network(shape, inter_gbps, intra_gbps, nics)
     gpu_file = checked(read_toml(gpu_path), _GpuFile, gpu_path)
     cpu = gpu_file.kind == "cpu"
     nodes, per_node = _arrange(title, shape.gpus, whole.nodes, cpu, gpus, gpus_per_node, nodes)
     device = _gpu(gpu_path, gpu_file)
     if cpu and device.memory_bytes is not None:
         device = msgspec.structs.replace(device, memory_bytes=device.memory_bytes // per_node)
-    inter_link, pods = _network(shape, whole.tapers, nodes, per_node)
+    inter_link, pods = network(shape, whole.tapers, nodes, per_node)
     return Cluster(
         name=title,
         gpu=device,
         nodes=nodes,
         gpus_per_node=per_node,
-        intra_link=_link(shape.intra_link, shape.intra_link_gb_per_s_per_direction, shape.intra_link_latency_us),
+        intra_link=link_of(shape.intra_link, shape.intra_link_gb_per_s_per_direction, shape.intra_link_latency_us),
         inter_link=inter_link,
-        tiers=(*_domains(shape, per_node, nodes), *pods),
+        tiers=(*domains(shape, per_node, nodes), *pods),
         nics=Nics(
             per_node=shape.nics,
-            bytes_per_s_per_direction=_base(shape.nic_gbit_per_s, GB / 8),
-            gpus_sharing=max(1, math.ceil(1 / _nics_per_gpu(shape, per_node) - 1e-9)),
+            bytes_per_s_per_direction=base(shape.nic_gbit_per_s, GB / 8),
+            gpus_sharing=max(1, math.ceil(1 / nics_per_gpu(shape, per_node) - 1e-9)),
         ),
-        host_link=_host_link(shape),
+        host_link=host_link(shape),
         host_memory_bytes=None if shape.host_memory_gib is None else shape.host_memory_gib * GIB,
-        host_memory_bytes_per_s=None if shape.host_memory_gb_per_s is None else _base(shape.host_memory_gb_per_s, GB),
-        storage_bytes_per_s=None if whole.storage_gb_per_s is None else _base(whole.storage_gb_per_s, GB),
+        host_memory_bytes_per_s=None if shape.host_memory_gb_per_s is None else base(shape.host_memory_gb_per_s, GB),
+        storage_bytes_per_s=None if whole.storage_gb_per_s is None else base(whole.storage_gb_per_s, GB),
         failures_per_gpu_hour=whole.failures_per_gpu_hour,
     )
 
@@ -253,15 +225,10 @@ def _gpu(path: Path, file: _GpuFile) -> Gpu:
         name=path.stem,
         kind=file.kind,
         memory_bytes=memory if file.memory_gib is None else float(round(file.memory_gib * GIB)),
-        memory_bytes_per_s=None if file.memory_gb_per_s is None else _base(file.memory_gb_per_s, GB),
-        flops_per_s={number_format: _base(tflops, TERA) for number_format, tflops in file.dense_tflops.items()},
+        memory_bytes_per_s=None if file.memory_gb_per_s is None else base(file.memory_gb_per_s, GB),
+        flops_per_s={number_format: base(tflops, TERA) for number_format, tflops in file.dense_tflops.items()},
         power_w=file.power_w,
     )
-
-
-def _base(value: float, factor: float) -> float:
-    """In base units, without the last binary digits of the product: people read them in plan.json."""
-    return float(f"{value * factor:.12g}")
 
 
 def host_memory_bytes() -> float | None:
@@ -272,7 +239,7 @@ def host_memory_bytes() -> float | None:
         return None
 
 
-def _cluster_parts(name: str, folders: Folders) -> tuple[_Node, Path, _ClusterFile, str]:
+def _cluster_parts(name: str, folders: Folders) -> tuple[Node, Path, _ClusterFile, str]:
     """The node, the GPU's file, the facts of the whole (a GPU's name is one node), and the name to show."""
     if path := find_file("clusters", name, folders):
         file = checked(read_toml(path), _ClusterFile, path)
@@ -311,72 +278,6 @@ def _check_domain(field: str, gpus: int, node_gpus: int) -> None:
         raise PlannerError(
             field, gpus, f"must be whole nodes of {node_gpus} GPUs, or a part that divides one", f"Try {near}"
         )
-
-
-def _link(name: str, gb_per_s: float, latency_us: float) -> Link:
-    return Link(name=name, bytes_per_s_per_direction=_base(gb_per_s, GB), latency_s=_base(latency_us, MICRO))
-
-
-def _host_link(node: _Node) -> Link | None:
-    """One GPU's way to host memory. Copies are large, so its latency is not asked for."""
-    if node.host_link is None or node.host_link_gb_per_s_per_direction is None:
-        return None
-    return _link(node.host_link, node.host_link_gb_per_s_per_direction, 0.0)
-
-
-def _domains(node: _Node, per_node: int, nodes: int = 1) -> Iterator[Tier]:
-    """The node file's further tiers, cut to the GPUs in use: a rack of nodes half used holds half as many, and of
-    several racks each gives as many."""
-    for tier in node.tiers:
-        inside = tier.gpus < node.gpus
-        gpus = tier.gpus if inside else _dealt(nodes, tier.gpus // node.gpus) * per_node
-        if not inside or gpus < per_node:
-            yield Tier(name=tier.name, gpus=gpus, link=_link(tier.link, tier.gb_per_s_per_direction, tier.latency_us))
-
-
-def _dealt(nodes: int, most: int) -> int:
-    """Nodes that a job takes of each rack of `most` where it needs several: the most that divide its own."""
-    return most if nodes <= most else max(count for count in range(1, most + 1) if nodes % count == 0)
-
-
-def _with_network(node: _Node, inter_gbps: float | None, intra_gbps: float | None, nics: int | None) -> _Node:
-    """The node with what was given of its links. A link of another rate has another name: no curve was measured on it.
-    Domains over the same link as a node's GPUs have its new rate too."""
-    changed: dict[str, Any] = {} if nics is None else {"nics": nics}
-    if inter_gbps is not None and inter_gbps != node.nic_gbit_per_s:
-        changed |= {"nic_gbit_per_s": inter_gbps, "inter_link": f"a network of {inter_gbps:g} Gbit/s"}
-    gb_per_s = None if intra_gbps is None else intra_gbps / 8
-    if gb_per_s is not None and gb_per_s != node.intra_link_gb_per_s_per_direction:
-        link = {"link": f"links of {intra_gbps:g} Gbit/s", "gb_per_s_per_direction": gb_per_s}
-        changed |= {f"intra_{name}": value for name, value in link.items() if name == "link"}
-        changed |= {
-            "intra_link_gb_per_s_per_direction": gb_per_s,
-            "tiers": tuple(
-                msgspec.structs.replace(tier, **link) if tier.link == node.intra_link else tier for tier in node.tiers
-            ),
-        }
-    return msgspec.structs.replace(node, **changed)
-
-
-def _network(node: _Node, tapers: Sequence[_Taper], nodes: int, per_node: int) -> tuple[Link, list[Tier]]:
-    """One GPU's share of what lies outside nodes: the widest link that this many nodes need, and the pods before it."""
-    full = _nics_per_gpu(node, per_node) * node.nic_gbit_per_s / 8
-    link = _link(node.inter_link, full, node.inter_link_latency_us)
-    pods: list[Tier] = []
-    for taper in sorted(tapers, key=lambda taper: taper.beyond_gpus):
-        pod = taper.beyond_gpus * per_node // node.gpus
-        if per_node < pod < nodes * per_node:
-            pods.append(Tier(name=f"pod of {pod}", gpus=pod, link=link))
-            link = _link(taper.link, full / taper.oversubscription, taper.latency_us)
-    return link, pods
-
-
-def _nics_per_gpu(node: _Node, per_node: int) -> float:
-    """One GPU's share of its node's network cards.
-
-    Idle neighbours free the cards that are shared, not those that stand next to another GPU.
-    """
-    return min(node.nics / per_node, max(1.0, node.nics / node.gpus))
 
 
 def _arrange(

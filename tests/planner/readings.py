@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from planner.ask.fits import kept_free
 from planner.ask.options import question
-from planner.ask.question import GROUP_AXES, kept_free
+from planner.ask.question import GROUP_AXES
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.decide.answers import Answer, Estimate
@@ -56,8 +57,8 @@ class Again:
 
     def headroom_of(self, one: Estimate) -> float:
         """Share of the device that has to stay free."""
-        asked = self.found.question.headroom
-        return kept_free(self.found.question.coefficients(one.case.runtime).bands, asked)
+        asked = self.found.question
+        return kept_free(asked.coefficients(one.case.runtime).bands, asked.headroom)
 
     @property
     def usable(self) -> str:
@@ -95,8 +96,7 @@ class Again:
             given["global_batch_size"] = str(layout.global_batch_size)
         asked = question(given)
         if network is not None:
-            cluster = msgspec.structs.replace(asked.cluster, inter_link=network)
-            asked = msgspec.structs.replace(asked, cluster=cluster)
+            asked = msgspec.structs.replace(asked, cluster=msgspec.structs.replace(asked.cluster, inter_link=network))
         (one,) = answer(asked).estimates
         assert one.case.layout == layout
         assert (one.case.cluster.nodes, one.case.cluster.gpus_per_node) == (nodes, cluster.gpus_per_node)
@@ -116,8 +116,8 @@ def layout_options(layout: Layout) -> Given:
     found |= {"sequence_parallel": layout.sequence_parallel} if layout.tp > 1 else {}
     found |= {"cp_method": layout.cp_method} if layout.cp > 1 else {}
     if layout.pp > 1:
-        found |= {"pp_schedule": layout.pp_schedule, "virtual_stages": str(layout.virtual_stages)}
-        found |= {"counted_ends": layout.counted_ends} if layout.counted_ends != "none" else {}
+        ends = {"counted_ends": layout.counted_ends} if layout.counted_ends != "none" else {}
+        found |= {"pp_schedule": layout.pp_schedule, "virtual_stages": str(layout.virtual_stages)} | ends
     if layout.zero_secondary_shard:
         found["zero_secondary_shard"] = str(layout.zero_secondary_shard)
     if layout.stage_layers is not None:
@@ -399,11 +399,9 @@ def twice_the_nodes(a: Again, said: dict[str, str]) -> dict[str, str]:
     """The shards double where nothing else is replicated; with the batch kept, half the passes or half their size."""
     layout, nodes = a.told.case.layout, a.told.case.cluster.nodes
     axis = "dp_shard" if layout.dp_shard > 1 and layout.dp_replicate == 1 else "dp_replicate"
-    changes = {axis: 2 * getattr(layout, axis)}
-    if a.found.question.job.global_batch_size:
-        half = "grad_accum" if layout.grad_accum % 2 == 0 else "micro_batch_size"
-        changes[half] = getattr(layout, half) // 2
-    twice = a.ask(nodes=2 * nodes, **changes)
+    half = "grad_accum" if layout.grad_accum % 2 == 0 else "micro_batch_size"
+    kept = {half: getattr(layout, half) // 2} if a.found.question.job.global_batch_size else {}
+    twice = a.ask(nodes=2 * nodes, **{axis: 2 * getattr(layout, axis)}, **kept)
     return {
         "nodes": str(2 * nodes), "half": str(nodes), "gain": f"{ratio(twice.throughput, a.one.throughput):.2f}",
         "then": share(twice.time.exposed_comm_s, twice.time.step_s),
@@ -592,9 +590,8 @@ def misread(given: Given, found: Answer) -> tuple[list[str], list[str]]:
         if not read:
             wrong.append(f"{given}: no reading: {reason.text}")
             continue
-        reading, match = read[0]
-        said = match.groupdict()
-        means = reading.means(again, said)
+        said = read[0][1].groupdict()
+        means = read[0][0].means(again, said)
         wrong += [
             f"{given}: {reason.text}: {name} is {means.get(name)}"
             for name, text in said.items()

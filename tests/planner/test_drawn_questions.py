@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from planner.ask.fits import FITS_FROM
 from planner.ask.options import question
-from planner.ask.question import FITS_FROM
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_byte_range, format_bytes
 from planner.cli import planner

@@ -15,7 +15,7 @@ from executor.folder.checkpoint_policy import Policy, policy
 from planner.basics.errors import PlannerError
 from planner.parallelism import rules
 from planner.parallelism.rules import AXES, DEFAULTS, OF_AXIS, OFFLOAD
-from planner.spec import Layout, presets
+from planner.spec import Layout, nodes, presets
 
 
 def case(**fields: Any) -> Any:
@@ -100,7 +100,7 @@ def node(**facts: Any) -> Any:
 @pytest.mark.parametrize(("nics", "used", "each"), [(8, 8, 1.0), (8, 2, 1.0), (4, 8, 0.5), (4, 4, 1.0), (4, 2, 1.0),
                                                     (16, 8, 2.0), (16, 4, 2.0), (1, 2, 0.5), (1, 1, 1.0)])  # fmt: skip
 def test_idle_neighbours_free_cards_that_are_shared(nics: int, used: int, each: float) -> None:
-    assert presets._nics_per_gpu(node(nics=nics), used) == each
+    assert nodes.nics_per_gpu(node(nics=nics), used) == each
 
 
 def taper(beyond: int, ratio: float) -> Any:
@@ -110,11 +110,11 @@ def taper(beyond: int, ratio: float) -> Any:
 def test_the_network_is_as_wide_as_the_farthest_pod_that_is_reached() -> None:
     """Half a card of 400 Gbit/s a GPU is 25 GB/s; beyond 32 GPUs a half of it, beyond 256 a quarter."""
     tapers = [taper(256, 4.0), taper(32, 2.0)]
-    for nodes, used, pods, rate in (
+    for count, used, pods, rate in (
         (4, 8, [], 25e9), (5, 8, [32], 12.5e9), (32, 8, [32], 12.5e9), (33, 8, [32, 256], 6.25e9),
         (4, 4, [], 50e9), (5, 4, [16], 25e9),
     ):  # fmt: skip
-        link, tiers = presets._network(node(), tapers, nodes, used)
+        link, tiers = nodes.network(node(), tapers, count, used)
         assert [one.gpus for one in tiers] == pods and link.bytes_per_s_per_direction == pytest.approx(rate)
         assert link.latency_s == pytest.approx(9e-6 if pods else 5e-6)
         if pods:
@@ -126,7 +126,7 @@ def test_domains_are_cut_to_the_gpus_in_use() -> None:
         return SimpleNamespace(name="t", gpus=gpus, link="l", gb_per_s_per_direction=10.0, latency_us=1.0)
 
     def sizes(used: int, *tiers: int) -> list[int]:
-        return [one.gpus for one in presets._domains(node(tiers=[tier(size) for size in tiers]), used)]
+        return [one.gpus for one in nodes.domains(node(tiers=[tier(size) for size in tiers]), used)]
 
     assert sizes(8, 4, 72) == [4, 72] and sizes(4, 4, 72) == [36] and sizes(2, 4) == [] and sizes(8, 2) == [2]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from planner.ask.fits import FITS_FROM
 from planner.ask.options import question, value
-from planner.ask.question import FITS_FROM, GROUP_AXES, Pins, Question
+from planner.ask.question import GROUP_AXES, Pins, Question
 from planner.basics.errors import PlannerError
 from planner.decide.estimation import answer
 from planner.decide.recommendation import recommend

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from planner.ask.fits import FITS_FROM, fit_probability, kept_free, usable_bytes, verdict
 from planner.ask.options import question
-from planner.ask.question import FITS_FROM, fit_probability, kept_free, usable_bytes, verdict
 from planner.basics import command
 from planner.basics.units import format_byte_range
 from planner.cli import planner
