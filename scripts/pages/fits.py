@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
 
-from planner.ask.question import Verdict
+from planner.ask.fits import Verdict
 from planner.calibrate.tables import FITS
 
 WORDS = get_args(Verdict)
