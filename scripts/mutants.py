@@ -4,6 +4,7 @@
     python scripts/mutants.py --seed 7     others
     python scripts/mutants.py --only N     the Nth of a seed alone, with the test that noticed it
     python scripts/mutants.py --list       the changes of a seed, and how many there are
+    python scripts/mutants.py --within executor/watch --within executor/run   of these places, processes and sockets too
 
 Quick tests are all of TESTS that are not marked slow, cluster, gpu or long, and whose file imports no framework. They
 run once to be timed, and once more to see which functions each calls. Then each change is made in a fork: in the code
@@ -388,12 +389,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, metavar="N")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--within", action="append", metavar="PLACE", help="change only modules whose path begins so")
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="keep there what the tests call, or take it from there"
     )
     given = parser.parse_args(arguments)
     os.chdir(ROOT)
-    every = every_change()
+    every = every_change(within=tuple(given.within or ()))
     changes = random.Random(given.seed).sample(every, min(given.count, len(every)))
     changes = changes if given.only is None else [changes[given.only - 1]]
     if given.list:

@@ -181,10 +181,12 @@ def _returns_text(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return words.replace(" | None", "") in ("str", "list[str]", "tuple[str, ...]", "Iterator[str]")
 
 
-def modules(root: Path = ROOT) -> list[Path]:
-    """The modules that count."""
+def modules(root: Path = ROOT, within: tuple[str, ...] = ()) -> list[Path]:
+    """The modules that count; of places that are named, those that handle processes and sockets too."""
     found = (path.relative_to(root) for package in PACKAGES for path in sorted((root / package).rglob("*.py")))
-    return [path for path in found if not _is_face(path) and not imported_by(root / path) & (FRAMEWORKS | PROCESSES)]
+    left_out = FRAMEWORKS if within else FRAMEWORKS | PROCESSES
+    named = (path for path in found if not within or str(path).startswith(within))
+    return [path for path in named if not _is_face(path) and not imported_by(root / path) & left_out]
 
 
 def _is_face(path: Path) -> bool:
@@ -247,9 +249,9 @@ def _file_of(name: str, beside: Path, root: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def every_change(root: Path = ROOT) -> list[Change]:
+def every_change(root: Path = ROOT, within: tuple[str, ...] = ()) -> list[Change]:
     """All changes of all modules that count."""
-    return [change for path in modules(root) for change in changes_of(path, root)]
+    return [change for path in modules(root, within) for change in changes_of(path, root)]
 
 
 def codes_of(change: Change, root: Path = ROOT) -> tuple[CodeType, CodeType]:
