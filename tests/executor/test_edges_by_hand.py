@@ -155,9 +155,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    ("asked", "launcher"), [("", "local"), ("slurm", "slurm"), ("join", "join"), ("other", "join")]
-)
+@pytest.mark.parametrize(("asked", "launcher"), [("", "local"), ("slurm", "slurm"), ("join", "join")])
 def test_a_run_is_of_the_launcher_that_it_was_asked_for(run: Path, asked: str, launcher: str) -> None:
     rundir.write_json(run / attempts.ASKED, Asked(launcher=asked))
     assert resume.launcher_of(run) == launcher

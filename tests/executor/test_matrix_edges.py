@@ -7,6 +7,8 @@ Not here: whole matrices (test_matrix.py), reports (test_report.py) or traces (t
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,14 +150,21 @@ def test_a_step_that_was_not_taken_has_its_batch_and_only_figures_that_are_numbe
     assert (none.bad_loss, none.bad_norm, none.action, none.why) == (None, None, "", "loss nan is not finite")
 
 
+class First(str):
+    """What a run is started from, with the folder that it is to have."""
+
+    options = SimpleNamespace(run_dir=Path("folder"), again=True)
+
+
 def test_a_run_whose_ranks_did_not_meet_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
+    monkeypatch.setattr(launch, "owned", lambda folder, *, new: nullcontext())
     monkeypatch.setattr(launch, "execute", lambda ready, echo: started.append(ready) or f"record {ready}")
     for again, ends, starts in ((None, "record first", ["first"]), ("second", "record second", ["first", "second"])):
         monkeypatch.setattr(
             launch, "tried_again", lambda ready, record, echo, again=again: again if record == "record first" else 1 / 0
         )
-        assert launch.run("first", print) == ends and started == starts  # type: ignore[arg-type, comparison-overlap]
+        assert launch.run(First("first"), print) == ends and started == starts  # type: ignore[arg-type, comparison-overlap]
         started.clear()
 
 
