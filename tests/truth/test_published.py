@@ -175,8 +175,7 @@ def test_every_published_row_is_a_case_or_has_a_reason():
         ({"method": "adapter"}, "which LLaMA-Adapter is not stated, nor how much it trains"),
         (
             {"layout__optimizer": "adamw8bit"},
-            "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors (torchao's does, and is not "
-            "modelled)",
+            "refused by a rule: adamw-8bit does not work on FSDP2's sharded tensors",
         ),
         ({"layout__switches": {"no_such": 1}}, "layout.switches: Object contains unknown field `no_such`"),
     ],

@@ -155,7 +155,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         Hub.asked.append(self.path)
-        self.send_response(200 if self.path.startswith("/openai-community/gpt2/") else 404)
+        self.send_response(200 if self.path.startswith("/somebody-else/gpt2/") else 404)
         self.end_headers()
         self.wfile.write(json.dumps(config_dict(presets.model("gpt2"))).encode())
 
@@ -180,7 +180,7 @@ def test_a_hub_is_asked_on_enter_alone_and_its_answer_is_kept(hub):
     async def body(pilot):
         counts = []
         await pilot.press("slash")
-        for letter in "openai-community/gpt2":
+        for letter in "somebody-else/gpt2":
             await pilot.press(letter)
             await pilot.pause(0.05)
         await settled(pilot)
@@ -202,7 +202,7 @@ def test_a_hub_is_asked_on_enter_alone_and_its_answer_is_kept(hub):
 
 
 def test_a_model_of_the_hub_that_was_named_when_entering_is_asked_for(hub):
-    app = ExplorerApp(inputs.typed({"model": "openai-community/gpt2", "gpus": "8"}))
+    app = ExplorerApp(inputs.typed({"model": "somebody-else/gpt2", "gpus": "8"}))
 
     async def body(pilot):
         return app.main.planned.shown.headline
