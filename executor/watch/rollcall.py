@@ -58,12 +58,13 @@ class RollCall:
         awaited = self._not_joining()
         if awaited != self._awaited:
             self._awaited, self._since, self._told = awaited, now, float("-inf")
-        if now >= max(self._since + FIRST_WORD_S, self._told + WORD_S) and (said := self.missing()):
+        if now >= max(self._since + FIRST_WORD_S, self._told + WORD_S) and (said := self.missing(so_far=True)):
             self._told = now
             self.echo(f"waiting: {said}")
 
-    def missing(self) -> str:
-        """For whom the others wait, and what to look at; empty where that does not show."""
+    def missing(self, *, so_far: bool = False) -> str:
+        """For whom the others wait, and what to look at; empty where that does not show. `so_far`: there is time left,
+        and ranks that import may take it."""
         self.came = "none"
         if absent := self.absent():
             return absent
@@ -77,9 +78,9 @@ class RollCall:
         if not awaited:
             look = "See whether they reach each other: executor check PLAN --debug-network"
             return f"{self._named(late)} came to join the others and did not meet them. {look}"
-        return self._sentence(awaited, len(ranks) - len(awaited))
+        return self._sentence(awaited, len(ranks) - len(awaited), so_far)
 
-    def _sentence(self, awaited: Sequence[int], waiting: int) -> str:
+    def _sentence(self, awaited: Sequence[int], waiting: int, so_far: bool) -> str:
         """Of ranks that do not join, for whom so many others wait: an agent that is not ready keeps every node's ranks
         from being started, and ranks that were started can do nothing about those that were not."""
         ready = rundir.ready_nodes(self.folder)
@@ -88,8 +89,8 @@ class RollCall:
             rank for rank in awaited if rundir.rank_log(self.folder, *divmod(rank, self.processes), "stderr") is None
         ]
         named = [rank for rank in unready if rank in unstarted] or unstarted or awaited
-        since_s = time.monotonic() - self._since if self._awaited is not None else IMPORT_S
-        if since_s < IMPORT_S and not self.others_first and self._import(named, unready):
+        since_s = time.monotonic() - self._since
+        if so_far and since_s < IMPORT_S and not self.others_first and self._import(named, unready):
             wait = f"; {waiting} that came first wait" if waiting else ""
             return f"{self._named(named)}: importing PyTorch, {since_s:.0f} s so far{wait}"
         why = "; " + (f"{waiting} that came first wait" if waiting else "none has joined yet")
