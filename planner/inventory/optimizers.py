@@ -111,8 +111,10 @@ def blockwise_8bit_bytes(elements: Number) -> Number:
     "an fp32 scale for 256 of them, a table of 256 fp32 numbers for each state",
 )
 def torchao_8bit_bytes(elements: Number, element_bytes: Number) -> Number:
-    """Two moments of 1 byte an element, 4 bytes a block and 1024 of a table; in the weight's own format below 4096
-    elements, and where blocks of 256 do not come out even."""
+    """Two moments of 1 byte an element, 4 bytes a block and 1024 of a table; below 4096 elements as the weight.
+
+    So they are where blocks of 256 do not come out even, too.
+    """
     coded = 2 * (elements + FP32 * elements / BLOCK_8BIT + FP32 * CODES_8BIT)
     return where(_even_blocks(elements), coded, 2 * elements * element_bytes)
 

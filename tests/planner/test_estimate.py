@@ -320,7 +320,7 @@ def test_loading_is_told_apart_from_training_where_it_takes_more():
     one = next(one for one in found.estimates if one.strategy == "zero2")
 
     assert one.memory.peak.phase == "load"
-    assert one.reasons[-1] == "training needs 73.34 GiB; loading as this trainer does 129.89 GiB"
+    assert one.reasons[-1] == "training takes 73.34 GiB on the card; loading as this trainer does 129.89 GiB"
     assert not any("loading" in reason for two in found.estimates if two.strategy == "fsdp" for reason in two.reasons)
 
 

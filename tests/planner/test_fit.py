@@ -292,7 +292,7 @@ def test_states_wait_in_host_memory_for_what_has_no_value_without():
 
     assert (gpus.value, gpus.offloaded) == (8, False)
     assert micro.offloaded and micro.best is not None and micro.best.case.layout.offload_params
-    assert "Nothing fits without offload: states wait in host memory, 119.66 GiB of 256 GiB of each node." in (
+    assert "Nothing fits without offload: states wait in host memory, 149.58 GiB of 256 GiB of each node." in (
         fit_text(found)
     )
 
