@@ -24,7 +24,7 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "deepspeed": ("deepspeed", ("data",), (1, 2, 3), False, METHODS, ALL, ("optimizer", "params")),
     "deepspeed-autotp": ("deepspeed", ("tp",), (1, 2, 3), False, ("full",), WHOLE, ()),
     "deepspeed-pipeline": ("deepspeed", ("pp", "pp x tp"), (1,), False, ("full", "lora"), WHOLE, ()),
-    "deepspeed-ulysses": ("deepspeed", ("cp (ulysses)",), (1, 2, 3), False, ("full",), WHOLE, ()),
+    "deepspeed-ulysses": ("deepspeed", ("cp (ulysses)",), (1, 2, 3), False, ("full",), WHOLE, ("optimizer", "params")),
     "transformers-tp": ("transformers", ("tp", "ep"), (3,), True, ("full",), WHOLE, ()),
 }
 

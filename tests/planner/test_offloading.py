@@ -136,7 +136,7 @@ def test_what_nothing_launches_is_not_called_too_large(capsys: pytest.CaptureFix
     assert "nothing launches it" in err
     assert run("estimate", **adam, strategy="fsdp") == 3
     out, err = capsys.readouterr()
-    assert "adamw-8bit does not work on FSDP2's sharded tensors (torchao's does" in out
+    assert "adamw-8bit does not work on FSDP2's sharded tensors" in out
     assert "othing fits" not in out and err == "error: no strategy is left to look at.\n"
 
 
