@@ -109,10 +109,10 @@ def _held(folder: Path, asked: Asked, echo: Echo) -> Iterator[None]:
     """The lock of the run folder, which all nodes of a start share: `executor resume`, and node 0 of another start,
     which puts aside what an earlier one left, have it alone."""
     rundir.read_run_plan(folder)
-    wait_s, alone = min(asked.meet_s, LEASE_S), asked.start is not None and asked.node == 0
+    alone = asked.start is not None and asked.node == 0 and rejoin.renews(folder)
     if asked.start is not None and not alone:
         rejoin.ready(folder, asked.node, asked.start, asked.meet_s, echo)
-    with held(folder, shared=not alone, wait_s=wait_s):
+    with held(folder, shared=not alone, wait_s=min(asked.meet_s, LEASE_S)):
         if asked.start is not None and alone:
             rejoin.ready(folder, asked.node, asked.start, asked.meet_s, echo)
             share(folder)

@@ -37,8 +37,17 @@ def ready(folder: Path, node: int, word: str, wait_s: float, echo: Echo) -> None
         _await(folder, node, word, wait_s, echo)
 
 
+def renews(folder: Path) -> bool:
+    """Whether node 0 of a start changes the folder: only that of a run with checkpoints."""
+    return _wanted(folder).checkpoints is not None
+
+
+def _wanted(folder: Path) -> joining.Joining:
+    return attempts.joined_by(folder) or joining.read(folder)
+
+
 def _renew(folder: Path, word: str, echo: Echo) -> None:
-    wanted = attempts.joined_by(folder) or joining.read(folder)
+    wanted = _wanted(folder)
     if wanted.checkpoints is None:
         return
     if not attempts.started(folder):

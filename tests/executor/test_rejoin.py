@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from test_cli import assert_refused, plan_file, run  # noqa: F401 (plan_file is 
 from executor.folder import joining, rundir
 from executor.folder.checkpoint_policy import Policy
 from executor.folder.joining import Joined
-from executor.run import attempts, rejoin, resume
+from executor.run import attempts, join, rejoin, resume
 from executor.run.dryrun import dry_run, write
 from executor.run.prepare import Options
 from planner.basics.errors import PlannerError
@@ -69,6 +72,30 @@ def test_a_first_start_gives_the_folder_its_word_and_others_wait_for_that(folder
     waiting.join(60)
     assert came == [1] and joining.read(folder) == replace(before, start="7.0.0")
     assert not (folder / "attempts").exists()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_comes_first_keeps_none_out_but_node_0_of_a_start_that_puts_aside(folder, writes, node):
+    """Slurm gives every start a word. The first nodes to come to a run without checkpoints may be any."""
+    if not writes:
+        joining.write(folder, replace(joining.read(folder), checkpoints=None))
+    script = (
+        "import sys, time, pathlib; from executor.folder.ownership import held\n"
+        "with held(pathlib.Path(sys.argv[1]), shared=True): print(1, flush=True); time.sleep(600)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None and other.stdout.read(1) == b"1"
+        if writes and node == 1:
+            joining.write(folder, replace(joining.read(folder), start="7.0.0"))
+        refused = pytest.raises(PlannerError, match="is in use by process")
+        asked = join.Asked(node=node, start="7.0.0", meet_s=0.1)
+        with refused if writes and node == 0 else nullcontext(), join._held(folder, asked, lambda _: None):
+            pass
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_another_word_goes_on_from_the_newest_whole_checkpoint(folder):
