@@ -29,6 +29,7 @@ from planner.studies.fit import Fitted
 from planner.studies.reply import Reply
 
 ASKED = question({"model": "llama-3.2-1b", "gpus": "8", "global_batch_size": "64"})
+LIMITS = sweep.Constraints()
 
 
 def one(seconds: float, size: float, name: int = 1) -> Candidate:
@@ -285,12 +286,12 @@ def test_a_batch_in_proportion_is_whole_and_no_larger_than_there_are(monkeypatch
     monkeypatch.setattr(
         sweep, "ask", lambda question, limits: asked.append(question.job.global_batch_size) or Reply(None)
     )
-    part = sweep._ask_in_proportion(ASKED, Fraction(1, 16))
+    part = sweep._ask_in_proportion(ASKED, Fraction(1, 16), LIMITS)
     assert part.refused and part.reason == "0.0625 sequences a GPU are no whole batch here" and not asked
-    sweep._ask_in_proportion(ASKED, Fraction(1, 8))
-    sweep._ask_in_proportion(ASKED, Fraction(sweep.LARGEST_BATCH, 8))
+    sweep._ask_in_proportion(ASKED, Fraction(1, 8), LIMITS)
+    sweep._ask_in_proportion(ASKED, Fraction(sweep.LARGEST_BATCH, 8), LIMITS)
     assert asked == [1, sweep.LARGEST_BATCH]
-    assert sweep._ask_in_proportion(ASKED, Fraction(sweep.LARGEST_BATCH + 8, 8)).refused and len(asked) == 2
+    assert sweep._ask_in_proportion(ASKED, Fraction(sweep.LARGEST_BATCH + 8, 8), LIMITS).refused and len(asked) == 2
 
 
 def test_a_plan_on_fewer_nodes_takes_the_most_and_its_own_engine_first(monkeypatch: pytest.MonkeyPatch) -> None:
