@@ -1,6 +1,6 @@
 """Every call of the tree that opens or reads a file goes through planner/basics/reading.py, or stands in EXCEPTIONS.
 
-Likewise every load of Transformers is told to run no code of a folder's. Not here: the bounds (test_reading.py).
+Likewise no load of Transformers may run code of a folder. Not here: the bounds (test_reading.py).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ EXCEPTIONS: dict[str, str] = {
     "tui/widgets/fields.py:Fields.move": "opens a list on the screen, and no file",
     "tui/widgets/fields.py:Fields.search": "opens a list on the screen, and no file",
 }
-"""Functions that read otherwise, and why what they read is bounded or nobody else's."""
+"""Functions that read otherwise, and why what they read is bounded or their own."""
 
 
 @cache

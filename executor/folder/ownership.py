@@ -109,7 +109,7 @@ def _taken(folder: Path, shared: bool, until: float) -> int:
         try:
             free = _flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             if free and _is_there(folder / LOCK, lock):
-                with suppress(OSError):  # a full disk is told of elsewhere
+                with suppress(OSError):  # a full disk is reported elsewhere
                     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode().ljust(300), 0)
                 return lock
             if not free and time.monotonic() >= until:

@@ -356,7 +356,7 @@ class _Run:
     def _judged(self, evidence: Evidence) -> Verdict:
         ending, by_host = evidence.ending, self._of_hosts()
         if by_host is not None and by_host.cause == "node lost":
-            # A host that misses its launcher ends its ranks, and the others agree to end with them: nobody asked it.
+            # A host that misses its launcher ends its ranks, and the others agree to end too: no user asked for it.
             kept = tuple(one for one in evidence.failures if not one.asked)
             evidence = replace(evidence, failures=kept)
         known = evidence.failures and not evidence.failures[0].collateral

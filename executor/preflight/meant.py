@@ -19,7 +19,7 @@ def meant(
     plan: Plan, *, random_weights: bool = False, demo_data: bool = False, data: bool = False, exported: bool = False
 ) -> Plan:
     """The plan with what the person says is meant. PlannerError for adapters on random weights, for a checkpoint beside
-    bytes that nobody chose, and for GPUs, or files for another launcher, without data; `data` are given beside it."""
+    bytes that were not asked for, and for GPUs, or files for another launcher, without data; `data` come beside it."""
     recipe = plan.job.recipe
     said = {name: True for name, given in (("random_weights", random_weights), ("demo_data", demo_data)) if given}
     recipe = msgspec.structs.replace(recipe, **said)

@@ -78,7 +78,7 @@ def debugging(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that nobody passes it on unasked."""
+    """Whether a variable's name says that it must not be passed on unasked."""
     return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: int, *, chat: bool) -> str:
-    """The text that follows a prompt, up to an end or so many tokens. A temperature of 0 takes the likeliest token.
+    """The text that follows a prompt, up to an end or a number of tokens. A temperature of 0 takes the likeliest token.
 
     In a `chat` the prompt is one turn in the folder's template where it has one, else the beginning of a text.
     """

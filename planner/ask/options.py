@@ -100,7 +100,7 @@ def question(given: Given) -> Question:
 
 
 def _assumed(given: Given, cluster: Cluster) -> tuple[str, ...]:
-    """Options of the nodes that nobody described: a GPU alone says nothing of its network and its host."""
+    """Options of the nodes that were left out: a GPU alone says nothing of its network and its host."""
     if given.get("cluster") is not None or cluster.gpu.kind == "cpu":
         return ()
     return tuple(name for name in ("inter_gbps", "host_memory") if given.get(name) is None)

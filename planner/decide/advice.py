@@ -27,7 +27,7 @@ WORTH = 0.05
 MOST = 4
 MOST_NODES = 64
 SHORTEST = 512
-"""Tokens: nobody who asked for a long context trains on less."""
+"""Tokens. Who asks for a long context trains on no less."""
 
 
 def advice(found: Answer) -> tuple[Lever, ...]:

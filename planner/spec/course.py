@@ -13,7 +13,7 @@ from planner.spec.job import Recipe, TrainingJob
 
 
 def in_steps(recipe: Recipe, global_batch_size: int) -> Recipe:
-    """The recipe with its epochs as steps of so many sequences: the fewest that show every row so often."""
+    """The recipe with its epochs as steps of that batch: the fewest that show every row so often."""
     if recipe.epochs is None or recipe.rows is None:
         return recipe
     steps = max(1, math.ceil(recipe.epochs * recipe.rows / global_batch_size - 1e-9))

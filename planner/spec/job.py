@@ -86,7 +86,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `data` is a file or folder of examples (planner/spec/datafile.py), or None for the text that ships with the project,
     which `demo_data` says is meant. `epochs` asks for passes over it in place of `steps`, which are counted when the
-    plan is made: `examples` are those of the data then and `rows` the sequences they fill, None where nobody counted.
+    plan is made: `examples` are those of the data then and `rows` the sequences they fill, None if not counted.
     `group_by_length` makes global batches of documents of similar length, so that little is padding.
     `checkpoint` is a local model folder to start from, or None for fresh weights from `seed`, which `random_weights`
     says are meant. `tokenizer` is a folder or file; BYTES is the built-in one, as is None.

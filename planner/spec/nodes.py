@@ -35,7 +35,7 @@ class NodeTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Taper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a network narrows: beyond so many GPUs each gets its cards' rate over the oversubscription."""
+    """Where a network narrows: beyond a number of GPUs each gets its cards' rate over the oversubscription."""
 
     beyond_gpus: Count
     oversubscription: Annotated[float, msgspec.Meta(ge=1)]

@@ -1,4 +1,4 @@
-"""How an optimizer steps where nobody says: learning rate, beta2 and decay by what is trained and what it begins with.
+"""How an optimizer steps by default: learning rate, beta2 and decay by what is trained and what it begins with.
 
 Not here: what an optimizer keeps (planner/inventory/optimizers.py), or the schedule (worker/world/schedule.py).
 """

@@ -104,7 +104,7 @@ def network_text(question: Question) -> str:
 
 
 def assumed_text(question: Question, shown: Iterable[Estimate]) -> list[str]:
-    """What the table assumes of hosts that nobody described, where it needs their memory."""
+    """What the table assumes of hosts that were not described, where it needs their memory."""
     there = question.cluster.host_memory_bytes
     if "host_memory" not in question.assumed or there is None or not any(one.memory.host_node_bytes for one in shown):
         return []

@@ -87,7 +87,7 @@ def test_the_second_copy_beside_offloaded_weights_is_not_predicted():
 @pytest.mark.parametrize("number", [3, 7, 8])
 def test_a_scalar_adam_on_the_host_takes_more_than_twice_what_is_predicted(number: int):
     """DeepSpeed 0.14.2 builds its Adam for scalar arithmetic (issue 6363, mended in 0.14.3): docs/decisions/0064. On
-    ce5136a these were told a third of their time, and are told 40 to 46 % now."""
+    ce5136a predicted a third of their time, and 40 to 46 % is predicted now."""
     assert 0.38 <= step_ratio(rows("gist_deepspeed_a800")[number]) <= 0.5
 
 

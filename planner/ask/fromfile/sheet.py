@@ -268,7 +268,7 @@ class Sheet:
         return PlannerError(f"{self.path}: {key}", value, rule, "Make the two agree")
 
     def close(self, known: Classes) -> Understood:
-        """The account, complete: what nobody spoke of is sorted by the format's classes of keys. Two files that say
+        """The account, complete: keys that no reader spoke of are sorted by the format's classes. Two files that say
         different things are refused (PlannerError)."""
         for option, (theirs, other, path) in self._theirs.items():
             ours, keys = self._own.get(option, (theirs, ()))
