@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from kept import checkpoint, record
 from msgspec.structs import replace
 from test_cli import assert_refused, plan_file, run  # noqa: F401 (plan_file is a fixture)
+from test_ownership import holder
 
 from executor.folder import joining, rundir
 from executor.folder.checkpoint_policy import Policy
@@ -80,13 +79,8 @@ def test_a_node_that_comes_first_keeps_none_out_but_node_0_of_a_start_that_puts_
     """Slurm gives every start a word. The first nodes to come to a run without checkpoints may be any."""
     if not writes:
         joining.write(folder, replace(joining.read(folder), checkpoints=None))
-    script = (
-        "import sys, time, pathlib; from executor.folder.ownership import held\n"
-        "with held(pathlib.Path(sys.argv[1]), shared=True): print(1, flush=True); time.sleep(600)"
-    )
-    other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE)
+    other = holder(folder, shared=True)
     try:
-        assert other.stdout is not None and other.stdout.read(1) == b"1"
         if writes and node == 1:
             joining.write(folder, replace(joining.read(folder), start="7.0.0"))
         refused = pytest.raises(PlannerError, match="is in use by process")
