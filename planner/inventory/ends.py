@@ -73,7 +73,7 @@ def walk_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     if model.positions == "learned":
         x = tape.replaced(x, _with_positions(tape, x, model, compute))
     if model.family in ("gpt2", "gpt_neox"):
-        x = compute.dropout(tape, x, model.dropout)
+        x = compute.dropout(tape, x, model.dropout, compute.weight_bytes)
     if model.embedding_norm:
         names = names_of(model.family)
         x = tape.replaced(x, walk_norm(tape, x, model, compute, norm_weights(model, names.embedding_norm, "embed")))
