@@ -14,8 +14,8 @@ from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
-from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.devices import is_math
+from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit

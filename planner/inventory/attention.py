@@ -13,7 +13,7 @@ from planner.inventory.devices import is_math
 from planner.inventory.joint import joint_projection
 from planner.inventory.llama_adapter import prompted
 from planner.inventory.names import names_of
-from planner.inventory.scores import is_written_out, math_attention, written_out_attention
+from planner.inventory.scores import is_written_out, masks_of, math_attention, written_out_attention
 from planner.inventory.tape import Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
 from planner.inventory.ulysses import dealt_attention
@@ -86,7 +86,7 @@ def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
             recompute=compute.recompute == "attention",
         )
     elif compute.recompute == "attention":
-        attended = fused.recomputed(tape, (q, k, v), partial(_core, run))
+        attended = fused.recomputed(tape, (q, k, v), partial(_core, run), masks_of(run))
     else:
         attended = _core(run, (q, k, v))
     if compute.lora is not None and compute.lora.kind != "lora":

@@ -10,7 +10,7 @@ from planner.inventory.activations import soft_cap
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
-from planner.inventory.scores import is_written_out
+from planner.inventory.scores import is_written_out, mask_count
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
@@ -120,7 +120,7 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
     if compute.masked:
         tables += (Size(per_pair=compute.element_bytes),)
     elif is_written_out(model, compute.kernels):
-        tables += (Size(per_pair=width * (2 if model.sliding_window else 1)),)
+        tables += (Size(per_pair=width),) * mask_count(model, compute)
     elif model.family == "falcon":
         tables += (Size(per_pair=1.0),)
     return tuple(tape.new(size) for size in tables)

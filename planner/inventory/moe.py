@@ -169,9 +169,9 @@ def _clamped_gate(tape: Tape, fused: Tensor) -> Tensor:
     door = tape.replaced(argument, tape.derived(argument, keeps_result=True))
     glu = ops.mul(tape, near, door)
     tape.drop(near, door)
-    raised = tape.replaced(far, tape.derived(far, passes_on=True))
+    raised = tape.derived(far, passes_on=True)
     product = ops.mul(tape, raised, glu)
-    tape.drop(raised, glu)
+    tape.drop(far, raised, glu)
     return product
 
 

@@ -8,7 +8,7 @@ Not here: the projections around it (attention.py), or flash attention (ops.py).
 from __future__ import annotations
 
 from planner.inventory.activations import soft_cap
-from planner.inventory.compute import Compute
+from planner.inventory.compute import Compute, Run
 from planner.inventory.ops import cast, cloned, copied, dropout, product_of, scaled, slices
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size
@@ -19,6 +19,22 @@ def is_written_out(model: ModelSpec, kernels: Kernels) -> bool:
     """Whether this model's attention is computed without a fused kernel."""
     sinks = model.attention_sinks and not kernels.fused_sinks
     return model.attention_soft_cap is not None or sinks or model.positions == "alibi"
+
+
+def mask_count(model: ModelSpec, compute: Compute) -> int:
+    """Masks of numbers that all layers share: of packed documents, or of attention that is written out, where layers
+    that slide have one of their own."""
+    if compute.masked:
+        return 1
+    return (2 if model.sliding_window else 1) if is_written_out(model, compute.kernels) else 0
+
+
+def masks_of(run: Run) -> tuple[Tensor, ...]:
+    """Those of the layer at hand that it keeps where it runs again: all, but that the first of layers that slide by
+    turns, which backward reaches last, has no need of the others' mask."""
+    tape, model, compute, table = run
+    masks = table[len(table) - mask_count(model, compute) :]
+    return masks[:1] if tape.layer == 0 and model.full_attention_every > 1 else masks
 
 
 def written_out_attention(
