@@ -63,9 +63,9 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     `keeps_output` for pipeline stages that hold their output until its gradient comes, `receives_into_buffer` for
     those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
-    `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
-    (forms.py). `on_cpu`: PyTorch's kernels keep other things there (devices.py), and peft asks whether CUDA's autocast
-    is on, which a CPU's is not.
+    `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
+    held or multiplied (forms.py). `on_cpu`: PyTorch's kernels keep other things there (devices.py), and peft asks
+    whether CUDA's autocast is on, which a CPU's is not.
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's

@@ -66,7 +66,10 @@ def walk_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
         if weight.trainable:
             tape.weight_grad(2 * weight.elements if model.tied else weight.elements)
 
-    tape.record(x, (), backward)
+    # What a frozen table gives is a leaf where it is asked for a gradient, and stays; of Gemma the scaled one is, which
+    # its first layer keeps anyway.
+    leaf = not weight.trainable and model.block != "sandwich"
+    tape.record(x, (x,) if leaf else (), backward)
     tape.weight = 0
     if model.block == "sandwich":  # Gemma multiplies by the root of the hidden size
         x = tape.replaced(x, ops.scaled(tape, x))

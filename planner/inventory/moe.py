@@ -120,7 +120,7 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
     sent = tape.replaced(token, tape.derived(x, x.size * moe.top_k, saved=(token,)))
     # Megatron-Core's grouped products add the first bias themselves; the second is weighed with the rows, and added.
     biases = {} if early else {role: weights.get(f"{role}.bias") for role in ("gate_up", "down")}
-    # Transformers' function has its rows and those of a bias in variables of its own until it ends, or the next is there.
+    # Transformers' function has its rows in a variable until it ends, and those of a bias until the next is there.
     added = _bias_rows(tape, biases.get("gate_up"), compute, expert)
     fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert)
     variables = [] if early else [sent]
