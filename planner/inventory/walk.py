@@ -340,7 +340,7 @@ def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, befor
 
 def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> list[str]:
     """The last product under `sac:matmul`, the MLP's own or its adapter's: nothing needs its result that comes after
-    it, but for a norm or a dropout after the branch; a linear function that keeps its input in any case (ZeRO-3's) runs,
+    it, but for a norm or a dropout after the branch; a linear function that keeps its input anyway (ZeRO-3's) runs,
     and asks for it."""
     experts = model.moe is not None and kind == "layer"
     drops = compute.probability(model.dropout) > 0
