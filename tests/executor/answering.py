@@ -25,13 +25,17 @@ Says = Callable[[int, Said], Iterable[Said]]
 
 
 class Written(Session):
-    """A host that says what a test has written down."""
+    """A host that says what a test has written down. One that was lost stays so."""
 
     says: Says
     told: list[tuple[int, Said]]
+    gone: set[str]
 
     def start(self) -> None:
         self.process = SimpleNamespace()  # type: ignore[assignment]
+        if self.machine.name in self.gone:
+            self.fail(self.refused("does not answer", "Look at it"))
+            return
         self.opened = True
         self.ready.set()
 
@@ -39,12 +43,13 @@ class Written(Session):
         if self.error is not None or message["kind"] == "beat":
             return
         self.told.append((self.place, message))
-        request = message.get("request", message)
-        for one in self.says(self.place, request):
+        self._number = message.get("number", getattr(self, "_number", None))
+        for one in self.says(self.place, message.get("request", message)):
             if one["kind"] == "lost":
+                self.gone.add(self.machine.name)
                 self.fail(self.refused("is gone", "Look at it"))
                 return
-            self.events.put((self.place, {"number": message.get("number")} | dict(one), one.get("payload", b"")))
+            self.events.put((self.place, {"number": self._number} | dict(one), one.get("payload", b"")))
 
     def close(self, patience_s: float) -> None:
         pass
@@ -98,7 +103,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[Says], list[tuple[int,
 
     def let(says: Says) -> list[tuple[int, Said]]:
         told: list[tuple[int, Said]] = []
-        made = type("Made", (Written,), {"says": staticmethod(says), "told": told})
+        made = type("Made", (Written,), {"says": staticmethod(says), "told": told, "gone": set()})
         monkeypatch.setattr(ssh, "Session", made)
         return told
 
