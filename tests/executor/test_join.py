@@ -6,38 +6,35 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from scripted import Agents, agents  # noqa: F401 (a fixture)
 
 from executor.folder import joining
 from executor.folder.joining import End, Joined
-from executor.run.dryrun import dry_run, write
+from executor.run.dryrun import DryRun, write
 from executor.run.join import Asked, check_equal, prepared
-from executor.run.prepare import Options
+from executor.run.launch import launch_spec
 from executor.run.reap import Standing, standing
 from executor.system import address
 from executor.watch.supervise import hang_up
 from planner.basics.errors import PlannerError
-from planner.spec.plan import Plan, encode_plan, read_plan
+from planner.spec.plan import Plan, encode_plan
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(agents: Agents) -> Plan:  # noqa: F811
     """Two nodes of one rank each."""
-    words = ["--model", "tiny-llama", "--cluster", "localhost", "--nodes", "2", "--gpus", "2", "--precision", "fp32"]
-    words += ["--seq-len", "32", "--global-batch-size", "4", "--strategy", "ddp", "-o", str(tmp_path / "plan.json")]
-    subprocess.run([sys.executable, "-m", "planner", "recommend", *words], check=True, capture_output=True)
-    return read_plan(tmp_path / "plan.json")
+    return agents.plan(nodes=2, processes=1)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, plan: Plan) -> Path:
-    made = tmp_path / "run"
-    write(dry_run(plan, Options(run_dir=made, nodes=2, hosts="loopback"), lambda _: None), made)
-    return made
+def folder(agents: Agents) -> Path:  # noqa: F811
+    ready = agents.ready(nodes=2, processes=1)
+    write(DryRun(ready, launch_spec(ready, 29500, {}), 29500, {}), ready.options.run_dir)
+    return ready.options.run_dir
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,6 @@ def refusal(folder: Path, node: int = 0, **asked: object) -> PlannerError:
     return caught.value
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -99,7 +95,6 @@ def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_pat
     assert "holds no join.json" in refusal(folder).sentence
 
 
-@pytest.mark.slow
 def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     assert standing(folder) == Standing("not started", "no node has joined")
     joining.claim(folder, Joined(node=0, host="red", process="1:1", refusal="no data"))
@@ -110,7 +105,6 @@ def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     assert standing(folder) == Standing("joined", "node 1 on blue (completed)")
 
 
-@pytest.mark.slow
 def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
     found = joining.read(folder)
     kept = joining.without_secrets({"HF_TOKEN": "hidden", "PROXY": "http://me:hidden@host", "PGPASSWORD": "hidden"})
@@ -157,7 +151,6 @@ def test_other_packages_and_other_contents_on_another_node_are_refused_by_name()
         check_equal(replace(blue, contents={"data": "b"}), red)
 
 
-@pytest.mark.slow
 def test_a_port_that_another_program_has_is_refused_where_node_0_is(folder, plan, tmp_path):
     found = joining.read(folder)
     with socket.socket() as thief:
