@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -14,12 +15,15 @@ from scripted import Agents, agents  # noqa: F401 (a fixture)
 
 from executor.folder import joining
 from executor.folder.joining import End, Joined
+from executor.launchers import local
 from executor.run.dryrun import DryRun, write
-from executor.run.join import Asked, check_equal, prepared
+from executor.run.join import Asked, Meeting, Node, _ended, _evidence, _host, check_equal, prepared
 from executor.run.launch import launch_spec
 from executor.run.reap import Standing, standing
 from executor.system import address
+from executor.watch.rollcall import RollCall
 from executor.watch.supervise import hang_up
+from executor.watch.verdict import Ending, Verdict
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan, encode_plan
 
@@ -172,3 +176,132 @@ def test_a_reader_that_goes_away_is_a_hang_up_and_a_file_has_none(tmp_path):
         subprocess.run(["sleep", "0.5"], check=True)
     os.close(writing)
     assert [signal.name for signal in signals] == ["SIGHUP"] and not quiet
+
+
+# -- nodes that wait for each other -----------------------------------------------------------------------------------
+
+PLACE = address.Place("10.0.0.1", "10.0.0.2", "eth0")
+RED = Joined(node=0, host="red", process="1:1", versions={"torch": "2.13"})
+BLUE = replace(RED, node=1, host="blue")
+
+
+def node(agents: Agents, folder: Path, number: int, **more: object) -> Node:  # noqa: F811
+    """A node of two of one rank each, whose claim stands in the folder."""
+    ready = agents.ready(nodes=2, processes=1, **more.pop("options", {}))  # type: ignore[arg-type]
+    hosts = local.Hosts("join", tuple(_host(one, Asked(number, host="here"), PLACE) for one in (0, 1)))
+    claim = (RED, BLUE)[number]
+    joining.claim(folder, claim)
+    made = dataclasses.replace(ready, node=number, hosts=hosts)
+    return Node(made, PLACE, 29500, claim, **more)  # type: ignore[arg-type]
+
+
+def test_a_node_is_this_host_at_its_own_address_and_others_are_elsewhere() -> None:
+    for asked, name in ((Asked(1, host="blue"), "blue"), (Asked(1), socket.gethostname())):
+        assert _host(1, asked, PLACE) == local.Host(1, name, "10.0.0.2", "eth0")
+    assert _host(0, Asked(1), PLACE) == local.Host(0, "node-0", "10.0.0.1", None, here=False)
+    assert _host(2, Asked(1), PLACE) == local.Host(2, "node-2", "node-2", None, here=False)
+    assert _host(0, Asked(0), address.Place("10.0.0.1", "10.0.0.1", "")).interface is None
+
+
+def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Path) -> None:  # noqa: F811
+    meeting = Meeting(node(agents, folder, 1))
+    (folder / "mesh" / "rank-0.json").write_text("{}")
+    assert not meeting.complete()
+    (folder / "mesh" / "rank-1.json").write_text("{}")
+    assert meeting.complete()
+
+    both = agents.ready(nodes=1, processes=2)
+    wide = Meeting(Node(dataclasses.replace(both, options=meeting.node.ready.options), PLACE, 29500, RED))
+    assert wide.complete()
+    (folder / "mesh" / "rank-0.json").unlink()
+    assert not wide.complete()
+
+
+def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_waits_for_nobody(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+) -> None:
+    scripted = Meeting(node(agents, folder, 1, options={"script": ("train.py",)}))
+    assert not scripted.complete()
+    for number in (0, 1):
+        assert not scripted.complete()
+        (log := folder / "logs" / f"node-{number}" / "run" / "attempt_0" / "0" / "stderr.log").parent.mkdir(parents=True)
+        log.touch()
+    assert scripted.complete()
+    (folder / "joined" / "node-0.json").unlink(missing_ok=True)
+    assert Meeting(node(agents, folder, 0, launched=True)).complete()
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"),
+    [
+        (RED, ""),
+        (replace(RED, end=End(status="completed", exit_code=0, message="")), ""),
+        (replace(RED, refusal="has no data"), "node 0=red: cannot join: has no data"),
+        (replace(RED, end=End(status="x", exit_code=5, message="rank 0 died")), "ended before all ranks had met: rank 0"),
+        (replace(RED, versions={"torch": "2.12"}), "node 0=red: has torch 2.12, and blue has 2.13"),
+    ],
+)
+def test_a_node_that_waits_hears_of_another_that_never_comes_and_not_of_itself(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+    other: Joined,
+    refused: str,
+) -> None:
+    meeting = Meeting(node(agents, folder, 1))
+    joining.claim(folder, other)
+    joining.update(folder, replace(BLUE, end=End(status="x", exit_code=5, message="said of itself")))
+    if not refused:
+        assert meeting.complete() is False
+    else:
+        with pytest.raises(PlannerError, match=refused):
+            meeting.complete()
+    joining.update(folder, replace(RED, refusal="has no data"))
+    assert meeting.complete() is False  # others are not looked at again within a second
+
+
+def test_nodes_that_did_not_come_are_named_by_node_0_and_node_0_by_the_others(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Meeting(node(agents, folder, 0))
+    assert first.absent() == "node 1 (rank 1) has not joined, as far as this folder on red shows"
+    assert first.hosts() == {0: "red"}
+    wide = dataclasses.replace(first.node.ready, processes=2)
+    assert "node 1 (ranks 2-3) has" in Meeting(dataclasses.replace(first.node, ready=wide)).absent()
+    last = Meeting(node(agents, folder, 1))
+    assert first.absent() == last.absent() == "" and last.hosts() == {0: "red", 1: "blue"}
+
+    asked = []
+    monkeypatch.setattr(address, "answers", lambda *where: asked.append(where) or "does not answer")
+    (folder / "joined" / "node-0.json").unlink()
+    assert last.absent() == "node 0 at 10.0.0.1:29500 does not answer"
+    assert asked == [(PLACE, 29500)]
+    monkeypatch.setattr(address, "answers", lambda *where: "")
+    assert last.absent() == ""
+
+
+def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(agents: Agents, folder: Path) -> None:  # noqa: F811
+    first, last = node(agents, folder, 0), node(agents, folder, 1)
+    ending, roll = Ending(ok=False), RollCall(folder, 1, dict, print)
+
+    def elsewhere(one: Node) -> frozenset[int]:
+        found = _evidence(one, ending, None, None, roll)
+        assert list(found.hosts) == ["red", "blue"] and found.awaited == ""
+        return found.elsewhere
+
+    assert (elsewhere(first), elsewhere(last)) == (frozenset(), frozenset({0}))
+    assert elsewhere(dataclasses.replace(first, launched=True)) == frozenset({1})
+    assert "were not started" in _evidence(
+        last, Ending(ok=False, timed_out=True), None, None, RollCall(folder, 1, lambda: {0: "red", 1: "blue"}, print)
+    ).awaited
+
+
+def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:  # noqa: F811
+    one = node(agents, folder, 1)
+    joining.update(folder, replace(BLUE, argv=("agent",)))
+    end = End(status="hung", exit_code=8, message="m", cause="c")
+    assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, argv=("agent",), end=end)
+    (folder / "joined" / "node-1.json").unlink()
+    assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, end=end)
