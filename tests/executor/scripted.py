@@ -40,7 +40,8 @@ met() {  # every rank of this node is in a process group of so many
     done
 }
 failed() {  # a rank has left with this exit code, and the agent says so
-    echo "{\"failures\": [{\"rank\": $1, \"local_rank\": 0, \"exit_code\": $2, \"time\": 1.0}]}" > failed/node-$node.json
+    left="{\"rank\": $1, \"local_rank\": 0, \"exit_code\": $2, \"time\": 1.0}"
+    echo "{\"failures\": [$left]}" > failed/node-$node.json
     exit 1
 }
 while IFS= read -r line; do

@@ -195,6 +195,21 @@ def test_a_stack_says_whether_a_rank_waits_for_others():
     assert place_of("") == ("silent", "")
 
 
+@pytest.mark.parametrize("place", hangs.DISTRIBUTED)
+def test_who_waits_is_whoever_called_what_waits_through_however_many_of_its_functions(place: str):
+    file = f"/x/site-packages{place}" if place.endswith(".py") else f"/x/site-packages{place}comm.py"
+    frames = [(file, 1, "wait"), (file, 2, "_barrier"), ("/home/me/executor/worker/world/waits.py", 3, "timed"),
+              ("/x/site-packages/torch/nn/linear.py", 4, "forward"), ("/home/me/train.py", 5, "_train"),
+              ("/home/me/main.py", 6, "main")]  # fmt: skip
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
+    stack = "\n".join(["Current thread 0x00007f00 (most recent call first):", *lines, ""])
+
+    assert place_of(stack) == ("waiting", "barrier, called from _train (train.py:5)")
+    assert place_of("\n".join([lines[-1], "", stack])) == place_of(stack)
+    inside = "\n".join(["Current thread 0x00007f00 (most recent call first):", *lines[3:], ""])
+    assert place_of(inside) == ("elsewhere", "forward (linear.py:4)")
+
+
 def hung(rank: int, state: str, step: int = 5, place: str = "f (x.py:1)") -> HungRank:
     return HungRank(rank=rank, state=state, place=place, stage="step", step=step, silent_s=61.0)
 

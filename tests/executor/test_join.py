@@ -225,7 +225,9 @@ def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_wa
     assert not scripted.complete()
     for number in (0, 1):
         assert not scripted.complete()
-        (log := folder / "logs" / f"node-{number}" / "run" / "attempt_0" / "0" / "stderr.log").parent.mkdir(parents=True)
+        (log := folder / "logs" / f"node-{number}" / "run" / "attempt_0" / "0" / "stderr.log").parent.mkdir(
+            parents=True
+        )
         log.touch()
     assert scripted.complete()
     (folder / "joined" / "node-0.json").unlink(missing_ok=True)
@@ -238,7 +240,10 @@ def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_wa
         (RED, ""),
         (replace(RED, end=End(status="completed", exit_code=0, message="")), ""),
         (replace(RED, refusal="has no data"), "node 0=red: cannot join: has no data"),
-        (replace(RED, end=End(status="x", exit_code=5, message="rank 0 died")), "ended before all ranks had met: rank 0"),
+        (
+            replace(RED, end=End(status="x", exit_code=5, message="rank 0 died")),
+            "ended before all ranks had met: rank 0",
+        ),
         (replace(RED, versions={"torch": "2.12"}), "node 0=red: has torch 2.12, and blue has 2.13"),
     ],
 )
@@ -293,9 +298,16 @@ def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(a
 
     assert (elsewhere(first), elsewhere(last)) == (frozenset(), frozenset({0}))
     assert elsewhere(dataclasses.replace(first, launched=True)) == frozenset({1})
-    assert "were not started" in _evidence(
-        last, Ending(ok=False, timed_out=True), None, None, RollCall(folder, 1, lambda: {0: "red", 1: "blue"}, print)
-    ).awaited
+    assert (
+        "were not started"
+        in _evidence(
+            last,
+            Ending(ok=False, timed_out=True),
+            None,
+            None,
+            RollCall(folder, 1, lambda: {0: "red", 1: "blue"}, print),
+        ).awaited
+    )
 
 
 def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:  # noqa: F811

@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from test_rundir import make_plan
 
 from executor.folder import rundir
 from executor.folder.checkpoint_policy import Policy
-from executor.hosts import boot, node, remote
+from executor.hosts import node, remote
 from executor.hosts.checks import host
 from executor.hosts.remote import Link
 from executor.launchers import local
@@ -192,7 +191,13 @@ def test_a_node_that_does_not_see_the_launcher_s_folder_has_one_that_goes_away(
     with node._folder(asked) as (folder, shared):
         assert (folder, shared) == (tmp_path / "id" / "node-1", False) and Path.cwd() == folder
         assert {name: (folder / name).read_text() for name in files} == files
-        assert {one.name for one in folder.iterdir() if one.is_dir()} == {"config", "logs", "mesh", "measured", "failed"}
+        assert {one.name for one in folder.iterdir() if one.is_dir()} == {
+            "config",
+            "logs",
+            "mesh",
+            "measured",
+            "failed",
+        }
         assert folder.stat().st_mode & 0o77 == 0
         mark = (tmp_path / "id" / "node-1.owner").read_text()
         assert mark == f"{os.uname().nodename} {processes.identity()}"
@@ -249,7 +254,7 @@ def test_ranks_of_an_all_reduce_are_told_who_they_are_and_what_a_person_adds(
     [
         ("exit 3", {"rank": 0, "error": "exit 3"}),
         ("echo torch is not here >&2; exit 1", {"rank": 0, "error": "torch is not here"}),
-        ("echo '{\"rank\": 1, \"error\": \"x\"}'", {"rank": 1, "error": "x"}),
+        ('echo \'{"rank": 1, "error": "x"}\'', {"rank": 1, "error": "x"}),
     ],
 )
 def test_an_all_reduce_that_says_nothing_is_told_by_its_last_words(

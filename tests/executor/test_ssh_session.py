@@ -92,8 +92,8 @@ ENDS = {f"echo {shlex.quote(said)} >&2; exit 255": rule for said, rule in NO.ite
     "echo not allowed >&2; exit 126": "starts no Python: not allowed",
     "echo first >&2; echo last >&2; exit 1": "ended before Python spoke (exit code 1): last",
     "echo $marker; say old; sleep 9": "has Python 3.9 at /py, which is too old: 3.11 is the oldest",
-    "echo $marker; say missing ', \"module\": \"yaml\"'": "has no package yaml for Python 3.9 at /py",
-    "echo $marker; say failed ', \"place\": \"/c\", \"why\": \"full\"'": "cannot keep the code in /c (full)",
+    'echo $marker; say missing \', "module": "yaml"\'': "has no package yaml for Python 3.9 at /py",
+    'echo $marker; say failed \', "place": "/c", "why": "full"\'': "cannot keep the code in /c (full)",
     "echo $marker; echo no message": "said what no host of ours says (no message:",
 }
 
