@@ -401,6 +401,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     os.chdir(ROOT)
+    if missing := [place for place in given.tests or () if not (ROOT / place).exists()]:
+        parser.error(f"there are no tests in {missing[0]}")
     every = every_change(within=tuple(given.within or ()))
     changes = random.Random(given.seed).sample(every, min(given.count, len(every)))
     changes = changes if given.only is None else [changes[given.only - 1]]

@@ -44,6 +44,7 @@ failed() {  # a rank has left with this exit code, and the agent says so
     echo "{\"failures\": [$left]}" > failed/node-$node.json
     exit 1
 }
+@first@
 while IFS= read -r line; do
     case $line in
         *'"read"'*) echo "[0, \"{\\\"as\\\": \\\"@reads@\\\"}\", \"\"]" > "/dev/fd/$MESHWRIGHT_ANSWERS_FD" ;;
@@ -86,9 +87,10 @@ class Agents:
         self.place, self.script = place, place / "agent.sh"
         self.do("")
 
-    def do(self, words: str, reads: str = "planned") -> None:
-        """What agents do once they know their ranks' environment, and as what they read the backend's file."""
-        self.script.write_text(AGENT.replace("@reads@", reads) + words + "\n")
+    def do(self, words: str, reads: str = "planned", first: str = "") -> None:
+        """What agents do once they know their ranks' environment, as what they read the backend's file, and what they
+        do `first` of all, before the launcher begins to wait."""
+        self.script.write_text(AGENT.replace("@reads@", reads).replace("@first@", first) + words + "\n")
         self.script.chmod(0o700)
 
     def plan(self, nodes: int = 1, processes: int = 2) -> Plan:

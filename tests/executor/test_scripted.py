@@ -101,7 +101,7 @@ def test_a_run_ends_as_its_agents_say_and_nothing_of_it_is_left(
     words: str,
 ) -> None:
     agents.do(words)
-    ready = ready_for(agents, start)
+    ready, before = ready_for(agents, start), signal.getsignal(signal.SIGINT)
 
     ended = start(ready, [])
 
@@ -112,7 +112,7 @@ def test_a_run_ends_as_its_agents_say_and_nothing_of_it_is_left(
     assert rundir.read_record(agents.place / "run") == ended
     assert ended.launcher == {launched: "local/loopback", joined: "join"}.get(start, "ssh")
     assert processes.processes_of(ready.run_id) == [] and list(agents.place.glob("there/*")) == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("start", [launched, joined, over_ssh, apart])
@@ -186,11 +186,11 @@ def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(agents: Agents)
 
 
 def test_ranks_that_came_and_did_not_meet_are_started_once_more_with_debugging_on(agents: Agents) -> None:  # noqa: F811
-    came = 'for rank in 0 1; do echo \'{"state": "joining"}\' > states/rank-$rank.json; done; exec sleep 60'
-    agents.do(f"mkdir -p states; {came}")
+    came = """mkdir -p states; for rank in 0 1; do echo '{"state": "joining"}' > states/rank-$rank.json; done"""
+    agents.do("exec sleep 60", first=came)
     told: list[str] = []
 
-    ended = launch.run(agents.ready(meet_s=0.2), told.append)
+    ended = launch.run(agents.ready(meet_s=0.05), told.append)
 
     assert (ended.cause, len(ended.attempts)) == ("not met", 1)
     assert environment.NETWORK_DEBUG.items() <= agents.environment(agents.place / "run").items()
