@@ -32,6 +32,9 @@ from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
 from planner.spec.plan import encode_plan
 
+OWN_PORT = local.FIRST_PORT + os.getpid() % local.PORTS
+"""From which on this process looks for ports: other tests run at the same time."""
+
 # -- a launcher that is gone ------------------------------------------------------------------------------------------
 
 
@@ -144,8 +147,8 @@ def test_a_question_that_cannot_be_answered_is_a_refusal_with_its_number(request
 
 
 def test_a_host_says_where_it_is_and_keeps_a_port_where_it_is_asked_to() -> None:
-    found = remote.look({"port": local.FIRST_PORT + 7})
-    assert found["port"] >= local.FIRST_PORT and found["executable"] == sys.executable
+    found = remote.look({"port": OWN_PORT})
+    assert local.FIRST_PORT <= found["port"] < local.FIRST_PORT + local.PORTS and found["executable"] == sys.executable
     assert found["addresses"] == {one: list(place) for one, place in address.networks().items()}
     kept = remote.look({"port": found["port"], "keep": True})["port"]
     try:
@@ -264,7 +267,7 @@ def test_an_all_reduce_that_says_nothing_is_told_by_its_last_words(
 
 
 def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, tmp_path: Path) -> None:  # noqa: F811
-    port = local.free_from(local.FIRST_PORT)
+    port = local.free_from(OWN_PORT)
     request = {"step": "reach", "node": 0, "nodes": 1, "ranks": 2, "token": "t", "port": port, "run_dir": str(tmp_path)}
     (found,) = host.answer(request | {"plan": encode_plan(agents.plan()).decode()})["findings"]
     try:

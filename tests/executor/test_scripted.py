@@ -46,8 +46,9 @@ def launched(ready: Prepared, told: list[str]) -> RunRecord:
 
 def joined(ready: Prepared, told: list[str]) -> RunRecord:
     """Node 0 of one, which somebody's own loop starts in a folder that waits for it."""
-    folder, port = ready.options.run_dir, local.free_from(local.FIRST_PORT)
-    dryrun.write(dryrun.DryRun(ready, launch.launch_spec(ready, port, {}), port, {}), folder)
+    folder, port = ready.options.run_dir, local.hold_port(ready.hosts, ready.run_id)
+    port.close()
+    dryrun.write(dryrun.DryRun(ready, launch.launch_spec(ready, port.number, {}), port.number, {}), folder)
     asked = join.Asked(0, env=ready.options.env, meet_s=ready.options.meet_s)
     return join.join(folder, asked, told.append)[1]
 
