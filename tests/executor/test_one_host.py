@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,25 @@ def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, t
         assert local.free_from(port) != port
     finally:
         local.let_go(port)
+
+
+def test_a_node_that_reaches_node_0_says_how_far_its_clock_is_from_there(
+    agents: Agents,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "_place", lambda asking: address.Place("127.0.0.1", "127.0.0.1", "lo"))
+    request = {"step": "reach", "nodes": 2, "ranks": 1, "run_dir": str(tmp_path), "expected": (1,)}
+    request |= {"token": "t", "port": local.free_from(OWN_PORT), "plan": encode_plan(agents.plan(2, 1)).decode()}
+    with ThreadPoolExecutor(1) as elsewhere:
+        first = elsewhere.submit(host.answer, request | {"node": 0})
+        second = host.answer(request | {"node": 1})
+    local.let_go(request["port"])
+
+    assert [one["status"] for one in (*first.result()["findings"], *second["findings"])] == ["pass", "pass"]
+    assert first.result()["findings"][0]["measured"] == f"{request['port']} free, 1 of 1 nodes called"
+    assert second["findings"][0]["measured"].startswith(f"127.0.0.1:{request['port']} in ")
+    assert first.result()["ahead_s"] is None and abs(second["ahead_s"]) < 10.0
 
 
 def test_inputs_that_the_plan_has_no_digest_of_are_facts_to_compare(tmp_path: Path) -> None:

@@ -207,6 +207,71 @@ def test_the_first_host_that_ends_badly_is_the_story_and_others_are_told_to_stop
     assert run.stops() == [(place, signal.SIGINT) for place in living]
 
 
+def ended_rank(rank: int, **more: object) -> Said:
+    said = {"message": "stopped after step 20", "exit_code": 143, "kind": "x", "time_ns": 5} | more
+    return sends(f"failed/rank-{rank}.json", json.dumps(said))
+
+
+def test_ranks_that_end_as_their_launcher_s_host_is_lost_were_asked_by_nobody(two: Callable[..., Run]) -> None:
+    run = two()
+    stops = ended_rank(0, cause="interrupted", refusal=True)
+
+    record = run.on(Hosts([{0: [*met(0), stops, ends(BAD)], 1: [*met(1), LOST]}]))
+
+    assert (record.status, record.exit_code) == ("node lost", 7)
+    assert record.message.startswith("blue was lost")
+
+
+@pytest.mark.parametrize("blames", [True, False])
+def test_what_a_rank_says_of_its_own_end_says_more_than_its_host_and_what_it_saw_of_others_less(
+    two: Callable[..., Run], blames: bool
+) -> None:
+    run = two()
+    kind = "ValueError" if blames else "ConnectionResetError"
+    said = ended_rank(3, kind=kind, message="the end", exit_code=1)
+    killed = OK | {"status": "training failed", "exit_code": 5, "message": "m", "cause": "out-of-memory killer"}
+
+    record = run.on(Hosts([{0: [*met(0), ends(killed)], 1: [*met(1), said, ends(BAD)]}]))
+
+    assert record.exit_code == 5
+    assert record.message == ("rank 3 on blue failed first: the end" if blames else "red: m")
+
+
+def test_a_node_that_was_stopped_is_not_the_story_whatever_it_then_says(two: Callable[..., Run]) -> None:
+    run = two()
+    full = OK | {"status": "training failed", "exit_code": 5, "message": "full", "cause": "disk full"}
+
+    record = run.on(Hosts([{0: met(0), 1: [*met(1), ends(BAD)]}], stopped={0: [ends(full)]}))
+
+    assert run.stops() == [(0, signal.SIGINT)] and record.message.startswith("blue: rank 3 failed first")
+
+
+def test_of_two_nodes_that_failed_by_themselves_the_one_whose_host_knows_more_is_the_story(
+    two: Callable[..., Run],
+) -> None:
+    run = two()
+    full = OK | {"status": "training failed", "exit_code": 5, "message": "full", "cause": "disk full"}
+
+    record = run.on(Hosts([{0: [*met(0), ends(BAD)], 1: [*met(1), ends(full)]}]))
+
+    assert (record.message, record.cause) == ("blue: full", "disk full")
+
+
+def test_a_run_s_versions_are_those_of_node_0_s_host(two: Callable[..., Run]) -> None:
+    run = two()
+    joined = [
+        sends(
+            f"joined/node-{node}.json",
+            json.dumps({"node": node, "host": "h", "process": "1:1", "versions": {"torch": f"{node}"}}),
+        )
+        for node in (0, 1)
+    ]
+
+    record = run.on(Hosts([{place: [joined[place], *DONE[place]] for place in (0, 1)}]))
+
+    assert record.versions == {"torch": "0"}
+
+
 def test_a_refusal_of_a_node_says_more_than_what_others_then_say(two: Callable[..., Run]) -> None:
     refusal = {"field": "--env", "value": None, "rule": "is not set here", "fix": "", "exit_code": 3}
     run = two()
