@@ -101,6 +101,17 @@ def test_ranks_hang_when_none_of_them_goes_on_and_their_stacks_are_printed(tmp_p
     assert all(one.poll() is None for one in ranks)  # who prints its stacks goes on
 
 
+def test_ranks_are_looked_at_once_in_a_while_however_often_that_is_asked_for(tmp_path):
+    clock = Clock()
+    watch = Watch(tmp_path, "id", 0, (0,), 1, 10.0, clock)
+    speak(tmp_path, said("step"))
+    assert watch.look() is None
+    found = []
+    for clock.now in (10.0, 10.0 + 0.9 * hangs.LOOK_S, 10.0 + hangs.LOOK_S):
+        found.append(watch.look() is not None)
+    assert found == [True, False, True]
+
+
 def test_one_rank_that_goes_on_is_no_hang(tmp_path):
     clock = Clock()
     watch = Watch(tmp_path, "id", 0, (0, 1), 2, 10.0, clock)

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,18 @@ from executor.folder import joining
 from executor.folder.joining import End, Joined
 from executor.launchers import local
 from executor.run.dryrun import DryRun, write
-from executor.run.join import Asked, Meeting, Node, _ended, _evidence, _host, check_equal, prepared
+from executor.run.join import (
+    Asked,
+    Meeting,
+    Node,
+    _ended,
+    _evidence,
+    _host,
+    _verdict,
+    check_equal,
+    join,
+    prepared,
+)
 from executor.run.launch import launch_spec
 from executor.run.reap import Standing, standing
 from executor.system import address
@@ -317,3 +329,38 @@ def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, fol
     assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, argv=("agent",), end=end)
     (folder / "joined" / "node-1.json").unlink()
     assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, end=end)
+
+
+@pytest.mark.parametrize(("asked", "host"), [(Asked(0, host="red"), "red"), (Asked(0), socket.gethostname())])
+def test_a_refusal_begins_with_the_name_that_the_host_was_given_or_its_own(
+    tmp_path: Path, asked: Asked, host: str
+) -> None:
+    with pytest.raises(PlannerError) as refused:
+        join(tmp_path, asked, print)
+    assert refused.value.field.startswith(f"{host}: ")
+
+
+@pytest.mark.parametrize("cause", ["interrupted", ""])
+def test_a_node_that_failed_waits_for_what_others_say_and_their_person_s_signal_is_the_story(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+    cause: str,
+) -> None:
+    first, _ = node(agents, folder, 0), node(agents, folder, 1)
+
+    def says_last() -> None:
+        while joining.read_joined(folder)[0].end is None:
+            pass
+        end = End(status="x", exit_code=130, message="stopped by SIGINT", cause=cause)
+        joining.update(folder, replace(BLUE, end=end))
+
+    other = threading.Thread(target=says_last, daemon=True)
+    other.start()
+    found = _verdict(first, Ending(ok=False), None, None, RollCall(folder, 1, dict, print))
+    other.join(60)
+
+    own = joining.read_joined(folder)[0].end
+    assert own is not None and (own.status, own.exit_code) == ("launch failed", 4)
+    assert (found.exit_code, found.message) == (
+        (130, "stopped by SIGINT on blue") if cause else (own.exit_code, own.message)
+    )

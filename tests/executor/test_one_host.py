@@ -10,6 +10,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -210,6 +211,26 @@ def test_a_node_that_does_not_see_the_launcher_s_folder_has_one_that_goes_away(
         with pytest.raises(PlannerError, match="cannot be made"), node._folder(asked):
             pass
     assert list(tmp_path.iterdir()) == [tmp_path / "checkpoints"]
+
+
+def test_what_a_run_left_on_a_host_is_ended_and_told(tmp_path: Path) -> None:
+    run_id = f"left-{os.getpid()}"
+    question = {"kind": "reap", "run_id": run_id, "place": str(tmp_path)}
+    assert node.reaped(question) == {"left": []}
+    for count in (1, 2):
+        env = os.environ | {processes.RUN_ID_VARIABLE: run_id}
+        left = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(count)]
+        try:
+            assert sorted(processes.processes_of(run_id)) == sorted(one.pid for one in left)
+            (tmp_path / run_id / "node-0").mkdir(parents=True)
+            (tmp_path / run_id / "node-0.owner").write_text(f"{os.uname().nodename} 1:1")
+            many = "1 process" if count == 1 else "2 processes"
+            assert node.reaped(question) == {"left": [many, "its folder"]}
+            assert [one.wait(60) for one in left] == [-signal.SIGTERM] * count and list(tmp_path.iterdir()) == []
+        finally:
+            for one in left:
+                one.kill()
+                one.wait()
 
 
 # -- an all-reduce ----------------------------------------------------------------------------------------------------

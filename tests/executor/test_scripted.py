@@ -257,13 +257,24 @@ def test_a_dry_run_says_what_each_node_would_start_and_makes_nothing(agents: Age
 LOOPS = "while :; do sleep 0.01; done"
 
 
-@pytest.mark.parametrize("start", [launched, joined])
-def test_an_agent_is_asked_to_end_before_it_is_made_to(agents: Agents, start: Start) -> None:  # noqa: F811
-    agents.do(f"trap 'echo heard > heard; exit 1' TERM; {MEETS} kill -INT $PPID; {LOOPS}")
+@pytest.mark.parametrize(("start", "nodes"), [(launched, 1), (launched, 2), (joined, 1)])
+def test_an_agent_is_asked_to_end_before_it_is_made_to(agents: Agents, start: Start, nodes: int) -> None:  # noqa: F811
+    asks = "[ $node != 0 ] || kill -INT $PPID"
+    agents.do(f"trap 'sleep 0.1; echo heard > heard; exit 1' TERM; {MEETS} {asks}; {LOOPS}")
 
-    ended = start(agents.ready(), [])
+    ended = start(agents.ready(nodes=nodes, processes=2 // nodes), [])
 
     assert ended.exit_code == 130 and (agents.place / "run" / "heard").read_text() == "heard\n"
+
+
+def test_other_agents_say_what_they_saw_after_one_that_says_nothing(agents: Agents) -> None:  # noqa: F811
+    agents.do(
+        "met 4; if [ $node = 0 ]; then touch gone; exit 1; fi; while ! [ -e gone ]; do :; done; sleep 0.3; failed 3 7"
+    )
+
+    ended = launch.run(agents.ready(nodes=2), lambda _: None)
+
+    assert (ended.failed_rank, ended.exit_code) == (3, 5) and "failed first: exit code 7" in ended.message
 
 
 def test_an_agent_that_hears_nothing_is_killed_with_its_ranks_once_a_person_asks_twice(agents: Agents) -> None:  # noqa: F811
@@ -361,3 +372,30 @@ def test_an_allocation_with_too_few_nodes_is_refused(
     with pytest.raises(PlannerError, match="and the plan needs 2") as refused:
         slurm_run.run(agents.plan(nodes=2), Options(agents.place / "run", 2), print)
     assert refused.value.exit_code == 3
+
+
+def test_a_signal_ends_the_step_of_a_run_once_through_slurm_and_is_how_it_ended(
+    agents: Agents,  # noqa: F811
+    srun: Callable[[str], None],
+) -> None:
+    options, plan = Options(agents.place / "run", 2), agents.plan(nodes=2)
+    by_slurm = replace_record(record("interrupted", 143), message="stopped by SIGTERM; after step 20", failed_rank=None)
+    (agents.place / "record").write_bytes(msgspec.json.encode(by_slurm))
+    asked, name = (
+        agents.place / "asked",
+        '"$(sed "s/.*--job-name=\\([^ ]*\\).*/\\1/" ' + str(agents.place / "words") + ')"',
+    )
+    for program, words in {
+        "squeue": f'echo "12.1 another"; echo 12.2 {name}',
+        "scancel": f'echo "$@" >> {asked}; kill -USR1 $(cat {agents.place}/pid)',
+    }.items():
+        (path := agents.place / "bin" / program).write_text(f"#!/bin/sh\n{words}\n")
+        path.chmod(0o700)
+    written = f"cp {agents.place}/record {options.run_dir}/run.json"
+    srun(f"echo $$ > {agents.place}/pid; trap '{written}; exit 1' USR1; kill -INT $PPID; {LOOPS}")
+
+    _, found = slurm_run.run(plan, options, lambda _: None)
+
+    assert asked.read_text() == "--signal=TERM 12.2\n"
+    assert (found.exit_code, found.message) == (130, "stopped by SIGINT: after step 20")
+    assert rundir.read_record(options.run_dir) == found

@@ -257,6 +257,19 @@ def test_of_two_nodes_that_failed_by_themselves_the_one_whose_host_knows_more_is
     assert (record.message, record.cause) == ("blue: full", "disk full")
 
 
+def test_ranks_of_a_host_that_says_nothing_more_are_not_held_to_have_missed_the_others(
+    two: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_run, "STOP_S", 0.0)
+    run = two()
+    said = ended_rank(0, kind="ValueError", message="the end", exit_code=1)
+
+    record = run.on(Hosts([{0: [*met(0), said, ends(BAD)], 1: []}], stopped={1: []}))
+
+    assert (record.status, record.exit_code) == ("training failed", 5)
+    assert record.message == "rank 0 on red failed first: the end"
+
+
 def test_a_run_s_versions_are_those_of_node_0_s_host(two: Callable[..., Run]) -> None:
     run = two()
     joined = [
