@@ -14,8 +14,8 @@ from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
+from planner.inventory.devices import is_math
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
-from planner.inventory.scores import is_math
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
@@ -43,7 +43,6 @@ def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
         autocast=mixed and not casts_weights,
         lora=case.lora,
         adapter_bytes=narrow if casts else adapter_bytes(case),
-        on_cpu=case.cluster.gpu.kind == "cpu",
         **parallel_compute(case),
     )
 
@@ -51,7 +50,10 @@ def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
 def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
     layout, parts = case.layout, case.parts
+    on_cpu = case.cluster.gpu.kind == "cpu"
+    math = is_math(case.model, parts, on_cpu=on_cpu)
     return {
+        "on_cpu": on_cpu,
         "recompute": "attention" if "core_attn" in layout.recompute_modules else layout.recompute,
         "modules": layout.recompute_modules,
         "kernels": parts,
@@ -62,9 +64,9 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "ep": layout.ep,
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
-        "seq_len": case.job.seq_len if parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
+        "seq_len": case.job.seq_len if math or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
         "loss_share": losses.piece_share(parts, case.tokens, case.model.vocab),
-        "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
+        "one_sequence": math and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
 
 
