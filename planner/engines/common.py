@@ -16,6 +16,7 @@ from planner.engines.base import Call
 from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
 from planner.inventory.devices import is_math
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
+from planner.inventory.scores import is_written_out
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
@@ -52,6 +53,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     layout, parts = case.layout, case.parts
     on_cpu = case.cluster.gpu.kind == "cpu"
     math = is_math(case.model, parts, on_cpu=on_cpu)
+    as_matrices = math or is_written_out(case.model, parts)
     return {
         "on_cpu": on_cpu,
         "recompute": "attention" if "core_attn" in layout.recompute_modules else layout.recompute,
@@ -66,7 +68,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if math or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
         "loss_share": losses.piece_share(parts, case.tokens, case.model.vocab),
-        "one_sequence": math and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
+        "one_sequence": as_matrices and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
     }
 
 

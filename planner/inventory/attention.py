@@ -164,9 +164,13 @@ def _queries_keys_values(run: Run, x: Tensor, weights: dict[str, Weight]) -> tup
     total = model.heads + 2 * model.kv_heads
     parts = (model.heads / total, model.kv_heads / total, model.kv_heads / total)
     q, k, v = (ops.split if model.family in ("gpt2", "gpt_neox") else ops.slices)(tape, fused, parts)
+    if model.family == "bloom":  # heads as matrices: of one sequence they lie so
+        tape.variables.append(fused)
+        if not compute.one_sequence:
+            q, k, v = (tape.replaced(one, ops.copied(tape, one)) for one in (q, k, v))
+        tape.variables += [tape.hold(one) for one in (q, k, v)]
+        return q, k, v
     tape.drop(fused)
-    if model.family == "bloom":
-        q, k, v = (tape.replaced(one, ops.copied(tape, one)) for one in (q, k, v))
     if model.family == "falcon":  # keys and values repeated for every query head, or picked out
         groups = model.heads / model.kv_heads if model.layer_norms == 2 else 1.0
         k, v = (tape.replaced(one, ops.copied(tape, one, groups)) for one in (k, v))

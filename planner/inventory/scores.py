@@ -47,7 +47,8 @@ def written_out_attention(
     else:
         tape.hold(k), tape.hold(v)
     alibi, sinks = model.positions == "alibi", model.attention_sinks
-    q_rows = tape.hold(q) if sinks else copied(tape, q)  # which turned halves, joined anew, lie head by head in
+    # BLOOM's are copies by now, and turned halves that are joined anew lie head by head, as those of one sequence do.
+    q_rows = tape.hold(q) if sinks or alibi or compute.one_sequence else copied(tape, q)
     width = compute.element_bytes * heads
     scores = product_of(tape, q_rows, k, Size(per_pair=width))
     tape.drop(q_rows)
@@ -55,7 +56,11 @@ def written_out_attention(
         scores = tape.replaced(scores, scaled(tape, scores))
     if model.attention_soft_cap is not None:
         scores = soft_cap(tape, scores)
-    scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
+    unmasked, scores = scores, cloned(tape, scores)  # the mask is added
+    if alibi:  # one function with the output's product, which has them until it ends
+        tape.variables += (unmasked, tape.hold(scores))
+    else:
+        tape.drop(unmasked)
     rows = _with_sinks(tape, scores, heads, width) if sinks else tape.hold(scores)
     ratio = 1.0 if sinks else 4.0 / compute.element_bytes
     converted = cast(tape, rows, ratio)
@@ -66,7 +71,11 @@ def written_out_attention(
     probabilities = compute.dropout(tape, narrow, model.attention_dropout)
     product = product_of(tape, probabilities, v, q.size)
     output = tape.replaced(product, copied(tape, product))
-    tape.drop(probabilities, k, v, rows)
+    tape.drop(k, v, rows)
+    if alibi:
+        tape.variables.append(probabilities)
+    else:
+        tape.drop(probabilities)
     return output
 
 

@@ -21,7 +21,7 @@ from planner.spec.formats import FORMATS
 SEED, COUNT = int(os.environ.get("SEED", "9")), 60
 LARGEST_PEAK_ERROR_PERCENT = 1.0
 DRAWS = family_draws(SEED, COUNT)
-SAMPLE = ("gpt2-packed", "gpt2-padded", "opt-packed", "falcon-padded", "gemma2-packed", "gpt_oss-padded")
+SAMPLE = ("gpt2-packed", "gpt2-padded", "opt-packed", "falcon-packed", "gemma2-packed", "bloom-padded")
 """What CI looks at, of each the first draw: dropout of attention and of branches, and attention that is written out."""
 
 
@@ -61,6 +61,6 @@ def test_every_launched_family_is_drawn_in_each_way_that_it_is_launched_in() -> 
 
 
 def test_draws_of_families_are_launched_and_the_same_for_a_seed() -> None:
-    assert family_draws(SEED, 20) == dict(list(DRAWS.items())[:20])
+    assert family_draws(SEED, COUNT) == DRAWS
     assert family_draws(SEED + 1, 20).values() != family_draws(SEED, 20).values()
     assert all(refusal(on_gpus(*drawn)) is None for drawn in DRAWS.values())
