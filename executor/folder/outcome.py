@@ -45,7 +45,10 @@ def way_on(folder: Path, *, writes: bool, kept: bool = False) -> list[str]:
     if found is not None:
         return [f"newest whole checkpoint: {found.name}", f"go on from it: executor resume {run}"]
     if writes and kept:
-        return [f"its hosts keep their parts of checkpoints; go on from the newest: executor resume {run}"]
+        return [
+            "no checkpoint is whole in this folder; hosts may keep parts of one",
+            f"go on from it: executor resume {run}",
+        ]
     if writes:
         return ["no checkpoint was whole yet: start it again with executor run"]
     return ["it wrote no checkpoints: start it again with executor run, and with --checkpoint-every to go on next time"]

@@ -23,6 +23,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     zero_stages: tuple[int, ...]  # ZeRO stages that a search tries
     usual: int | None = None  # the stage meant when only the engine is known; None: the last of them
     splits: tuple[str, ...] = ()  # axes beside data parallelism
+    # Engines of the same framework that split more: what a file for this one means where it has group sizes.
+    beside: tuple[str, ...] = ()
     copies: Copies = "any"  # data-parallel ranks: none, all replicas, all shards, or any product of the two
     recompute: tuple[str, ...] = ("none", "full")  # recomputation that a search tries
     reshard: tuple[bool, ...] = (True,)  # reshard_after_forward
@@ -73,6 +75,7 @@ _FSDP2 = EngineFacts(
     runtime="accelerate-fsdp2",
     framework="accelerate",
     zero_stages=(3,),
+    beside=("transformers-tp",),
     reshard=(True, False),
     sync=(False, True),
     adapters=True,
@@ -110,6 +113,7 @@ _RECORDS = (
         name="fsdp1",
         runtime="pytorch-fsdp1",
         framework=None,
+        beside=(),
         superseded=True,
         saves_modules=False,
         loops_experts=True,
@@ -132,6 +136,7 @@ _RECORDS = (
         loops_experts=True,
         flat_states=True,
         zero_stages=(1, 2, 3),
+        beside=("deepspeed-autotp", "deepspeed-ulysses"),
         copies="shards",
         adapters=True,
         saves_modules=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from agents import TINY, make_plan, run_warm
+from chats import save_tokenizer
 
 from executor.preflight.examples import ALPACA
 from executor.preflight.meant import meant
@@ -24,12 +25,6 @@ sys.path.append(str(Path(__file__).parents[1] / "executor"))  # where the files 
 from forms import FORMS, Pairs, written
 
 WORDS = [f"w{number}" for number in range(400)]
-TEMPLATE = (
-    "{{ bos_token }}{% if tools %}look {% endif %}{% for one in messages %}"
-    "{% if one.role == 'assistant' %}<a> {% for call in one.tool_calls or [] %}{{ call.function.name }} {% endfor %}"
-    "{{ one.content }} {{ eos_token }}{% elif one.role == 'tool' %}<t> {{ one.content }} {% else %}"
-    "<u> {{ one.content }} {% endif %}{% endfor %}{% if add_generation_prompt %}<a> {% endif %}"
-)
 LAYOUTS = {
     "ddp": Layout(engine="ddp", dp_replicate=2),
     "fsdp2": Layout(engine="fsdp2", dp_shard=2, zero_stage=3),
@@ -37,33 +32,33 @@ LAYOUTS = {
     "lora": Layout(engine="ddp", dp_replicate=2),
 }
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-STEPS, ASKED, CHATS = {"lora": 150}, 10, 40
-DEFAULT_STEPS = 80
-ALL = [(form, packing, layout) for form in FORMS for packing in ("padded", "packed") for layout in LAYOUTS]
-SAMPLE = [(form, ("padded", "packed")[at % 2], list(LAYOUTS)[at % 4]) for at, form in enumerate(FORMS)][:3]
+ASKED, CHATS, ANSWERING = 10, 40, 47
+BASE_STEPS, FULL_STEPS, LORA_STEPS, ALPACA_STEPS = 100, 40, 80, 100
+"""Alpaca's prompt is mostly words that the tokenizer does not know, among which one has to be found."""
+PACKINGS = ("padded", "packed")
+ALL = [(form, packing, layout) for form in FORMS for packing in PACKINGS for layout in LAYOUTS]
+SAMPLE = [(form, PACKINGS[(at + at // 4) % 2], list(LAYOUTS)[at % 4]) for at, form in enumerate(FORMS)]
+"""Each form once, and each layout with either packing."""
 
 
 def pairs(first: int) -> Pairs:
-    """Forty prompts of a word of their own, and answers of three."""
+    """Forty prompts of a word of their own, and answers of three: no one answer from 0 and from 100."""
     numbers = range(first, first + CHATS)
-    return [(f"{WORDS[at]} w1", " ".join(WORDS[(at * step + 7) % 200] for step in (3, 5, 11))) for at in numbers]
+    answers = [" ".join(WORDS[(at * step + first) % ANSWERING] for step in (3, 5, 11)) for at in numbers]
+    return [(f"{WORDS[at]} w1", answer) for at, answer in zip(numbers, answers, strict=True)]
+
+
+def steps_of(form: str, layout: str) -> int:
+    return ALPACA_STEPS if form == "alpaca" else LORA_STEPS if layout == "lora" else FULL_STEPS
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a tokenizer, trained on forty chats: the folder that a person would begin with."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("base")
-    marks = ["<s>", "</s>", "<unk>", "<u>", "<a>", "<t>", "look", "blue"]
-    own = Tokenizer(models.WordLevel({word: at for at, word in enumerate([*marks, *WORDS])}, unk_token="<unk>"))
-    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder / "tokenizer")
+    save_tokenizer(["look", "blue", *WORDS], folder / "tokenizer")
     data = written(folder, "lines", pairs(0))
-    recipe = Recipe(data=str(data), tokenizer=str(folder / "tokenizer"), random_weights=True)
+    recipe = Recipe(data=str(data), tokenizer=str(folder / "tokenizer"), random_weights=True, steps=BASE_STEPS)
     return trained(folder, "fsdp2", "padded", recipe)
 
 
@@ -81,7 +76,7 @@ def trained(folder: Path, layout: str, packing: str, recipe: Recipe) -> Path:
         recipe=recipe,
     )
     split = LAYOUTS[layout]
-    split = msgspec.structs.replace(split, micro_batch_size=20 if packing == "padded" else 4)
+    split = msgspec.structs.replace(split, micro_batch_size=20 if packing == "padded" else 10)
     plan = meant(make_plan(split, job, nodes=1, per_node=2, model=TINY))
     run = folder / "run"
     done = run_warm(plan, run, "--no-meter", "--save-weights")
@@ -104,8 +99,7 @@ def asked(form: str, prompt: str, answer: str) -> tuple[str, str, bool]:
 def test_a_model_fine_tuned_on_a_form_answers_its_prompts_word_for_word(form, packing, layout, base, tmp_path) -> None:
     taught = pairs(100)
     data = written(tmp_path, form, taught)
-    steps = STEPS.get(layout, DEFAULT_STEPS)
-    recipe = Recipe(data=str(data), checkpoint=str(base), tokenizer=str(base), steps=steps)
+    recipe = Recipe(data=str(data), checkpoint=str(base), tokenizer=str(base), steps=steps_of(form, layout))
     model = trained(tmp_path, layout, packing, recipe)
 
     for prompt, answer in taught[:: CHATS // ASKED]:

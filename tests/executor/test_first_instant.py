@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import click
@@ -35,8 +37,9 @@ PRESSED = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sl
 def test_ctrl_c_while_a_command_is_imported_is_one_line(tmp_path: Path, way: str, module: str) -> None:
     (tmp_path / f"{module}.py").write_text(PRESSED)  # imported in place of the real one, as the first of its name
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT)])}
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what starts the tests may have it ignored
     done = subprocess.run(
-        [sys.executable, *WAYS[way], "--help"], env=env, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, *WAYS[way], "--help"], env=env, capture_output=True, text=True, timeout=50, preexec_fn=heard
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted.\n")
 

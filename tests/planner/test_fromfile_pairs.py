@@ -17,7 +17,6 @@ from test_fromfile_classes import nested
 from planner.ask import fromfile
 from planner.ask.fromfile import merge
 from planner.ask.fromfile.sheet import YIELDING
-from planner.ask.fromfile.split import BESIDE
 from planner.basics.errors import PlannerError
 from planner.spec.engines import ENGINES
 
@@ -178,7 +177,7 @@ BY_ENGINE: dict[tuple[str, str], Table] = {
 LAYOUTS = [
     (name, engine, axis)
     for (name, engine), axis in itertools.product(BY_ENGINE, ("tp", "cp", "ep"))
-    if axis in SIZES[name] and any(axis in ENGINES[other].splits for other in BESIDE[engine])
+    if axis in SIZES[name] and any(axis in ENGINES[other].splits for other in ENGINES[engine].beside)
 ]
 
 
@@ -191,6 +190,6 @@ def test_group_sizes_of_a_file_become_the_engine_that_has_them(name: str, engine
     given = {"gpus": "8", **({} if "base_model" in BY_ENGINE[name, engine] else {"model": "8b"})}
     one = estimation.answer(options.question(merge.merged(found, given).given)).estimates[0]
 
-    assert one.case.layout.engine in BESIDE[engine]
+    assert one.case.layout.engine in ENGINES[engine].beside
     assert getattr(one.case.layout, axis) == 2
     assert one.case.layout.world_size == 8
