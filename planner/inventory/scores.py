@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from planner.inventory.activations import soft_cap
 from planner.inventory.compute import Compute, Run
+from planner.inventory.devices import is_math
 from planner.inventory.ops import cast, cloned, copied, dropout, product_of, scaled, slices
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size
@@ -19,6 +20,11 @@ def is_written_out(model: ModelSpec, kernels: Kernels) -> bool:
     """Whether this model's attention is computed without a fused kernel."""
     sinks = model.attention_sinks and not kernels.fused_sinks
     return model.attention_soft_cap is not None or sinks or model.positions == "alibi"
+
+
+def has_scores(model: ModelSpec, kernels: Kernels, *, on_cpu: bool) -> bool:
+    """Whether scores of every pair of tokens exist as tensors, by the family's code or by PyTorch's."""
+    return is_written_out(model, kernels) or is_math(model, kernels, on_cpu=on_cpu)
 
 
 def mask_count(model: ModelSpec, compute: Compute) -> int:

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from planner.inventory.block import layer_parts, walk_layer
 from planner.inventory.compute import Compute, Run
-from planner.inventory.devices import is_math
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
-from planner.inventory.scores import is_written_out, mask_count, masks_of
+from planner.inventory.scores import has_scores, mask_count, masks_of
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, second_products, unit_weights
@@ -358,7 +357,7 @@ def saved_results(model: ModelSpec, compute: Compute, kind: str) -> dict[str, Si
     for weight in weights:
         if len(weight.shape) == 2 and weight not in again:
             found |= _products(compute, weight)
-    if is_written_out(model, compute.kernels) or is_math(model, compute.kernels, on_cpu=compute.on_cpu):
+    if has_scores(model, compute.kernels, on_cpu=compute.on_cpu):
         return found  # of batched products and a softmax, which are made again
     heads = compute.heads(model.heads)
     return found | {ATTENDED: Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)}
