@@ -5,6 +5,7 @@
     python scripts/mutants.py --only N     the Nth of a seed alone, with the test that noticed it
     python scripts/mutants.py --list       the changes of a seed, and how many there are
     python scripts/mutants.py --within executor/watch --within executor/run   of these places, processes and sockets too
+    python scripts/mutants.py --within executor/run --tests tests/executor    asking only these tests: sooner
 
 Quick tests are all of TESTS that are not marked slow, cluster, gpu or long, and whose file imports no framework. They
 run once to be timed, and once more to see which functions each calls. Then each change is made in a fork: in the code
@@ -63,9 +64,10 @@ Key = tuple[str, str]
 class Record(msgspec.Struct, frozen=True):
     """The quick tests without a change: processor time of each in seconds, and the functions that each calls.
 
-    `imported` are the functions that importing and collecting call.
+    `imported` are the functions that importing and collecting call, `asked` the places of the tests.
     """
 
+    asked: tuple[str, ...] = TESTS
     failed: str = ""
     seconds: dict[str, float] = {}
     calls: dict[str, list[Key]] = {}
@@ -123,14 +125,14 @@ class Collected:
 Loop = Callable[[Collected, list[pytest.Item]], None]
 
 
-def collect(loop: Loop) -> str:
-    """Collect the quick tests and hand them to `loop`. The first failure."""
+def collect(loop: Loop, tests: Sequence[str]) -> str:
+    """Collect the quick ones of `tests` and hand them to `loop`. The first failure."""
     from hypothesis import settings
 
     settings.register_profile("mutants", database=None, derandomize=True, deadline=None)
     settings.load_profile("mutants")
     plugin = Collected(loop)
-    places = [place for place in TESTS if (ROOT / place).exists()]
+    places = [place for place in tests if (ROOT / place).exists()]
     code = pytest.main(["-q", "-m", MARKS, "-p", "no:cacheprovider", *places], plugins=[plugin])
     wrong = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
     return plugin.failed or (f"pytest: {code!r}" if wrong else "")
@@ -187,8 +189,8 @@ class Fork:
         return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "exit"
 
 
-def timed() -> Record:
-    """The quick tests' seconds."""
+def timed(tests: Sequence[str]) -> Record:
+    """The seconds of quick tests."""
     seconds: dict[str, float] = {}
 
     def loop(plugin: Collected, items: list[pytest.Item]) -> None:
@@ -197,7 +199,7 @@ def timed() -> Record:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             seconds[item.nodeid] = _cpu_s() - before
 
-    return Record(failed=collect(loop), seconds=seconds)
+    return Record(failed=collect(loop, tests), seconds=seconds)
 
 
 def _cpu_s() -> float:
@@ -206,7 +208,7 @@ def _cpu_s() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def traced() -> Record:
+def traced(tests: Sequence[str]) -> Record:
     """The functions that each quick test calls."""
     calls: dict[str, list[Key]] = {}
     imported: list[Key] = []
@@ -232,21 +234,24 @@ def traced() -> Record:
 
     threading.settrace(trace)
     sys.settrace(trace)
-    failed = collect(loop)
+    failed = collect(loop, tests)
     sys.settrace(None)
     return Record(failed=failed, calls=calls, imported=imported)
 
 
-def recorded(kept: Path | None) -> Record:
-    """Timed and traced; or as kept in a file by an earlier call."""
+def recorded(kept: Path | None, tests: Sequence[str]) -> Record:
+    """Timed and traced; or as kept in a file by an earlier call that asked the same tests."""
     if kept is not None and kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=Record)
-    times, calls = (one.answer(Record) for one in [Fork(timed), Fork(traced)])
+        record = msgspec.json.decode(kept.read_bytes(), type=Record)
+        if record.asked != tuple(tests):
+            raise SystemExit(f"{kept} is of {' '.join(record.asked)}: name another file")
+        return record
+    times, calls = (one.answer(Record) for one in [Fork(partial(timed, tests)), Fork(partial(traced, tests))])
     if isinstance(times, str) or isinstance(calls, str):
         raise SystemExit(f"the quick tests end without a change by {times if isinstance(times, str) else calls}")
     if failed := times.failed or calls.failed:
         raise SystemExit(f"{failed} fails without a change")
-    record = msgspec.structs.replace(calls, seconds=times.seconds)
+    record = msgspec.structs.replace(calls, asked=tuple(tests), seconds=times.seconds)
     if kept is not None:
         kept.write_bytes(msgspec.json.encode(record))
     return record
@@ -261,7 +266,7 @@ class Suite:
     """The quick tests, by what they call."""
 
     def __init__(self, record: Record) -> None:
-        self.seconds, self.imported = record.seconds, set(record.imported)
+        self.asked, self.seconds, self.imported = record.asked, record.seconds, set(record.imported)
         self.by_function: dict[Key, list[str]] = defaultdict(list)
         self.by_file: dict[str, set[str]] = defaultdict(set)
         # Quick tests of few functions are about these.
@@ -339,7 +344,7 @@ def on_import(suite: Suite, attempt: Attempt) -> Ending:
         endings.append(run(plugin, items, suite.seconds))
 
     make_on_import(attempt)
-    failed = collect(loop)
+    failed = collect(loop, suite.asked)
     return endings[0] if endings else Ending(failed or "(collecting)", 0)
 
 
@@ -377,7 +382,7 @@ def endings_of(changes: Sequence[Change], suite: Suite, jobs: int) -> dict[Chang
         endings.update(attempt_all(later, partial(alive, suite, by_name, plugin), jobs))
 
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-        collect(loop)
+        collect(loop, suite.asked)
     return endings
 
 
@@ -390,11 +395,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--within", action="append", metavar="PLACE", help="change only modules whose path begins so")
+    parser.add_argument("--tests", action="append", metavar="PLACE", help=f"ask only these (else {' '.join(TESTS)})")
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="keep there what the tests call, or take it from there"
     )
     given = parser.parse_args(arguments)
     os.chdir(ROOT)
+    if missing := [place for place in given.tests or () if not (ROOT / place).exists()]:
+        parser.error(f"there are no tests in {missing[0]}")
     every = every_change(within=tuple(given.within or ()))
     changes = random.Random(given.seed).sample(every, min(given.count, len(every)))
     changes = changes if given.only is None else [changes[given.only - 1]]
@@ -405,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    record = recorded(given.record)
+    record = recorded(given.record, given.tests or TESTS)
     return report(changes, endings_of(changes, Suite(record), given.jobs), record, every=given.only is not None)
 
 

@@ -45,7 +45,7 @@ def test_one_fits():
 """
 
 
-def mutants(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
+def mutants(folder: Path, test: str, *words: str) -> subprocess.CompletedProcess[str]:
     """The answer of scripts/mutants.py in a project of its own."""
     for name, text in {
         "planner/__init__.py": "",
@@ -56,9 +56,12 @@ def mutants(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     shutil.copytree(
-        SCRIPTS, folder / "scripts", ignore=lambda _, names: [n for n in names if "mutat" not in n and "mutan" not in n]
+        SCRIPTS,
+        folder / "scripts",
+        dirs_exist_ok=True,
+        ignore=lambda _, names: [n for n in names if "mutat" not in n and "mutan" not in n],
     )
-    script = [sys.executable, str(folder / "scripts" / "mutants.py")]
+    script = [sys.executable, str(folder / "scripts" / "mutants.py"), *words]
     return subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -74,6 +77,21 @@ def test_a_change_lives_where_no_test_looks_and_is_named(tmp_path: Path) -> None
     assert "lives after 0 tests: planner/bound.py:13 room: MOST - size  ->  MOST + size" in blind.stdout
     assert "\n1 of 4 changes noticed" in blind.stdout
     assert blind.returncode == 1
+
+
+@pytest.mark.slow
+def test_only_the_tests_that_are_named_are_asked_and_a_record_of_them_serves_no_others(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "executor").mkdir(parents=True)
+    (tmp_path / "tests" / "executor" / "test_blind.py").write_text(BLIND)
+    record = str(tmp_path / "record")
+
+    asked = mutants(tmp_path, WATCHED, "--tests", "tests/executor", "--record", record)
+    others = mutants(tmp_path, WATCHED, "--record", record)
+    none = mutants(tmp_path, WATCHED, "--tests", "tests/nowhere")
+
+    assert "\n1 of 4 changes noticed; 1 quick tests" in asked.stdout, asked
+    assert "is of tests/executor: name another file" in others.stderr, others
+    assert "there are no tests in tests/nowhere" in none.stderr, none
 
 
 @pytest.mark.parametrize(

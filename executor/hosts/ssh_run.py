@@ -251,10 +251,10 @@ class _Run:
         while len(self.ends) < len(self.machines):
             self._hear(number)
             now = time.monotonic()
-            for one in signals[passed:]:
+            for one in (came := signals[passed:]):
                 self._stop(one)
                 give_up = now + self._patience_s(signals)
-            passed = len(signals)
+            passed += len(came)  # others may have come meanwhile
             together = together or all_met(self.folder, self.ready.ranks)
             if not self.stopped:
                 self.roll.call()

@@ -15,7 +15,7 @@ from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
-from planner.inventory.scores import is_math
+from planner.inventory.scores import has_scores
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
@@ -34,8 +34,7 @@ def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
     (FSDP2's parameter dtype) the gathered weights are 16-bit already, so autocast finds nothing left to cast and the
     code computes as in pure-bf16.
     """
-    mixed = case.job.precision in MIXED
-    narrow = float(BYTES["bf16"])
+    mixed, narrow = case.job.precision in MIXED, float(BYTES["bf16"])
     casts = mixed and casts_weights
     return Compute(
         weight_bytes=narrow if casts else base_weight_bytes(case),
@@ -43,15 +42,16 @@ def accelerate_compute(case: Case, *, casts_weights: bool) -> Compute:
         autocast=mixed and not casts_weights,
         lora=case.lora,
         adapter_bytes=narrow if casts else adapter_bytes(case),
-        on_cpu=case.cluster.gpu.kind == "cpu",
         **parallel_compute(case),
     )
 
 
 def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
-    layout, parts = case.layout, case.parts
+    layout, parts, on_cpu = case.layout, case.parts, case.cluster.gpu.kind == "cpu"
+    scores, micro = has_scores(case.model, parts, on_cpu=on_cpu), layout.micro_batch_size
     return {
+        "on_cpu": on_cpu,
         "recompute": "attention" if "core_attn" in layout.recompute_modules else layout.recompute,
         "modules": layout.recompute_modules,
         "kernels": parts,
@@ -62,9 +62,9 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "ep": layout.ep,
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
-        "seq_len": case.job.seq_len if parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
+        "seq_len": case.job.seq_len if scores or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
         "loss_share": losses.piece_share(parts, case.tokens, case.model.vocab),
-        "one_sequence": is_math(case.model) and (is_column(layout.micro_batch_size) or layout.micro_batch_size == 1),
+        "one_sequence": scores and (is_column(micro) or micro == 1),
     }
 
 

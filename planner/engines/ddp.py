@@ -20,6 +20,7 @@ from planner.engines.common import (
     weights_are_columns,
 )
 from planner.inventory import Compute, Moment
+from planner.inventory.ends import first_weights
 from planner.parallelism import data
 from planner.parallelism.case import UNITS, Case, once
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -140,7 +141,8 @@ def finished_elements(case: Case, moment: Moment) -> Number:
     """Elements of trained weights whose gradient this backward has made so far."""
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
-    return moment.unit_grads + case.done(moment, {unit: case.elements(unit, trainable=True) for unit in UNITS})
+    elements = {unit: case.elements(unit, trainable=True) for unit in UNITS}
+    return moment.unit_grads + case.done(moment, elements | {"tail": elements["tail"] - late_elements(case)})
 
 
 def finished_bytes(case: Case, moment: Moment) -> Number:
@@ -148,7 +150,9 @@ def finished_bytes(case: Case, moment: Moment) -> Number:
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
     made = moment.unit_grads * trained_element_bytes(case, moment.unit)
-    return made + case.done(moment, {unit: unit_grad_bytes(case, unit) for unit in UNITS})
+    sizes = {unit: unit_grad_bytes(case, unit) for unit in UNITS}
+    late = late_elements(case) * trained_element_bytes(case, "tail")
+    return made + case.done(moment, sizes | {"tail": sizes["tail"] - late})
 
 
 def waiting_elements(case: Case, moment: Moment) -> Number:
@@ -156,8 +160,23 @@ def waiting_elements(case: Case, moment: Moment) -> Number:
     before it adds them to what earlier micro-batches left."""
     if not case.walked_model.tied or moment.phase != "backward" or moment.unit == "loss":
         return 0
-    table: Number = sum(one.elements for one in case.units()["tail"] if one.trainable and len(one.shape) == 2)
+    late = late_names(case)
+    tail = (one for one in case.units()["tail"] if one.trainable and one.name not in late)
+    table: Number = sum(one.elements for one in tail if len(one.shape) == 2)
     return minimum(moment.unit_grads, table) if moment.unit == "tail" else table
+
+
+def late_names(case: Case) -> set[str]:
+    """Weights that stand in a tied head's unit and whose gradients come with the lookup's, after all layers':
+    positions, and the norm of embeddings."""
+    return {one.name for one in first_weights(case.model)[1:]} if case.walked_model.tied else set()
+
+
+@once
+def late_elements(case: Case) -> Number:
+    """Elements of those that are trained."""
+    late = late_names(case)
+    return sum(one.elements for one in case.units()["tail"] if one.trainable and one.name in late)
 
 
 def step(case: Case) -> Held:

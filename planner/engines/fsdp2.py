@@ -29,7 +29,7 @@ from planner.engines.common import (
     trained_element_bytes,
     trained_states,
 )
-from planner.engines.ddp import waiting_elements
+from planner.engines.ddp import late_elements, waiting_elements
 from planner.engines.fsdp2_units import Communication, Units, kept, kept_with_table, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment, Weight
@@ -279,7 +279,8 @@ def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
         element = grad_element_bytes(case, moment.unit)
         at_work: Number = (moment.unit_grads + moment.in_flight) * element
         if case.walked_model.tied and moment.unit != "tail":
-            at_work = at_work + units.scattered["tail"]  # reduced last: the lookup's gradient is still to come
+            # Reduced last: the lookup's gradient is still to come, and those of what the lookup alone reads.
+            at_work = at_work + units.scattered["tail"] - late_elements(case) * element
         later_tail: dict[str, Number] = {"tail": 0.0} if case.walked_model.tied else {}
         done, done_shards = case.done(moment, units.scattered | later_tail), case.done(moment, shards | later_tail)
         if not later:

@@ -9,12 +9,13 @@ from functools import partial
 
 from planner.inventory import fused, ops, rotary
 from planner.inventory.compute import Run
+from planner.inventory.devices import is_math
 from planner.inventory.joint import joint_projection
 from planner.inventory.llama_adapter import prompted
 from planner.inventory.names import names_of
-from planner.inventory.scores import is_math, is_written_out, math_attention, written_out_attention
+from planner.inventory.scores import is_written_out, masks_of, math_attention, written_out_attention
 from planner.inventory.tape import Tensor
-from planner.inventory.tensors import Size, Weight, matrix, with_bias
+from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
 from planner.inventory.ulysses import dealt_attention
 from planner.spec import ModelSpec
 
@@ -80,12 +81,12 @@ def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
             groups=model.heads // model.kv_heads,
             element_bytes=compute.element_bytes,
             probability=model.attention_dropout,
-            mask_share=compute.mask_bytes / compute.element_bytes,
+            mask_share=compute.mask_share(compute.element_bytes),
             sequence_ranks=compute.cp,
             recompute=compute.recompute == "attention",
         )
     elif compute.recompute == "attention":
-        attended = fused.recomputed(tape, (q, k, v), partial(_core, run))
+        attended = fused.recomputed(tape, (q, k, v), partial(_core, run), masks_of(run))
     else:
         attended = _core(run, (q, k, v))
     if compute.lora is not None and compute.lora.kind != "lora":
@@ -123,12 +124,15 @@ def _attended(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
     groups = model.heads // model.kv_heads
     if is_written_out(model, compute.kernels):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
-    if is_math(model):
-        element, one = compute.element_bytes, compute.one_sequence
-        return math_attention(tape, q, k, v, heads=heads, groups=groups, element_bytes=element, one_sequence=one)
     # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
     own = model.family == "falcon" and not compute.masked
     mask = Size(per_pair=compute.element_bytes) if own else None
+    if is_math(model, compute.kernels, on_cpu=compute.on_cpu):
+        causal = NOTHING if own or compute.masked else Size(fixed=4.0 * compute.seq_len**2)
+        return math_attention(
+            tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes, mask=mask or NOTHING,
+            causal=causal, probability=compute.probability(model.attention_dropout), one_sequence=compute.one_sequence,
+        )  # fmt: skip
     repeated: tuple[Tensor, ...] = ()
     if compute.masked and groups > 1:
         # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
@@ -160,9 +164,13 @@ def _queries_keys_values(run: Run, x: Tensor, weights: dict[str, Weight]) -> tup
     total = model.heads + 2 * model.kv_heads
     parts = (model.heads / total, model.kv_heads / total, model.kv_heads / total)
     q, k, v = (ops.split if model.family in ("gpt2", "gpt_neox") else ops.slices)(tape, fused, parts)
+    if model.family == "bloom":  # heads as matrices: of one sequence they lie so
+        tape.variables.append(fused)
+        if not compute.one_sequence:
+            q, k, v = (tape.replaced(one, ops.copied(tape, one)) for one in (q, k, v))
+        tape.variables += [tape.hold(one) for one in (q, k, v)]
+        return q, k, v
     tape.drop(fused)
-    if model.family == "bloom":
-        q, k, v = (tape.replaced(one, ops.copied(tape, one)) for one in (q, k, v))
     if model.family == "falcon":  # keys and values repeated for every query head, or picked out
         groups = model.heads / model.kv_heads if model.layer_norms == 2 else 1.0
         k, v = (tape.replaced(one, ops.copied(tape, one, groups)) for one in (k, v))

@@ -81,9 +81,12 @@ def walk_layer(run: Run, x: Tensor, kind: str) -> Tensor:
     if model.block == "parallel":
         return _parallel(run, x, parts)
     normal = compute.gather(tape, _normed(run, x, parts["norm0"], apart=model.mla is not None))
+    if model.family == "bloom":  # its attention adds the residual itself, while the layer has the norm's result
+        tape.variables.append(tape.hold(normal))
     attended = tape.replaced(normal, _attention(run, normal, parts))
     attended = _after(run, attended, parts.get("norm2"))
     middle = tape.replaced(attended, ops.add(tape, x, attended))
+    tape.end_call()
     if "mlp" in compute.modules and "router" not in parts["mlp"]:
         down = fused.recomputed(tape, (middle,), lambda inputs: _second_branch(run, inputs[0], parts))
     else:

@@ -12,6 +12,7 @@ import msgspec
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
+from planner.inventory.devices import mask_bytes
 from planner.inventory.forms import NF4, is_layer_linear
 from planner.inventory.llama_adapter import is_norm, shifted_and_scaled
 from planner.inventory.lora import added_in_place, with_adapter
@@ -62,9 +63,9 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     `keeps_output` for pipeline stages that hold their output until its gradient comes, `receives_into_buffer` for
     those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
-    `mask_bytes` is an element of a dropout's mask: 1 of CUDA's kernel, a full element on a CPU. `masked` is whether
-    packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are held or multiplied
-    (forms.py). `on_cpu`: peft asks whether CUDA's autocast is on, and a CPU's is not that.
+    `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
+    held or multiplied (forms.py). `on_cpu`: PyTorch's kernels keep other things there (devices.py), and peft asks
+    whether CUDA's autocast is on, which a CPU's is not.
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
@@ -176,7 +177,6 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     seq_len: int = 0
     keeps_output: bool = True
     receives_into_buffer: bool = False
-    mask_bytes: float = 1.0
     masked: bool = False
     layer_form: str = "plain"
     on_cpu: bool = False
@@ -266,7 +266,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             adapter_bytes=self.adapter_bytes,
             product_bytes=self.adapter_product_bytes,
             casts_input=not self.autocast or self.on_cpu,
-            mask_bytes=self.mask_bytes,
+            on_cpu=self.on_cpu,
             weight_bytes=self.weight_bytes,
         )
 
@@ -321,10 +321,19 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             scales_in_fp32=scales_in_fp32,
         )
 
-    def dropout(self, tape: Tape, x: Tensor, probability: float) -> Tensor:
-        """Dropout, with the mask of this device's kernel; takes over the variable."""
-        probability = probability if self.kernels.dropouts else 0.0
-        return tape.replaced(x, ops.dropout(tape, x, probability, self.mask_bytes / self.element_bytes))
+    def probability(self, of_family: float) -> float:
+        """A dropout of the family's configuration, as far as the code has those."""
+        return of_family if self.kernels.dropouts else 0.0
+
+    def mask_share(self, element_bytes: float) -> float:
+        """A dropout's mask over its input, of `element_bytes` an element."""
+        return mask_bytes(element_bytes, on_cpu=self.on_cpu) / element_bytes
+
+    def dropout(self, tape: Tape, x: Tensor, of_family: float, element_bytes: float | None = None) -> Tensor:
+        """Dropout, with the mask of this device's kernel; takes over the variable. An element has `element_bytes`, or
+        what a product's result has."""
+        share = self.mask_share(element_bytes or self.element_bytes)
+        return tape.replaced(x, ops.dropout(tape, x, self.probability(of_family), share))
 
 
 class Run(NamedTuple):

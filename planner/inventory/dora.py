@@ -36,15 +36,14 @@ def with_magnitude(
     adapter_bytes: float,
     product_bytes: float,
     weight_bytes: float,
-    mask_bytes: float,
+    mask_share: float,
 ) -> Tensor:
     """`base + (m - 1) * base + m * B(A(x)) * scaling`, of x in the adapters' format and of what the frozen `weight`
     made of it; takes over both variables. With dropout the product with the matrix is made anew, of what dropout left.
     """
     a, b = adapters
-    features = weight.features[1]
     copied = product_bytes < adapter_bytes
-    dropped = dropout(tape, x, lora.dropout, mask_bytes * features / x.size.per_token)
+    dropped = dropout(tape, x, lora.dropout, mask_share)
     tape.drop(x)
     held = _measured(tape, weight, lora, adapter_bytes, product_bytes, weight_bytes)
     scale = _over_norm(tape, magnitude(weight), adapter_bytes)

@@ -10,7 +10,7 @@ from planner.inventory.activations import soft_cap
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
-from planner.inventory.scores import is_written_out
+from planner.inventory.scores import is_written_out, mask_count
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
@@ -66,14 +66,17 @@ def walk_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
         if weight.trainable:
             tape.weight_grad(2 * weight.elements if model.tied else weight.elements)
 
-    tape.record(x, (), backward)
+    # What a frozen table gives is a leaf where it is asked for a gradient, and stays; of Gemma the scaled one is, which
+    # its first layer keeps anyway.
+    leaf = not weight.trainable and model.block != "sandwich"
+    tape.record(x, (x,) if leaf else (), backward)
     tape.weight = 0
     if model.block == "sandwich":  # Gemma multiplies by the root of the hidden size
         x = tape.replaced(x, ops.scaled(tape, x))
     if model.positions == "learned":
         x = tape.replaced(x, _with_positions(tape, x, model, compute))
     if model.family in ("gpt2", "gpt_neox"):
-        x = compute.dropout(tape, x, model.dropout)
+        x = compute.dropout(tape, x, model.dropout, compute.weight_bytes)
     if model.embedding_norm:
         names = names_of(model.family)
         x = tape.replaced(x, walk_norm(tape, x, model, compute, norm_weights(model, names.embedding_norm, "embed")))
@@ -120,7 +123,7 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
     if compute.masked:
         tables += (Size(per_pair=compute.element_bytes),)
     elif is_written_out(model, compute.kernels):
-        tables += (Size(per_pair=width * (2 if model.sliding_window else 1)),)
+        tables += (Size(per_pair=width),) * mask_count(model, compute)
     elif model.family == "falcon":
         tables += (Size(per_pair=1.0),)
     return tuple(tape.new(size) for size in tables)

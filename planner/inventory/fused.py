@@ -105,8 +105,14 @@ def core_attention(
     return recomputed(tape, (q, k, v), forward) if recompute else forward((q, k, v))
 
 
-def recomputed(tape: Tape, inputs: tuple[Tensor, ...], forward: Callable[[tuple[Tensor, ...]], Tensor]) -> Tensor:
-    """A part of a layer that keeps only its inputs; its forward runs again when backward reaches it."""
+def recomputed(
+    tape: Tape,
+    inputs: tuple[Tensor, ...],
+    forward: Callable[[tuple[Tensor, ...]], Tensor],
+    beside: Sequence[Tensor] = (),
+) -> Tensor:
+    """A part of a layer that keeps only its inputs, and what all layers share of them (`beside`); its forward runs
+    again when backward reaches it."""
     if not tape.keeping:
         return forward(inputs)
     nodes, tape.nodes = tape.nodes, []
@@ -131,4 +137,4 @@ def recomputed(tape: Tape, inputs: tuple[Tensor, ...], forward: Callable[[tuple[
                 tape.grad_of(one, alias=value)
                 tape.release(value)
 
-    return tape.record(output, inputs, backward)
+    return tape.record(output, (*inputs, *beside), backward)

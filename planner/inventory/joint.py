@@ -72,7 +72,7 @@ def _with_adapters(run: Run, x: Tensor, base: Tensor, lora: Lora, widths: Sequen
     element = compute.adapter_product_bytes
     rank = lora.rank * len(widths)
     matrix = Weight(name="lora_A", shape=(rank, model.hidden), unit="layer", adapter=True)
-    dropped = dropout(tape, x, lora.dropout, compute.mask_bytes / element)
+    dropped = dropout(tape, x, lora.dropout, compute.mask_share(element))
     down = linear(tape, dropped, matrix, element_bytes=element)
     tape.drop(dropped)
     up = tape.new(Size(per_token=sum(widths) * element), needs_grad=True)

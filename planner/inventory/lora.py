@@ -5,6 +5,7 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 
 from __future__ import annotations
 
+from planner.inventory.devices import mask_bytes
 from planner.inventory.dora import with_magnitude
 from planner.inventory.forms import NF4
 from planner.inventory.ops import add, cast, cloned, dropout, linear, scaled
@@ -49,7 +50,7 @@ def with_adapter(
     adapter_bytes: float,
     product_bytes: float,
     casts_input: bool,
-    mask_bytes: float,
+    on_cpu: bool,
     weight_bytes: float,
 ) -> Tensor:
     """`base + B(A(dropout(x))) * scaling`, of what the frozen `weight` made of x; takes over the base's variable. peft
@@ -65,11 +66,13 @@ def with_adapter(
         base = tape.replaced(base, cloned(tape, base))
     casts = casts_input or not packed
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)
+    element_bytes = wide.size.per_token / weight.features[1]
+    mask_share = mask_bytes(element_bytes, on_cpu=on_cpu) / element_bytes
     if lora.dora:
-        width, formats = base.size.per_token, (adapter_bytes, product_bytes, weight_bytes, mask_bytes)
-        total = with_magnitude(tape, wide, base, weight, (a, b), lora, *formats)
+        width, formats = base.size.per_token, (adapter_bytes, product_bytes, weight_bytes)
+        total = with_magnitude(tape, wide, base, weight, (a, b), lora, *formats, mask_share)
         return tape.replaced(total, cast(tape, total, width / total.size.per_token))
-    dropped = dropout(tape, wide, lora.dropout, mask_bytes * weight.features[1] / wide.size.per_token)
+    dropped = dropout(tape, wide, lora.dropout, mask_share)
     tape.drop(wide)
     copied = product_bytes < adapter_bytes
     down = linear(tape, dropped, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)

@@ -120,8 +120,12 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
     sent = tape.replaced(token, tape.derived(x, x.size * moe.top_k, saved=(token,)))
     # Megatron-Core's grouped products add the first bias themselves; the second is weighed with the rows, and added.
     biases = {} if early else {role: weights.get(f"{role}.bias") for role in ("gate_up", "down")}
-    fused = _grouped(tape, sent, weights["gate_up"], biases.get("gate_up"), compute, expert)
-    tape.drop(sent)
+    # Transformers' function has its rows in a variable until it ends, and those of a bias until the next is there.
+    added = _bias_rows(tape, biases.get("gate_up"), compute, expert)
+    fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert)
+    variables = [] if early else [sent]
+    if early:
+        tape.drop(sent)
     if moe.bias and not early:
         product = tape.replaced(fused, _clamped_gate(tape, fused))
     else:
@@ -130,7 +134,11 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
             # clamped in a copy, which the fused activation keeps; clamping keeps its input
             fused = tape.replaced(fused, tape.derived(fused, saved=(fused,)))
         product = gated_halves(run, fused, kept=kept)
-    out = _grouped(tape, product, weights["down"], biases.get("down"), compute, expert)
+    next_added = _bias_rows(tape, biases.get("down"), compute, expert)
+    if added is not None and next_added is not None:
+        tape.drop(added)
+        variables.append(next_added)
+    out = _grouped(tape, product, weights["down"], next_added, compute, expert)
     tape.drop(product)
     # DeepSeek's routers choose in fp32, so its rows are weighed and summed in fp32 too; others cast the weights.
     wide = 4.0 / compute.weight_bytes if run.model.family.startswith("deepseek") else 1.0
@@ -139,10 +147,10 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
     back = tape.new(Size(per_token=8.0 * rows))
     restored = tape.derived(weighed, saved=(back,))
     tape.drop(weighed, back, order, expert)
-    if early or wide == 1:
-        return tape.replaced(restored, tape.derived(restored, x.size))
-    summed = tape.replaced(restored, tape.derived(restored, x.size * wide))
-    return tape.replaced(summed, ops.cast(tape, summed, 1 / wide))
+    summed = tape.replaced(restored, tape.derived(restored, x.size * (1.0 if early else wide)))
+    result = summed if early else tape.replaced(summed, ops.cast(tape, summed, 1 / wide))
+    tape.drop(*variables)
+    return result
 
 
 def _elsewhere(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
@@ -169,14 +177,25 @@ def _clamped_gate(tape: Tape, fused: Tensor) -> Tensor:
     door = tape.replaced(argument, tape.derived(argument, keeps_result=True))
     glu = ops.mul(tape, near, door)
     tape.drop(near, door)
-    raised = tape.replaced(far, tape.derived(far, passes_on=True))
+    raised = tape.derived(far, passes_on=True)
     product = ops.mul(tape, raised, glu)
-    tape.drop(raised, glu)
+    tape.drop(far, raised, glu)
     return product
 
 
-def _grouped(tape: Tape, x: Tensor, weight: Weight, bias: Weight | None, compute: Compute, expert: Tensor) -> Tensor:
-    """One product an expert over its rows: keeps the rows when the weight is trained. `expert` is each row's, int64."""
+def _bias_rows(tape: Tape, bias: Weight | None, compute: Compute, expert: Tensor) -> Tensor | None:
+    """Every row's own bias, looked up by its `expert`, int64."""
+    if bias is None:
+        return None
+    local, rows = compute.local(compute.trained(bias)), expert.size.per_token / 8
+    size = Size(per_token=compute.weight_bytes * local.shape[-1] * rows)
+    looked_up = tape.new(size, needs_grad=local.trainable)
+    return tape.record(looked_up, (expert,), lambda grad: tape.weight_grad(local.elements))
+
+
+def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, compute: Compute, expert: Tensor) -> Tensor:
+    """One product an expert over its rows, to which a bias of each is `added` in place: keeps the rows when the weight
+    is trained. `expert` is each row's, int64."""
     weight = compute.local(compute.trained(weight))
     out_features, in_features = weight.features
     rows = expert.size.per_token / 8
@@ -209,18 +228,14 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, bias: Weight | None, compute
     tape.record(output, (kept,) if weight.trainable else (), backward)
     tape.weight = 0
     tape.drop(inner, kept)
-    if bias is not None:
-        # a row's own bias is looked up, then added in place
-        elements = compute.local(bias).elements if weight.trainable else 0
-        looked_up = tape.new(output.size, needs_grad=weight.trainable)
-        biased = tape.view(output)
-        tape.record(looked_up, (expert,), lambda grad: tape.weight_grad(elements))
+    if added is None:
+        return output
+    biased = tape.view(output)
 
-        def bias_backward(grad: Storage) -> None:
-            tape.grad_of(output, alias=grad)
-            tape.grad_of(looked_up, alias=grad)
+    def bias_backward(grad: Storage) -> None:
+        tape.grad_of(output, alias=grad)
+        tape.grad_of(added, alias=grad)
 
-        tape.record(biased, (), bias_backward)
-        tape.drop(looked_up, output)
-        return biased
-    return output
+    tape.record(biased, (), bias_backward)
+    tape.drop(output)
+    return biased

@@ -269,7 +269,7 @@ def scaled(tape: Tape, x: Tensor) -> Tensor:
 
 
 def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Tensor:
-    """Dropout keeps its mask: one byte an element from CUDA's kernel, of which x's bytes are 1 / `mask_share`."""
+    """Dropout keeps its mask, `mask_share` of x (devices.mask_bytes)."""
     if probability == 0:
         return tape.hold(x)
     mask = tape.new(x.size * mask_share)

@@ -8,10 +8,11 @@ Not here: the projections around it (attention.py), or flash attention (ops.py).
 from __future__ import annotations
 
 from planner.inventory.activations import soft_cap
-from planner.inventory.compute import Compute
-from planner.inventory.ops import cast, cloned, copied, product_of, scaled
+from planner.inventory.compute import Compute, Run
+from planner.inventory.devices import is_math
+from planner.inventory.ops import cast, cloned, copied, dropout, product_of, scaled, slices
 from planner.inventory.tape import Storage, Tape, Tensor
-from planner.inventory.tensors import Size
+from planner.inventory.tensors import NOTHING, Size
 from planner.spec import Kernels, ModelSpec
 
 
@@ -19,6 +20,27 @@ def is_written_out(model: ModelSpec, kernels: Kernels) -> bool:
     """Whether this model's attention is computed without a fused kernel."""
     sinks = model.attention_sinks and not kernels.fused_sinks
     return model.attention_soft_cap is not None or sinks or model.positions == "alibi"
+
+
+def has_scores(model: ModelSpec, kernels: Kernels, *, on_cpu: bool) -> bool:
+    """Whether scores of every pair of tokens exist as tensors, by the family's code or by PyTorch's."""
+    return is_written_out(model, kernels) or is_math(model, kernels, on_cpu=on_cpu)
+
+
+def mask_count(model: ModelSpec, compute: Compute) -> int:
+    """Masks of numbers that all layers share: of packed documents, or of attention that is written out, where layers
+    that slide have one of their own."""
+    if compute.masked:
+        return 1
+    return (2 if model.sliding_window else 1) if is_written_out(model, compute.kernels) else 0
+
+
+def masks_of(run: Run) -> tuple[Tensor, ...]:
+    """Those of the layer at hand that it keeps where it runs again: all, but that the first of layers that slide by
+    turns, which backward reaches last, has no need of the others' mask."""
+    tape, model, compute, table = run
+    masks = table[len(table) - mask_count(model, compute) :]
+    return masks[:1] if tape.layer == 0 and model.full_attention_every > 1 else masks
 
 
 def written_out_attention(
@@ -30,45 +52,56 @@ def written_out_attention(
         k, v = copied(tape, k, groups), copied(tape, v, groups)
     else:
         tape.hold(k), tape.hold(v)
-    alibi = model.positions == "alibi"
-    q_rows = copied(tape, q)
+    alibi, sinks = model.positions == "alibi", model.attention_sinks
+    # BLOOM's are copies by now, and turned halves that are joined anew lie head by head, as those of one sequence do.
+    q_rows = tape.hold(q) if sinks or alibi or compute.one_sequence else copied(tape, q)
     width = compute.element_bytes * heads
     scores = product_of(tape, q_rows, k, Size(per_pair=width))
-    tape.drop(q_rows, k)
+    tape.drop(q_rows)
     if not alibi:
         scores = tape.replaced(scores, scaled(tape, scores))
     if model.attention_soft_cap is not None:
         scores = soft_cap(tape, scores)
-    scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
-    if model.attention_sinks:
-        # joined with the sinks, one more column; the largest of each row is taken off, and its place remembered
-        scores = tape.replaced(scores, copied(tape, scores))
-        places = tape.new(Size(per_token=8.0 * heads))
-        scores = tape.replaced(scores, tape.derived(scores, saved=(places,)))
-        tape.drop(places)
-    ratio = 1.0 if model.attention_sinks else 4.0 / compute.element_bytes
-    wide = tape.new(scores.size * ratio, needs_grad=scores.needs_grad)
-    source = scores
-
-    def softmax_backward(grad: Storage) -> None:
-        inner = tape.allocate(wide.size) if ratio != 1 else None
-        tape.grad_of(source)
-        if inner is not None:
-            tape.release(inner)
-
-    tape.record(wide, (wide,), softmax_backward)
-    tape.drop(scores)
-    probabilities = tape.replaced(wide, cast(tape, wide, 1 / ratio))
-    probabilities = compute.dropout(tape, probabilities, model.attention_dropout)
+    unmasked, scores = scores, cloned(tape, scores)  # the mask is added
+    if alibi:  # one function with the output's product, which has them until it ends
+        tape.variables += (unmasked, tape.hold(scores))
+    else:
+        tape.drop(unmasked)
+    rows = _with_sinks(tape, scores, heads, width) if sinks else tape.hold(scores)
+    ratio = 1.0 if sinks else 4.0 / compute.element_bytes
+    converted = cast(tape, rows, ratio)
+    wide = tape.replaced(converted, tape.derived(converted, keeps_result=True))
+    narrow = slices(tape, wide, (1.0,))[0] if sinks else cast(tape, wide, 1 / ratio)
+    narrow.size = scores.size
+    tape.drop(wide, scores)
+    probabilities = compute.dropout(tape, narrow, model.attention_dropout)
     product = product_of(tape, probabilities, v, q.size)
-    tape.drop(probabilities, v)
-    return tape.replaced(product, copied(tape, product))
+    output = tape.replaced(product, copied(tape, product))
+    tape.drop(k, v, rows)
+    if alibi:
+        tape.variables.append(probabilities)
+    else:
+        tape.drop(probabilities)
+    return output
 
 
-def is_math(model: ModelSpec) -> bool:
-    """Whether PyTorch computes this model's attention without a fused kernel: Falcon 7B has fewer key heads than query
-    heads and does not say so to PyTorch."""
-    return model.family == "falcon" and model.layer_norms == 1
+def _with_sinks(tape: Tape, scores: Tensor, heads: int, width: float) -> Tensor:
+    """Scores joined with the sinks, one more column of `width` bytes a token, less the largest of each row, whose place
+    is kept; backward writes the gradient of the largest into zeros, and adds it to that of the rest."""
+    joined = tape.new(scores.size + Size(per_token=width), needs_grad=scores.needs_grad)
+    tape.record(joined, (), lambda grad: tape.grad_of(scores, alias=grad))
+    places = tape.new(Size(per_token=8.0 * heads))
+    output = tape.new(joined.size, needs_grad=joined.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(joined, alias=grad)
+        zeros = tape.allocate(joined.size)
+        tape.grad_of(joined)
+        tape.release(zeros)
+
+    tape.record(output, (places,), backward)
+    tape.drop(joined, places)
+    return output
 
 
 def math_attention(
@@ -80,29 +113,37 @@ def math_attention(
     heads: int,
     groups: int,
     element_bytes: float,
+    mask: Size = NOTHING,
+    causal: Size = NOTHING,
+    probability: float = 0.0,
     one_sequence: bool = False,
 ) -> Tensor:
-    """PyTorch's `_scaled_dot_product_attention_math`: fp32 copies of the scaled q and of k and v for every head, and
-    the fp32 softmax are kept. Of `one_sequence` the one head of k and of v serves every head as a view (at::matmul
-    expands and reshapes, which copies only where batch and heads cannot be one dimension)."""
+    """PyTorch's `_scaled_dot_product_attention_math` (devices.py says where): fp32 copies of the scaled q and of k and
+    v for every head, and the fp32 softmax are kept; where probabilities are dropped, so are the noise and what it
+    leaves. `mask` is one of booleans as numbers, `causal` the one it makes where it is given none. Of `one_sequence`
+    heads are matrices as they lie, and the one head of k and of v serves every head as a view (at::matmul expands and
+    reshapes, which copies only where batch and heads cannot be one dimension)."""
     ratio = 4.0 / element_bytes
-    mask = tape.new(Size(per_pair=element_bytes))
+    masks = [tape.new(mask)]
     wide = [cast(tape, one, ratio) for one in (q, k, v)]
-    rows, columns = scaled(tape, wide[0]), scaled(tape, wide[1])
+    rows = scaled(tape, wide[0])
+    masks.append(tape.new(causal))
+    columns = scaled(tape, wide[1])
     repeated = _expanded if one_sequence else copied
-    q32, k32 = copied(tape, rows), repeated(tape, columns, groups)
+    q32, k32 = repeated(tape, rows, 1.0), repeated(tape, columns, groups)
     scores = product_of(tape, q32, k32, Size(per_pair=4.0 * heads))
     tape.drop(q32, k32, columns)
     scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
-    softmax = tape.replaced(scores, tape.derived(scores, keeps_result=True))
-    narrow = tape.new(softmax.size * (1 / ratio)) if ratio != 1 else tape.hold(softmax)
+    weights = tape.replaced(scores, tape.derived(scores, keeps_result=True))
+    weights = tape.replaced(weights, dropout(tape, weights, probability, 1.0))
+    narrow = tape.new(weights.size * (1 / ratio)) if ratio != 1 else tape.hold(weights)
     v32 = repeated(tape, wide[2], groups)
-    product = product_of(tape, softmax, v32, rows.size)
+    product = product_of(tape, weights, v32, rows.size)
     output = cast(tape, product, 1 / ratio)
-    tape.drop(product, v32, softmax, narrow, rows, *wide, mask)
+    tape.drop(product, v32, weights, narrow, rows, *wide, *masks)
     return tape.replaced(output, copied(tape, output))
 
 
 def _expanded(tape: Tape, x: Tensor, ratio: float) -> Tensor:
     """One head as `ratio` heads without a copy; their gradients are added up."""
-    return tape.record(tape.view(x, ratio), (), lambda grad: tape.grad_of(x))
+    return tape.hold(x) if ratio == 1 else tape.record(tape.view(x, ratio), (), lambda grad: tape.grad_of(x))

@@ -99,6 +99,7 @@ class Tape:
         self._given: list[tuple[Tensor, Storage]] = []
         self._cached: list[Storage] = []
         self.waiting: dict[str, Storage] = {}
+        self.variables: list[Tensor] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""
@@ -132,6 +133,11 @@ class Tape:
             self.release(tensor.storage)
             if tensor.source is not None:
                 self.release(tensor.source.storage)
+
+    def end_call(self) -> None:
+        """A module's forward returns: variables of its own that it had until then go out of scope."""
+        ended, self.variables = self.variables, []
+        self.drop(*ended)
 
     def cache(self, tensor: Tensor) -> Tensor:
         """Autocast's own hold on its 16-bit copy of a trained fp32 weight, whether the graph keeps it or not, until

@@ -17,6 +17,7 @@ from planner.inventory.compute import Compute, Run
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
+from planner.inventory.scores import has_scores, mask_count, masks_of
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, second_products, unit_weights
@@ -319,7 +320,8 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
             tape.grad_of(source, alias=value)
             tape.release(value)
 
-    return tape.record(output, (source, *table), backward)
+    positions = table[: len(table) - mask_count(model, compute)]
+    return tape.record(output, (source, *positions, *masks_of(run)), backward)
 
 
 def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, before: Live) -> None:
@@ -337,10 +339,11 @@ def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, befor
 
 def _never_asked_for(model: ModelSpec, compute: Compute, kind: str) -> list[str]:
     """The last product under `sac:matmul`, the MLP's own or its adapter's: nothing needs its result that comes after
-    it, but for a norm after the branch; a linear function that keeps its input in any case (ZeRO-3's) runs, and asks
-    for it."""
+    it, but for a norm or a dropout after the branch; a linear function that keeps its input anyway (ZeRO-3's) runs,
+    and asks for it."""
     experts = model.moe is not None and kind == "layer"
-    asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts
+    drops = compute.probability(model.dropout) > 0
+    asked = compute.recompute == "full" or compute.linear_keeps_input or model.block == "sandwich" or experts or drops
     return [] if asked else list(_products(compute, layer_parts(model, kind)["mlp"]["down"]))[-1:]
 
 
@@ -354,6 +357,8 @@ def saved_results(model: ModelSpec, compute: Compute, kind: str) -> dict[str, Si
     for weight in weights:
         if len(weight.shape) == 2 and weight not in again:
             found |= _products(compute, weight)
+    if has_scores(model, compute.kernels, on_cpu=compute.on_cpu):
+        return found  # of batched products and a softmax, which are made again
     heads = compute.heads(model.heads)
     return found | {ATTENDED: Size(per_token=heads * model.head_dim * compute.element_bytes + 4.0 * heads)}
 

@@ -21,7 +21,7 @@ from planner.decide.space import Groups
 from planner.engines import engine_of
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
-from planner.spec import Layout, TrainingJob, presets
+from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import Method, Precision
 from planner.spec.layout import RECOMPUTE
@@ -94,10 +94,15 @@ class Combination(NamedTuple):
         return planned(presets.model(MODEL), replace(self.job, seq_len=seq_len), layout)
 
 
-def on_gpus(model: str, job: TrainingJob, layout: Layout) -> Case:
+def model_of(model: str | ModelSpec) -> ModelSpec:
+    """A preset by its name, or the model itself."""
+    return presets.model(model) if isinstance(model, str) else model
+
+
+def on_gpus(model: str | ModelSpec, job: TrainingJob, layout: Layout) -> Case:
     """The case on one node of as many GPUs as it has ranks, in the engine's usual runtime."""
     cluster = replace(presets.cluster("dgx-h100"), nodes=1, gpus_per_node=layout.world_size)
-    return Case(presets.model(model), job, layout, cluster, presets.runtime(ENGINES[layout.engine].runtime))
+    return Case(model_of(model), job, layout, cluster, presets.runtime(ENGINES[layout.engine].runtime))
 
 
 def refusal(case: Case) -> str | None:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, get_args
 
 from agents import make_plan
 from cases import ZERO3
-from combinations import RUN, TRACED, Combination, on_gpus, refusal
+from combinations import RUN, TRACED, Combination, model_of, on_gpus, refusal
 from msgspec.structs import asdict, replace
 
 from planner.inventory.units import savable_modules
-from planner.spec import Layout, Optimizer, TrainingJob, presets
+from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
 from planner.spec.plan import Plan
@@ -30,16 +30,14 @@ NO_LOOK_AHEAD = {field: value for field, value in asdict(ZERO3).items() if field
 class Draw(NamedTuple):
     """One draw, which rules let through."""
 
-    model: str
+    model: str | ModelSpec
     job: TrainingJob
     layout: Layout
 
     @property
     def plan(self) -> Plan:
         """Its plan for CPU processes."""
-        return make_plan(
-            self.layout, self.job, nodes=1, per_node=self.layout.world_size, model=presets.model(self.model)
-        )
+        return make_plan(self.layout, self.job, nodes=1, per_node=self.layout.world_size, model=model_of(self.model))
 
     @property
     def text(self) -> str:
@@ -50,9 +48,11 @@ class Draw(NamedTuple):
             f" and {' '.join(job.adapters.modules_to_save)}" if job.adapters and job.adapters.modules_to_save else ""
         )
         momentum = f" momentum {job.optimizer.momentum}" if job.optimizer.name == "sgd" else ""
+        packed = " packed" if job.packing == "packed" else ""
         return (
-            f"{self.model}, {job.method}{saved}, {job.precision}, {job.optimizer.name}{momentum}, "
-            f"{job.seq_len} tokens, {layout.engine} {' '.join(f'{field}={value}' for field, value in fields.items())}"
+            f"{model_of(self.model).name}, {job.method}{saved}, {job.precision}, {job.optimizer.name}{momentum}, "
+            f"{job.seq_len} tokens{packed}, {layout.engine} "
+            f"{' '.join(f'{field}={value}' for field, value in fields.items())}"
         )
 
 
@@ -72,7 +72,7 @@ def draws(seed: int, count: int) -> dict[str, Draw]:
 def _launched(dice: random.Random, one: Combination) -> Draw:
     """The first draw of the combination's batch, optimizer, offload, switches and model that no rule refuses."""
     while True:
-        drawn = _saving(_any(dice, one))
+        drawn = _saving(any_batch(dice, one))
         if refusal(on_gpus(*drawn)) is None:
             return drawn
 
@@ -80,14 +80,15 @@ def _launched(dice: random.Random, one: Combination) -> Draw:
 def _saving(drawn: Draw) -> Draw:
     """The draw with modules beside layers trained whole, where it has adapters and its engine can: all, the head alone,
     or none, by the draw itself, so that others stay as they were."""
-    adapters, legal = drawn.job.adapters, savable_modules(presets.model(drawn.model))
+    adapters, legal = drawn.job.adapters, savable_modules(model_of(drawn.model))
     if adapters is None or not legal or not drawn.layout.facts.saves_modules:
         return drawn
     saved = random.Random(drawn.text).choice(((), legal[-1:], legal))
     return drawn._replace(job=replace(drawn.job, lora=replace(adapters, modules_to_save=saved)))
 
 
-def _any(dice: random.Random, one: Combination) -> Draw:
+def any_batch(dice: random.Random, one: Combination) -> Draw:
+    """The combination with a batch, an optimizer, offload, switches and a model, legal or not."""
     varies = ENGINES[one.engine]
     # Those that a trainer here may have: torchao's is planned alone, and draws stay as they were.
     names: tuple[OptimizerName, ...] = tuple(name for name in get_args(OptimizerName) if name != "adamw-8bit-torchao")

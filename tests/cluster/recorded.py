@@ -61,19 +61,19 @@ def write(name: str, plan: Plan, measured: tuple[Measured, ...], folder: Path = 
     same: dict[bytes, list[int]] = {}
     for rank in measured:
         kept = replace(rank, rank=0, node=0, local_rank=0, step_s=(), wire=None)
-        same.setdefault(_shortest(kept), []).append(rank.rank)
+        same.setdefault(shortest(kept), []).append(rank.rank)
     ranks = [b'{"ranks":%s,"measured":%s}' % (msgspec.json.encode(ranks), text) for text, ranks in same.items()]
     text = b'{"schema":"%s","plan":%s,"measured":[\n%s\n]}\n' % (
         SCHEMA.encode(),
-        msgspec.json.encode(bare(plan)),
+        shortest(bare(plan)),
         b",\n".join(ranks),
     )
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_bytes(text)
 
 
-def _shortest(value: msgspec.Struct) -> bytes:
-    """As JSON without fields that have their default."""
+def shortest(value: msgspec.Struct) -> bytes:
+    """As JSON without the fields that have their default: a field that is added changes no record."""
     return msgspec.json.encode(_plain(value))
 
 
@@ -83,8 +83,15 @@ def _plain(value: Any) -> Any:
         return {
             name: _plain(given)
             for name, field in fields.items()
-            if (given := getattr(value, name)) != field.default or field.name == "schema"
+            if (given := getattr(value, name)) != _default(field) or field.name == "schema"
         }
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     return value
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()

@@ -112,8 +112,9 @@ def test_a_run_whose_connection_is_lost_is_started_again_and_ends_as_undisturbed
 
 @pytest.mark.parametrize(
     ("fault", "nodes", "lost", "shared"),
-    [pytest.param(*one, marks=[] if one == WHOLE[0] else pytest.mark.long) for one in WHOLE],
+    WHOLE,
 )
+@pytest.mark.long
 def test_without_checkpoints_a_lost_connection_is_named_and_ends_the_run(
     three: TestHosts, alone: Path, tmp_path: Path, fault: str, nodes: int, lost: int, shared: bool
 ) -> None:

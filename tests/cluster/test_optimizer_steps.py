@@ -5,7 +5,10 @@ Few tokens, so that lists decide the peak. Not here: the loop, which every other
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agents import make_plan, run_warm
@@ -57,8 +60,13 @@ def check(report: MemoryReport, step: Implementation) -> None:
     assert planned_bytes > SMALL_BYTES or step == "fused"
 
 
-@pytest.mark.parametrize("step", ["fused", "foreach"])
-@pytest.mark.parametrize("name", LAYOUTS)
+def by_turns(names: Iterable[str]) -> list[Any]:
+    """Each layout with each step; CI has one of the two, by turns."""
+    both = enumerate(itertools.product(names, ("fused", "foreach")))
+    return [pytest.param(*one, marks=() if at % 4 in (0, 3) else pytest.mark.long) for at, one in both]
+
+
+@pytest.mark.parametrize(("name", "step"), by_turns(LAYOUTS))
 def test_ranks_that_step_in_a_chosen_way_hold_what_is_planned(name: str, step: Implementation, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     finished = run_warm(make_plan(layout, job_of(step), nodes=1, per_node=layout.world_size, model=MODEL), tmp_path)
@@ -69,8 +77,7 @@ def test_ranks_that_step_in_a_chosen_way_hold_what_is_planned(name: str, step: I
     check(report, step)
 
 
-@pytest.mark.parametrize("step", ["fused", "foreach"])
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(("name", "step"), by_turns(TRACED))
 def test_a_trace_of_a_gpu_steps_as_its_plan_says(name: str, step: Implementation) -> None:
     plan = planned(MODEL, job_of(step), LAYOUTS[name])
 

@@ -123,7 +123,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long)])
 def test_two_hosts_without_checkout_or_shared_disk_train_what_one_process_trains(
     pair: TestHosts, reference: Reference, tmp_path: Path, alone: Path, layout: str
 ) -> None:

@@ -77,14 +77,14 @@ ALL = (
 SAME = (
     "ddp 4",
     "fsdp2 4",
-    "zero1-accum1",
     "zero2-accum2",
-    "zero3 4",
     "zero3-default-limits-accum1",  # whose weights stay whole between steps
     "fsdp2-lora-accum1",
     "pp2-dp2-bf16",  # by another optimizer of DeepSpeed's than in fp32
 )
 LONG_SAME = (
+    "zero1-accum1",
+    "zero3 4",
     "single-accum2",
     "hsdp-2x2-accum2",
     "fsdp2-kept-accum1",

@@ -32,18 +32,18 @@ EXPORTED = (
     "zero2-accum1",
     "zero3-accum1",
     pytest.param("tp2-fsdp2-accum1", marks=pytest.mark.smoke),
-    "tp2-zero1-accum1",
+    pytest.param("tp2-zero1-accum1", marks=pytest.mark.long),
     "tp2-zero3-accum2",
     "qwen3-moe-fsdp2-accum1",
     pytest.param("pp2-dp2-zero1", marks=pytest.mark.smoke),
     "pp2-tp2-dp2-zero1",
     "ep2-accum1",
     "hsdp-2x2-lora-accum2",
-    "zero3-lora-accum1",
-    "hsdp-2x2-lora-saved-accum2",
+    pytest.param("zero3-lora-accum1", marks=pytest.mark.long),
+    pytest.param("hsdp-2x2-lora-saved-accum2", marks=pytest.mark.long),
     "zero3-lora-saved-accum1",
     "fsdp2-qlora-accum2",
-    "zero3-qlora-accum1",
+    pytest.param("zero3-qlora-accum1", marks=pytest.mark.long),
 )
 """Cases whose trained weights are exported, adapters merged; no layout is trained here for it."""
 LOADED = (

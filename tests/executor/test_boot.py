@@ -136,6 +136,19 @@ def asked(code: str) -> bytes:
     return json.dumps({"marker": "here it begins", "code": code}).encode() + b"\n"
 
 
+def test_what_a_host_prints_is_no_message_and_goes_where_its_errors_do(booted: Any, tmp_path: Path) -> None:
+    boot.unpack(packed := zipped(planner__a="1"), str(tmp_path / "other"))
+    kept = os.dup(2)
+    with (tmp_path / "errors").open("w+b") as errors:
+        os.dup2(errors.fileno(), 2)
+        try:
+            _, said = booted(asked(boot.digest(str(tmp_path / "other"))), b'{"bytes": %d}\n' % len(packed), packed)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    assert (tmp_path / "errors").read_text() == "no message" and "no message" not in str(said)
+
+
 def test_a_host_takes_in_code_that_it_lacks_once_and_goes_on_with_it(booted: Any, tmp_path: Path) -> None:
     boot.unpack(packed := zipped(planner__a="1"), str(tmp_path / "other"))
     wanted = boot.digest(str(tmp_path / "other"))

@@ -74,6 +74,20 @@ def test_a_package_that_one_node_lacks_is_not_compared_with_it():
     assert by_status(compare.rows_of_facts(answers({"peft": "1"}, {}), {})) == {"pass": ["n0"]}
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("2.13.0", "2.13.0"),
+        ("v" * 50, "v" * 40),
+        ("sha256:" + "ab" * 32, "ab" * 10),
+        ("a:" + "b" * 60, "a:" + "b" * 18),
+    ],
+)
+def test_a_digest_is_shown_by_20_characters_and_any_other_value_by_40(value: str, shown: str):
+    rows = compare.rows_of_facts(answers({"torch": value}, {"torch": "1"}), {})
+    assert [row.measured for row in rows] == [shown, "1"] and rows[1].rule == f"n0 has {shown}"
+
+
 @pytest.mark.parametrize(("ahead_s", "status"), [(0.5, "pass"), (-0.5, "pass"), (-5.0, "warn"), (3600.0, "fail")])
 def test_a_clock_is_judged_by_its_distance_from_node_0s(ahead_s: float, status: str):
     (row,) = compare.rows_of_clocks({1: Answer(node=1, host="n1", ahead_s=ahead_s), 0: Answer(node=0, host="n0")})

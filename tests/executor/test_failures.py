@@ -115,6 +115,12 @@ def test_a_rank_that_was_ended_while_it_left_is_known_by_its_own_words(tmp_path)
     assert blamed(tmp_path, 2) == (1, "ValueError: the cause")
 
 
+def test_a_rank_that_left_without_a_word_and_with_exit_code_0_is_told_so(tmp_path):
+    agent_saw(tmp_path, 0, (1, 1, 0, NOW))
+
+    assert blamed(tmp_path, 2) == (1, "exit code 0")
+
+
 def test_a_watchdog_that_aborts_its_rank_has_only_noticed(tmp_path):
     agent_saw(tmp_path, 0, (0, 0, -signal.SIGABRT, NOW - 5))
     rank_log(tmp_path, 0, 0, "RuntimeError: NCCL watchdog: collective operation timeout\n")

@@ -101,6 +101,17 @@ def test_ranks_hang_when_none_of_them_goes_on_and_their_stacks_are_printed(tmp_p
     assert all(one.poll() is None for one in ranks)  # who prints its stacks goes on
 
 
+def test_ranks_are_looked_at_once_in_a_while_however_often_that_is_asked_for(tmp_path):
+    clock = Clock()
+    watch = Watch(tmp_path, "id", 0, (0,), 1, 10.0, clock)
+    speak(tmp_path, said("step"))
+    assert watch.look() is None
+    found = []
+    for clock.now in (10.0, 10.0 + 0.9 * hangs.LOOK_S, 10.0 + hangs.LOOK_S):
+        found.append(watch.look() is not None)
+    assert found == [True, False, True]
+
+
 def test_one_rank_that_goes_on_is_no_hang(tmp_path):
     clock = Clock()
     watch = Watch(tmp_path, "id", 0, (0, 1), 2, 10.0, clock)
@@ -193,6 +204,21 @@ def test_a_stack_says_whether_a_rank_waits_for_others():
     assert place_of(WAITS) == ("waiting", "all_reduce, called from _train (train.py:150)")
     assert place_of(BACKWARD) == ("backward", "run (base.py:90)")
     assert place_of("") == ("silent", "")
+
+
+@pytest.mark.parametrize("place", hangs.DISTRIBUTED)
+def test_who_waits_is_whoever_called_what_waits_through_however_many_of_its_functions(place: str):
+    file = f"/x/site-packages{place}" if place.endswith(".py") else f"/x/site-packages{place}comm.py"
+    frames = [(file, 1, "wait"), (file, 2, "_barrier"), ("/home/me/executor/worker/world/waits.py", 3, "timed"),
+              ("/x/site-packages/torch/nn/linear.py", 4, "forward"), ("/home/me/train.py", 5, "_train"),
+              ("/home/me/main.py", 6, "main")]  # fmt: skip
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
+    stack = "\n".join(["Current thread 0x00007f00 (most recent call first):", *lines, ""])
+
+    assert place_of(stack) == ("waiting", "barrier, called from _train (train.py:5)")
+    assert place_of("\n".join([lines[-1], "", stack])) == place_of(stack)
+    inside = "\n".join(["Current thread 0x00007f00 (most recent call first):", *lines[3:], ""])
+    assert place_of(inside) == ("elsewhere", "forward (linear.py:4)")
 
 
 def hung(rank: int, state: str, step: int = 5, place: str = "f (x.py:1)") -> HungRank:

@@ -3,41 +3,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from scripted import Agents, agents  # noqa: F401 (a fixture)
 
 from executor.folder import joining
 from executor.folder.joining import End, Joined
-from executor.run.dryrun import dry_run, write
-from executor.run.join import Asked, check_equal, prepared
-from executor.run.prepare import Options
+from executor.launchers import local
+from executor.run.dryrun import DryRun, write
+from executor.run.join import (
+    Asked,
+    Meeting,
+    Node,
+    _ended,
+    _evidence,
+    _host,
+    _verdict,
+    check_equal,
+    join,
+    prepared,
+)
+from executor.run.launch import launch_spec
 from executor.run.reap import Standing, standing
 from executor.system import address
+from executor.watch.rollcall import RollCall
 from executor.watch.supervise import hang_up
+from executor.watch.verdict import Ending, Verdict
 from planner.basics.errors import PlannerError
-from planner.spec.plan import Plan, encode_plan, read_plan
+from planner.spec.plan import Plan, encode_plan
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(agents: Agents) -> Plan:  # noqa: F811
     """Two nodes of one rank each."""
-    words = ["--model", "tiny-llama", "--cluster", "localhost", "--nodes", "2", "--gpus", "2", "--precision", "fp32"]
-    words += ["--seq-len", "32", "--global-batch-size", "4", "--strategy", "ddp", "-o", str(tmp_path / "plan.json")]
-    subprocess.run([sys.executable, "-m", "planner", "recommend", *words], check=True, capture_output=True)
-    return read_plan(tmp_path / "plan.json")
+    return agents.plan(nodes=2, processes=1)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, plan: Plan) -> Path:
-    made = tmp_path / "run"
-    write(dry_run(plan, Options(run_dir=made, nodes=2, hosts="loopback"), lambda _: None), made)
-    return made
+def folder(agents: Agents) -> Path:  # noqa: F811
+    ready = agents.ready(nodes=2, processes=1)
+    write(DryRun(ready, launch_spec(ready, 29500, {}), 29500, {}), ready.options.run_dir)
+    return ready.options.run_dir
 
 
 @pytest.mark.parametrize(
@@ -79,7 +92,6 @@ def refusal(folder: Path, node: int = 0, **asked: object) -> PlannerError:
     return caught.value
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -99,7 +111,6 @@ def test_a_folder_that_is_no_run_or_another_one_is_refused(folder, plan, tmp_pat
     assert "holds no join.json" in refusal(folder).sentence
 
 
-@pytest.mark.slow
 def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     assert standing(folder) == Standing("not started", "no node has joined")
     joining.claim(folder, Joined(node=0, host="red", process="1:1", refusal="no data"))
@@ -110,7 +121,6 @@ def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     assert standing(folder) == Standing("joined", "node 1 on blue (completed)")
 
 
-@pytest.mark.slow
 def test_a_secret_of_the_folder_is_asked_of_every_host(folder):
     found = joining.read(folder)
     kept = joining.without_secrets({"HF_TOKEN": "hidden", "PROXY": "http://me:hidden@host", "PGPASSWORD": "hidden"})
@@ -157,7 +167,6 @@ def test_other_packages_and_other_contents_on_another_node_are_refused_by_name()
         check_equal(replace(blue, contents={"data": "b"}), red)
 
 
-@pytest.mark.slow
 def test_a_port_that_another_program_has_is_refused_where_node_0_is(folder, plan, tmp_path):
     found = joining.read(folder)
     with socket.socket() as thief:
@@ -179,3 +188,179 @@ def test_a_reader_that_goes_away_is_a_hang_up_and_a_file_has_none(tmp_path):
         subprocess.run(["sleep", "0.5"], check=True)
     os.close(writing)
     assert [signal.name for signal in signals] == ["SIGHUP"] and not quiet
+
+
+# -- nodes that wait for each other -----------------------------------------------------------------------------------
+
+PLACE = address.Place("10.0.0.1", "10.0.0.2", "eth0")
+RED = Joined(node=0, host="red", process="1:1", versions={"torch": "2.13"})
+BLUE = replace(RED, node=1, host="blue")
+
+
+def node(agents: Agents, folder: Path, number: int, **more: object) -> Node:  # noqa: F811
+    """A node of two of one rank each, whose claim stands in the folder."""
+    ready = agents.ready(nodes=2, processes=1, **more.pop("options", {}))  # type: ignore[arg-type]
+    hosts = local.Hosts("join", tuple(_host(one, Asked(number, host="here"), PLACE) for one in (0, 1)))
+    claim = (RED, BLUE)[number]
+    joining.claim(folder, claim)
+    made = dataclasses.replace(ready, node=number, hosts=hosts)
+    return Node(made, PLACE, 29500, claim, **more)  # type: ignore[arg-type]
+
+
+def test_a_node_is_this_host_at_its_own_address_and_others_are_elsewhere() -> None:
+    for asked, name in ((Asked(1, host="blue"), "blue"), (Asked(1), socket.gethostname())):
+        assert _host(1, asked, PLACE) == local.Host(1, name, "10.0.0.2", "eth0")
+    assert _host(0, Asked(1), PLACE) == local.Host(0, "node-0", "10.0.0.1", None, here=False)
+    assert _host(2, Asked(1), PLACE) == local.Host(2, "node-2", "node-2", None, here=False)
+    assert _host(0, Asked(0), address.Place("10.0.0.1", "10.0.0.1", "")).interface is None
+
+
+def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Path) -> None:  # noqa: F811
+    meeting = Meeting(node(agents, folder, 1))
+    (folder / "mesh" / "rank-0.json").write_text("{}")
+    assert not meeting.complete()
+    (folder / "mesh" / "rank-1.json").write_text("{}")
+    assert meeting.complete()
+
+    both = agents.ready(nodes=1, processes=2)
+    wide = Meeting(Node(dataclasses.replace(both, options=meeting.node.ready.options), PLACE, 29500, RED))
+    assert wide.complete()
+    (folder / "mesh" / "rank-0.json").unlink()
+    assert not wide.complete()
+
+
+def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_waits_for_nobody(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+) -> None:
+    scripted = Meeting(node(agents, folder, 1, options={"script": ("train.py",)}))
+    assert not scripted.complete()
+    for number in (0, 1):
+        assert not scripted.complete()
+        (log := folder / "logs" / f"node-{number}" / "run" / "attempt_0" / "0" / "stderr.log").parent.mkdir(
+            parents=True
+        )
+        log.touch()
+    assert scripted.complete()
+    (folder / "joined" / "node-0.json").unlink(missing_ok=True)
+    assert Meeting(node(agents, folder, 0, launched=True)).complete()
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"),
+    [
+        (RED, ""),
+        (replace(RED, end=End(status="completed", exit_code=0, message="")), ""),
+        (replace(RED, refusal="has no data"), "node 0=red: cannot join: has no data"),
+        (
+            replace(RED, end=End(status="x", exit_code=5, message="rank 0 died")),
+            "ended before all ranks had met: rank 0",
+        ),
+        (replace(RED, versions={"torch": "2.12"}), "node 0=red: has torch 2.12, and blue has 2.13"),
+    ],
+)
+def test_a_node_that_waits_hears_of_another_that_never_comes_and_not_of_itself(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+    other: Joined,
+    refused: str,
+) -> None:
+    meeting = Meeting(node(agents, folder, 1))
+    joining.claim(folder, other)
+    joining.update(folder, replace(BLUE, end=End(status="x", exit_code=5, message="said of itself")))
+    if not refused:
+        assert meeting.complete() is False
+    else:
+        with pytest.raises(PlannerError, match=refused):
+            meeting.complete()
+    joining.update(folder, replace(RED, refusal="has no data"))
+    assert meeting.complete() is False  # others are not looked at again within a second
+
+
+def test_nodes_that_did_not_come_are_named_by_node_0_and_node_0_by_the_others(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Meeting(node(agents, folder, 0))
+    assert first.absent() == "node 1 (rank 1) has not joined, as far as this folder on red shows"
+    assert first.hosts() == {0: "red"}
+    wide = dataclasses.replace(first.node.ready, processes=2)
+    assert "node 1 (ranks 2-3) has" in Meeting(dataclasses.replace(first.node, ready=wide)).absent()
+    last = Meeting(node(agents, folder, 1))
+    assert first.absent() == last.absent() == "" and last.hosts() == {0: "red", 1: "blue"}
+
+    asked = []
+    monkeypatch.setattr(address, "answers", lambda *where: asked.append(where) or "does not answer")
+    (folder / "joined" / "node-0.json").unlink()
+    assert last.absent() == "node 0 at 10.0.0.1:29500 does not answer"
+    assert asked == [(PLACE, 29500)]
+    monkeypatch.setattr(address, "answers", lambda *where: "")
+    assert last.absent() == ""
+
+
+def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(agents: Agents, folder: Path) -> None:  # noqa: F811
+    first, last = node(agents, folder, 0), node(agents, folder, 1)
+    ending, roll = Ending(ok=False), RollCall(folder, 1, dict, print)
+
+    def elsewhere(one: Node) -> frozenset[int]:
+        found = _evidence(one, ending, None, None, roll)
+        assert list(found.hosts) == ["red", "blue"] and found.awaited == ""
+        return found.elsewhere
+
+    assert (elsewhere(first), elsewhere(last)) == (frozenset(), frozenset({0}))
+    assert elsewhere(dataclasses.replace(first, launched=True)) == frozenset({1})
+    assert (
+        "were not started"
+        in _evidence(
+            last,
+            Ending(ok=False, timed_out=True),
+            None,
+            None,
+            RollCall(folder, 1, lambda: {0: "red", 1: "blue"}, print),
+        ).awaited
+    )
+
+
+def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:  # noqa: F811
+    one = node(agents, folder, 1)
+    joining.update(folder, replace(BLUE, argv=("agent",)))
+    end = End(status="hung", exit_code=8, message="m", cause="c")
+    assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, argv=("agent",), end=end)
+    (folder / "joined" / "node-1.json").unlink()
+    assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, end=end)
+
+
+@pytest.mark.parametrize(("asked", "host"), [(Asked(0, host="red"), "red"), (Asked(0), socket.gethostname())])
+def test_a_refusal_begins_with_the_name_that_the_host_was_given_or_its_own(
+    tmp_path: Path, asked: Asked, host: str
+) -> None:
+    with pytest.raises(PlannerError) as refused:
+        join(tmp_path, asked, print)
+    assert refused.value.field.startswith(f"{host}: ")
+
+
+@pytest.mark.parametrize("cause", ["interrupted", ""])
+def test_a_node_that_failed_waits_for_what_others_say_and_their_person_s_signal_is_the_story(
+    agents: Agents,  # noqa: F811
+    folder: Path,
+    cause: str,
+) -> None:
+    first, _ = node(agents, folder, 0), node(agents, folder, 1)
+
+    def says_last() -> None:
+        while joining.read_joined(folder)[0].end is None:
+            pass
+        end = End(status="x", exit_code=130, message="stopped by SIGINT", cause=cause)
+        joining.update(folder, replace(BLUE, end=end))
+
+    other = threading.Thread(target=says_last, daemon=True)
+    other.start()
+    found = _verdict(first, Ending(ok=False), None, None, RollCall(folder, 1, dict, print))
+    other.join(60)
+
+    own = joining.read_joined(folder)[0].end
+    assert own is not None and (own.status, own.exit_code) == ("launch failed", 4)
+    assert (found.exit_code, found.message) == (
+        (130, "stopped by SIGINT on blue") if cause else (own.exit_code, own.message)
+    )

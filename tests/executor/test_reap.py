@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from test_rundir import make_plan
 from executor.folder import rundir
 from executor.run import reap
 from executor.system import processes
+from planner.basics.errors import PlannerError
 from planner.spec import Layout
 
 
@@ -104,3 +106,38 @@ def test_ending_processes_asks_first_and_then_does_not(tmp_path):
     told = processes.end(lambda: processes.processes_of(f"deaf-{os.getpid()}"), grace_s=0.3)
 
     assert told == {deaf.pid} and deaf.wait(timeout=30) == -9
+
+
+def test_a_launcher_that_lives_is_asked_to_end_and_what_it_could_not_write_is_written(folder):
+    lock = folder / ".lock"
+    lock.touch()
+    with lock.open() as opened:
+        launcher = subprocess.Popen(["sleep", "60"], stdin=opened)
+    try:
+        launched(folder, process=processes.identity(launcher.pid))
+        told: list[tuple[Path, str]] = []
+        assert reap.stop(folder, 60.0, lambda *asked: told.append(asked) or []).status == "launcher lost"
+        assert launcher.wait(60) == -signal.SIGTERM and told == []  # it had no hosts
+
+        rundir.write_json(folder / rundir.HOSTS, {})
+        (folder / rundir.RECORD).unlink()
+        reap.stop(folder, 60.0, lambda *asked: told.append(asked) or ["2 processes on red ended"])
+        record = rundir.read_record(folder)
+        assert told == [(folder, "a-run-of-nobody")]
+        assert record is not None and record.message.endswith("was killed; 2 processes on red ended")
+        assert record.launcher == "ssh"
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"namespace": "pid:[1]"}, "was not started here"), ({}, "as its launcher, which does not hold it")],
+)
+def test_a_launcher_that_is_elsewhere_or_not_of_this_run_is_not_ended(folder, changed, why):
+    (folder / ".lock").touch()
+    launched(folder, **changed)
+    with pytest.raises(PlannerError, match=why) as refused:
+        reap.stop(folder, 60.0)
+    assert refused.value.exit_code == 3 and rundir.read_record(folder) is None

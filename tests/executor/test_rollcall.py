@@ -128,3 +128,12 @@ def test_of_a_script_nothing_is_said_before_a_rank_has_joined(tmp_path: Path) ->
 
 def test_nodes_that_do_not_show_come_first(tmp_path: Path) -> None:
     assert RollCall(tmp_path, 1, lambda: NAMES, print, lambda: "blue has not joined").missing() == "blue has not joined"
+
+
+def test_ranks_are_looked_for_once_a_second_however_often_that_is_asked_for(tmp_path: Path, clock: list[float]) -> None:
+    looks: list[float] = []
+    roll = RollCall(tmp_path, 1, lambda: looks.append(clock[0]) or NAMES, print)  # type: ignore[func-returns-value]
+    for now in (100.0, 100.9, 101.0, 101.9):
+        clock[0] = now
+        roll.call()
+    assert sorted(set(looks)) == [100.0, 101.0]

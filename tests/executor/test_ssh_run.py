@@ -9,11 +9,11 @@ import io
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scripted import Agents, agents  # noqa: F401 (a fixture)
 
 from executor.folder.checkpoint_policy import Policy
 from executor.hosts import ssh_run
@@ -25,18 +25,13 @@ from executor.run.prepare import Options
 from executor.system import frames
 from executor.system.processes import identity
 from executor.watch.supervise import CHECKPOINT_S
-from planner.spec.plan import read_plan
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> ssh_run._Run:
+def run(tmp_path: Path, agents: Agents) -> ssh_run._Run:  # noqa: F811
     """A launcher's side of a run whose folder is there, before any host is asked."""
-    words = ["--model", "tiny-llama", "--cluster", "localhost", "--gpus", "1", "--precision", "fp32"]
-    words += ["--seq-len", "32", "--global-batch-size", "4", "-o", str(tmp_path / "plan.json")]
-    subprocess.run([sys.executable, "-m", "planner", "recommend", *words], check=True, capture_output=True)
     machines = (Machine("red"),)
-    plan = read_plan(tmp_path / "plan.json")
-    ready = ssh_run.prepare(plan, Options(tmp_path / "kept", 1), machines, print)
+    ready = ssh_run.prepare(agents.plan(), Options(tmp_path / "kept", 1), machines, print)
     (tmp_path / "kept").mkdir()
     said: list[str] = []
     made = ssh_run._Run(ready, machines, Contact(machines, said.append), said.append, "127.0.0.1:20000")
@@ -57,7 +52,6 @@ def sent(mirror: Mirror, out: io.BytesIO, run: ssh_run._Run, endings: tuple[str,
     return names
 
 
-@pytest.mark.slow
 def test_what_a_node_writes_is_what_the_launcher_keeps(tmp_path, run):
     there, out = tmp_path / "there", io.BytesIO()
     (there / "weights").mkdir(parents=True)
@@ -93,7 +87,6 @@ def test_what_a_node_writes_is_what_the_launcher_keeps(tmp_path, run):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["../x", "/etc/x", "a/../../x", "plan.json", "run.json", "./plan.json", ".hidden", "a\nb", "", "a/" * 20 + "b"],
@@ -106,7 +99,6 @@ def test_a_host_writes_nothing_beside_the_files_of_its_ranks(tmp_path, run, name
     assert run.said[-1].startswith("note: red sent a file of another name than a run's: ")
 
 
-@pytest.mark.slow
 def test_a_file_that_did_not_come_whole_is_not_there_under_its_name(run):
     run._store(0, {"kind": "file", "name": "weights/a", "at": 0, "grows": False, "last": False}, b"half")
 
@@ -139,7 +131,6 @@ def test_what_is_no_message_is_refused(said):
         frames.read(io.BytesIO(said))
 
 
-@pytest.mark.slow
 def test_a_scheduler_s_first_signal_gives_nodes_the_time_for_a_checkpoint_where_they_write_any(run):
     def patience_s(*signals: int) -> float:
         return run._patience_s(signals)

@@ -257,6 +257,7 @@ def test_an_earlier_start_without_a_word_of_its_own_began_at_the_beginning(tmp_p
     (one,) = attempts.read(tmp_path / "run")
     assert (one.resumed_from, one.steps, one.repeated_s, one.down_s, one.status) == (
         0, 0, 0.0, None, "ended without a record")  # fmt: skip
+    assert one.exit_code == 1
 
 
 def test_ranks_that_say_nothing_are_looked_for_every_five_seconds_until_all_are_found(

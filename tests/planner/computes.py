@@ -34,7 +34,7 @@ COMPUTES = {
     "dora-all": Compute(4, 4, lora=Lora(dora=True, targets=ALL_LINEAR)),
     "dora-bf16-fp32-adapters": Compute(2, 2, lora=Lora(dora=True, targets=ALL_LINEAR), adapter_bytes=4),
     "dora-autocast": Compute(2, 2, autocast=True, lora=Lora(dora=True, targets=ALL_LINEAR), adapter_bytes=4),
-    "dora-dropout": Compute(4, 4, lora=Lora(dora=True, dropout=0.1, targets=ALL_LINEAR), mask_bytes=4.0),
+    "dora-dropout": Compute(4, 4, lora=Lora(dora=True, dropout=0.1, targets=ALL_LINEAR), on_cpu=True),
     "dora-recompute": Compute(4, 4, lora=Lora(dora=True, targets=ALL_LINEAR), recompute="full"),
     "tied": Compute(4, 4),
     "packed": Compute(4, 4, masked=True),

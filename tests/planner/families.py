@@ -49,6 +49,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True, "head_dim": 24},
     "gpt2": GPT2,
     "gpt2 with dropout": {**GPT2, "dropout": 0.1},
+    "gpt2 with its own dropouts": {**GPT2, "dropout": 0.1, "attention_dropout": 0.1},
     "gpt_neox": {
         "kv_heads": 4, "block": "parallel", "activation": "gelu", "rotary_fraction": 0.25, **LAYERNORM, **BIASES,
     },

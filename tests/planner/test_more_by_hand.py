@@ -18,7 +18,8 @@ from planner.decide import capabilities
 from planner.engines import engine_of, model_parallel
 from planner.figures.memory import moment_total, others_in_flight
 from planner.inventory import Compute, Moment
-from planner.inventory.scores import is_math, is_written_out, math_attention, written_out_attention
+from planner.inventory.devices import is_math, mask_bytes
+from planner.inventory.scores import is_written_out, math_attention, written_out_attention
 from planner.inventory.tape import Tape
 from planner.inventory.tensors import NOTHING, Size
 from planner.parallelism.case import Case
@@ -137,7 +138,8 @@ def test_a_soft_cap_keeps_its_tanh_and_sinks_the_place_of_each_row_s_largest() -
     sunk, _ = attended(msgspec.structs.replace(TINY, attention_sinks=True))
 
     assert capped == Size(per_token=4 * Q, per_pair=(2.0 + 4.0 + 2.0) * HEADS)
-    assert sunk == Size(per_token=4 * Q + 8.0 * HEADS, per_pair=2.0 * HEADS)  # int64 places; softmax in 16 bit
+    # int64 places; softmax in 16 bit, with one more column; of the joined queries there is no copy
+    assert sunk == Size(per_token=3 * Q + (8.0 + 2.0) * HEADS, per_pair=2.0 * HEADS)
 
 
 @pytest.mark.parametrize("element_bytes", [2.0, 4.0])
@@ -162,7 +164,22 @@ def test_models_whose_attention_no_fused_kernel_computes() -> None:
 
     assert families(Kernels()) == {"gemma2", "bloom", "gpt_oss"}
     assert families(Kernels(fused_sinks=True)) == {"gemma2", "bloom"}
-    assert [is_math(presets.model(name)) for name in ("falcon-7b", "llama-2-7b", "phi-2")] == [True, False, False]
+    names = ("falcon-7b", "llama-2-7b", "phi-2", "gpt2")
+
+    def math(kernels: Kernels, *, on_cpu: bool) -> list[bool]:
+        return [is_math(presets.model(name), kernels, on_cpu=on_cpu) for name in names]
+
+    assert math(Kernels(), on_cpu=False) == [True, False, False, False]
+    assert math(Kernels(), on_cpu=True) == [True, False, False, True]  # of which probabilities are dropped
+    assert math(Kernels(dropouts=False), on_cpu=True) == [True, False, False, False]
+
+
+def test_dropped_probabilities_keep_their_noise_and_what_it_leaves() -> None:
+    """The fp32 softmax, the noise and the product, 4 bytes a pair and head each; a causal mask is gone when it ends."""
+    left, _ = attended(groups=1, element_bytes=2.0, probability=0.1, causal=Size(fixed=4.0 * 64))
+
+    assert left == Size(per_token=3 * Q * 2 + Q, per_pair=3 * 4.0 * HEADS)
+    assert [mask_bytes(width, on_cpu=cpu) for width in (2.0, 4.0) for cpu in (True, False)] == [2.0, 1.0, 4.0, 1.0]
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from planner.inventory.forms import is_layer_linear
 from planner.spec import ModelSpec, Quantization, presets
 
 MODELS = presets.names("models")
-IN_BF16 = ("gpt2", "falcon", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3")
+IN_BF16 = ("gpt2", "gpt2 with its own dropouts", "falcon", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3")
 
 
 def real(spec: ModelSpec, device: str = "cpu") -> Any:

@@ -1,11 +1,11 @@
-"""An eighth of the questions of `make same` about one engine, and a twentieth of the others, answered byte for byte as
-stored.
+"""Figures and words of an eighth of the questions of `make same` about one engine, and of a twentieth of the others.
 
 Not here: whether an answer is right (figures by hand stand in the tests of each formula), or the other questions.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 
 import pytest
@@ -38,6 +38,21 @@ def test_a_question_is_answered_as_stored(part: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(same.ROOT)
     questions = same.stored()
 
-    changed = [number for number in DRAWN[part] if same.hashed(questions[number - 1][1]) != questions[number - 1][0]]
+    now = {number: same.hashed(questions[number - 1][1]) for number in DRAWN[part]}
+    figures, words = ([one for one, found in now.items() if found[at] != questions[one - 1][0][at]] for at in (0, 1))
 
-    assert not changed, f"python scripts/same.py --show N prints an answer; changed: {changed}"
+    assert not figures, f"python scripts/same.py --show N prints an answer; other figures: {figures}"
+    assert not words, f"python scripts/same.py --show N prints an answer; other words: {words}"
+
+
+def test_another_wording_or_a_field_with_its_default_is_no_other_figure_and_another_figure_is() -> None:
+    one = {
+        "model": {"layers": 2},
+        "estimates": [{"layout": {"engine": "ddp", "tp": 1}, "step_s": 0.5, "why": "As asked."}],
+    }
+    other = json.loads(json.dumps(one).replace("As asked.", "You asked for it.").replace('"tp": 1', '"tp": 1, "pp": 1'))
+
+    assert list(same.figures(one)) == list(same.figures(other))
+    for figure in ('"step_s": 0.6', '"step_s": 0.5, "fits": true', '"step_s": 0.5, "verdict": "yes"'):
+        changed = json.loads(json.dumps(one).replace('"step_s": 0.5', figure))
+        assert list(same.figures(one)) != list(same.figures(changed))

@@ -1,0 +1,30 @@
+"""What PyTorch's kernels keep on one kind of device and not on another: a dropout's mask, and attention's scores.
+
+Read in torch 2.13, aten/src/ATen/native: Dropout.cpp, transformers/sdp_utils_cpp.h and sdp_utils_cpp.cpp (which
+attention a CPU takes), transformers/cuda/sdp_utils.cpp (which a GPU does) and transformers/attention.cpp (what each
+is). A mask of numbers changes nothing on either: a CPU's flash kernel takes it, a GPU's leaves it to the
+memory-efficient one, and both keep queries, keys, values, the mask, the result and the log-sum-exp. Not here: the
+operations on a tape (ops.py, scores.py).
+"""
+
+from __future__ import annotations
+
+from planner.spec import Kernels, ModelSpec
+
+
+def mask_bytes(element_bytes: float, *, on_cpu: bool) -> float:
+    """Bytes an element of a dropout's mask, for an input of `element_bytes` an element: a GPU's native_dropout keeps
+    a boolean; a CPU's dropout is a product with noise in the input's own format (Dropout.cpp,
+    is_fused_kernel_acceptable and _dropout_impl)."""
+    return element_bytes if on_cpu else 1.0
+
+
+def is_math(model: ModelSpec, kernels: Kernels, *, on_cpu: bool) -> bool:
+    """Whether PyTorch computes this model's attention without a fused kernel.
+
+    Falcon 7B has fewer key heads than query heads and does not say so to PyTorch, so no device's fused kernel takes
+    it. Where probabilities are dropped, a GPU's fused kernels draw the mask again in backward from a seed, and a CPU's
+    refuses (sdp_utils_cpp.h, check_for_dropout).
+    """
+    one_key_head = model.family == "falcon" and model.layer_norms == 1
+    return one_key_head or (on_cpu and kernels.dropouts and model.attention_dropout > 0)
