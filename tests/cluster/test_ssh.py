@@ -324,7 +324,7 @@ def test_a_host_whose_cable_is_pulled_is_a_lost_node(
         code, said = ended(one)
         assert (code, time.monotonic() - begun < 40) == (7, True), said
         assert "blue was lost: " in str(record(folder)["message"])
-        until(lambda: pair.hosts[1].run("pgrep", "-f", "torch").stdout == "", "blue to miss its launcher")
+        until(lambda: pair.hosts[1].run("pgrep", "-f", "executor.worker").stdout == "", "blue to miss its launcher")
     finally:
         subprocess.run(["ip", "link", "set", cable, "up"], check=True)
     nothing_stays(pair)
