@@ -14,7 +14,7 @@ from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, maximu
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements
 from planner.engines.common import packed_weight_bytes
-from planner.engines.ddp import finished_elements
+from planner.engines.ddp import finished_elements, waiting_elements
 from planner.engines.deepspeed_common import (
     bucket_count,
     bucket_elements,
@@ -144,6 +144,9 @@ def holder(case: Case, stay: Held) -> Holder:
             grads = grads + in_flight
         buckets = stay["buckets"] + flush_bytes(case, moment, lambda *flush: copied_bytes(case, *flush))
         finished = finished_elements(case, moment)
+        if later or stage == 2:  # else it is counted with those that are finished
+            # A tied table's first gradient waits for the lookup's before either is added or reduced.
+            added = added | {"logits": waiting_elements(case, moment) * each.grad}
         if stage == 2 and moment.phase == "backward" and not on_host:
             grads = grads + _partition_gradients(case, finished, later)
         elif later:

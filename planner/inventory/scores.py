@@ -62,18 +62,21 @@ def written_out_attention(
         scores = tape.replaced(scores, scaled(tape, scores))
     if model.attention_soft_cap is not None:
         scores = soft_cap(tape, scores)
-    unmasked, scores = scores, cloned(tape, scores)  # the mask is added
+    # The mask is added; that of the model's own code is as wide as the residual stream, and makes the sum so.
+    wider = compute.weight_bytes / compute.element_bytes if compute.autocast and not compute.masked else 1.0
+    unmasked, scores = scores, tape.derived(scores, scores.size * wider, passes_on=wider == 1)
     if alibi:  # one function with the output's product, which has them until it ends
         tape.variables += (unmasked, tape.hold(scores))
     else:
         tape.drop(unmasked)
-    rows = _with_sinks(tape, scores, heads, width) if sinks else tape.hold(scores)
-    ratio = 1.0 if sinks else 4.0 / compute.element_bytes
+    rows = _with_sinks(tape, scores, heads, width * wider) if sinks else tape.hold(scores)
+    ratio = 1.0 if sinks else 4.0 / (compute.element_bytes * wider)
     converted = cast(tape, rows, ratio)
     wide = tape.replaced(converted, tape.derived(converted, keeps_result=True))
-    narrow = slices(tape, wide, (1.0,))[0] if sinks else cast(tape, wide, 1 / ratio)
-    narrow.size = scores.size
-    tape.drop(wide, scores)
+    own = slices(tape, wide, (1.0,))[0] if sinks else tape.hold(wide)
+    own.size = scores.size * ratio
+    narrow = cast(tape, own, 1 / (ratio * wider))
+    tape.drop(wide, own, scores)
     probabilities = compute.dropout(tape, narrow, model.attention_dropout)
     product = product_of(tape, probabilities, v, q.size)
     output = tape.replaced(product, copied(tape, product))
