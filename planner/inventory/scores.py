@@ -81,8 +81,8 @@ def written_out_attention(
     product = product_of(tape, probabilities, v, q.size)
     output = tape.replaced(product, copied(tape, product))
     tape.drop(k, v, rows)
-    if alibi:
-        tape.variables.append(probabilities)
+    if alibi:  # BLOOM's layers return them
+        tape.returned.append(probabilities)
     else:
         tape.drop(probabilities)
     return output

@@ -100,6 +100,7 @@ class Tape:
         self._cached: list[Storage] = []
         self.waiting: dict[str, Storage] = {}
         self.variables: list[Tensor] = []
+        self.returned: list[Tensor] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""
@@ -137,6 +138,12 @@ class Tape:
     def end_call(self) -> None:
         """A module's forward returns: variables of its own that it had until then go out of scope."""
         ended, self.variables = self.variables, []
+        self.drop(*ended)
+
+    def end_loop(self) -> None:
+        """What a layer returned beside its output, which a loop over layers has until the next one returns, goes out of
+        scope."""
+        ended, self.returned = self.returned, []
         self.drop(*ended)
 
     def cache(self, tensor: Tensor) -> Tensor:

@@ -109,6 +109,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         x = tape.replaced(x, _layer(run, x, kind))
         held.append(tuple(tape.live.values()))
         cached.append(tape.held_by_autocast())
+    tape.end_loop()
     if compute.receives_into_buffer and not last:
         tape.drop(begun)
     if last:
@@ -271,7 +272,10 @@ def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
 
 
 def _layer(run: Run, x: Tensor, kind: str) -> Tensor:
-    return (_checkpointed if run.compute.runs_layers_again else walk_layer)(run, x, kind)
+    before, run.tape.returned = run.tape.returned, []
+    output = (_checkpointed if run.compute.runs_layers_again else walk_layer)(run, x, kind)
+    run.tape.drop(*before)
+    return output
 
 
 def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
@@ -304,6 +308,7 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
         before, tape.saved_at = tuple(tape.live.values()), len(tape.moments)
         begin = tape.saved_at
         result = walk_layer(run, again, kind)
+        tape.end_loop()
         del tape.moments[tape.saved_at :]
         inner, tape.nodes = tape.nodes, []
         tape.release(*results.values())
