@@ -23,7 +23,8 @@ def sizes(model: str, compute: Compute = NARROW) -> list[Size]:
     [
         ("llama-3-8b", [Size(per_position=2 * 128)] * 2),
         ("phi-2", [Size(per_position=2 * 32)] * 2),  # 40 % of a head of 80
-        ("gpt-oss-20b", [Size(per_position=64), Size(per_position=64), Size(per_pair=4)]),  # half of a head of 64
+        # Half of a head of 64; and a mask of layers that slide beside that of the others.
+        ("gpt-oss-20b", [Size(per_position=64)] * 2 + [Size(per_pair=2)] * 2),
         ("gemma-3-1b", [Size(per_position=2 * 2 * 256)] * 2),  # one pair for sliding layers, one for the others
         ("deepseek-v2-lite", [Size(per_position=4 * 64)]),  # complex numbers of two fp32
         ("bloom-560m", [Size(per_token=2 * 16), Size(per_pair=2)]),  # ALiBi's line of 16 heads, and scores' mask
