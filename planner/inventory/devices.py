@@ -1,10 +1,10 @@
 """What PyTorch's kernels keep on one kind of device and not on another: a dropout's mask, and attention's scores.
 
-Read in torch 2.13, aten/src/ATen/native: Dropout.cpp, transformers/sdp_utils_cpp.h and sdp_utils_cpp.cpp (which
-attention a CPU takes), transformers/cuda/sdp_utils.cpp (which a GPU does) and transformers/attention.cpp (what each
-is). A mask of numbers changes nothing on either: a CPU's flash kernel takes it, a GPU's leaves it to the
-memory-efficient one, and both keep queries, keys, values, the mask, the result and the log-sum-exp. Not here: the
-operations on a tape (ops.py, scores.py).
+Read in PyTorch, aten/src/ATen/native: Dropout.cpp (commit 03d697c), transformers/cuda/sdp_utils.cpp (001f694: which
+attention a GPU takes) and, as installed with torch 2.13, transformers/sdp_utils_cpp.h (which a CPU does); what a CPU
+saves for backward was looked at in 2.13. A mask of numbers changes nothing on either: a CPU's flash kernel takes it, a
+GPU's leaves it to cuDNN's or the memory-efficient one, and all keep queries, keys, values, the mask, the result and the
+log-sum-exp. Not here: the operations on a tape (ops.py, scores.py).
 """
 
 from __future__ import annotations
