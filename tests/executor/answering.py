@@ -99,7 +99,7 @@ class Here(Session):
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[Says], list[tuple[int, Said]]]:
-    """Lets all hosts say what a function says; gives what they are told, with their places."""
+    """Has every host answer by a function; returns the launcher's messages, each with the place of its host."""
 
     def let(says: Says) -> list[tuple[int, Said]]:
         told: list[tuple[int, Said]] = []

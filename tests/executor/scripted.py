@@ -30,7 +30,7 @@ case "$*" in *executor.worker.readback*) echo '{"as": "@reads@"}'; exit;; esac
 while [ "$1" != --nproc-per-node ]; do shift; done
 ranks=$2 node=$MESHWRIGHT_NODE
 cd "$MESHWRIGHT_RUN_DIR"
-met() {  # every rank of this node is in a process group of so many
+met() {  # every rank of this node has joined the process group, whose size is given
     for place in $(seq 0 $((ranks - 1))); do
         rank=$((node * ranks + place))
         echo "{\"world_size\": $1}" > mesh/rank-$rank.json
@@ -94,7 +94,7 @@ class Agents:
         self.script.chmod(0o700)
 
     def plan(self, nodes: int = 1, processes: int = 2) -> Plan:
-        """A tiny plan, on so many nodes of so many ranks."""
+        """A tiny plan for the given nodes, each with the given ranks."""
         cluster = msgspec.structs.replace(PLAN.cluster, nodes=nodes, gpus_per_node=processes)
         layout = msgspec.structs.replace(PLAN.layout, dp_replicate=nodes * processes)
         runtime = msgspec.structs.replace(PLAN.runtime, backend="plain")

@@ -1,5 +1,5 @@
 """One host's end of a launcher's connection, in this process: whom it hears, what it keeps, what its ranks say of an
-all-reduce, and what it does once nobody speaks to it any more.
+all-reduce, and what it does once its launcher is silent.
 
 Not here: connections (tests/cluster/test_contact.py), or a launcher's end (test_several_hosts.py).
 """
@@ -126,7 +126,7 @@ def test_a_host_hears_questions_and_stops_until_its_launcher_says_no_more() -> N
     assert link.questions.get_nowait() == ({"kind": "ask", "number": 1, "request": {}}, b"")
     assert link.questions.get_nowait() is None and link.stops == [15] and link.lost.is_set()
     link.say({"kind": "line"})
-    assert out.getvalue() == b""  # nobody is there
+    assert out.getvalue() == b""  # no launcher is there to read
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""A run on several hosts as its launcher sees it: where they meet, who is lost, who is told to stop, and what starts
-next. Hosts say what a test writes down.
+"""A run on several hosts as its launcher sees it: where they meet, which host is lost, which one it stops, and what it
+starts next. The hosts' messages are those that a test lists.
 
 Not here: one real node (test_scripted.py), or hosts that ssh reaches (tests/cluster/test_ssh.py).
 """
