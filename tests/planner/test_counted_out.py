@@ -14,7 +14,7 @@ import pytest
 from planner.ask import options
 from planner.basics.edge import boundary
 from planner.decide.candidates import Candidate, beats
-from planner.decide.estimation import answer
+from planner.decide.strategies import answer
 from planner.engines import deepspeed_stage12
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, presets

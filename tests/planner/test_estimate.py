@@ -11,10 +11,10 @@ from planner.ask.options import question
 from planner.ask.question import Pins, Question, case_of
 from planner.decide.answers import seconds_of
 from planner.decide.estimate_json import as_json
-from planner.decide.estimation import answer
 from planner.decide.planning import make_plan, plan_of
 from planner.decide.recommendation import recommend
-from planner.decide.ties import TIE, parts_of, simpler
+from planner.decide.star import TIE, parts_of, simpler
+from planner.decide.strategies import answer
 from planner.parallelism import zero
 from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.calibration import calibration
@@ -83,8 +83,8 @@ def test_one_device_alone_has_one_strategy_which_estimate_and_recommend_both_nam
     assert [(one.strategy, one.sharding) for one in fit] == [("single", None), ("lora", "single"), ("qlora", "single")]
     assert all(one.launchable and not one.comm.engine for one in fit)
     if fit[0].fits:
-        assert {one.strategy for one in found.answer.estimates} == {"single"}
-        assert found.answer.estimates[0].case.layout == fit[0].case.layout
+        assert {one.strategy for one in found.estimates} == {"single"}
+        assert found.estimates[0].case.layout == fit[0].case.layout
 
 
 def test_a_single_device_holds_no_bucket_and_no_gradient_between_steps():
@@ -160,9 +160,9 @@ def test_recommend_finds_no_slower_layout_than_estimate_shows():
     side_by_side, best = answer(asked(global_batch_size="512")), recommend(asked(global_batch_size="512"))
 
     fastest = side_by_side.estimates[side_by_side.recommended]
-    assert best.answer.recommended == 0
-    assert best.answer.estimates[0].throughput.tokens_per_s == pytest.approx(fastest.throughput.tokens_per_s)
-    assert best.answer.estimates[0].launchable
+    assert best.recommended == 0
+    assert best.estimates[0].throughput.tokens_per_s == pytest.approx(fastest.throughput.tokens_per_s)
+    assert best.estimates[0].launchable
 
 
 def test_group_sizes_ask_for_exactly_one_layout():

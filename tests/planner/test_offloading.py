@@ -15,9 +15,10 @@ from planner.ask.options import question
 from planner.ask.question import case_of, limit_bytes
 from planner.basics import command
 from planner.cli import planner
+from planner.decide.answers import Constraints
 from planner.decide.candidates import seconds_per_sequence
-from planner.decide.estimation import answer
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.figures.memory import device_bytes, hosts_hold, peak_bytes
 from planner.parallelism.case import Case
@@ -62,7 +63,7 @@ def test_what_fits_without_offload_is_never_offloaded(given: dict[str, str]):
 @pytest.mark.parametrize(("memory", "engines"), [("512GiB", {"deepspeed", "fsdp2"}), ("128GiB", {"fsdp2"})])
 def test_the_hosts_memory_that_is_given_decides_what_fits(memory: str, engines: set[str]):
     asked = question(BOX | {"seq_len": "3072", "host_memory": memory})
-    found = recommend(asked, 3, Constraints(tie=0)).answer.estimates
+    found = recommend(asked, 3, Constraints(tie=0)).estimates
 
     assert {one.case.layout.engine for one in found} == engines
     assert all(one.memory.host_node_bytes <= one.case.cluster.host_memory_bytes for one in found)

@@ -15,9 +15,9 @@ from planner.basics import command
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.cli import planner
 from planner.decide.answers import Answer, Estimate
-from planner.decide.estimation import answer
 from planner.decide.reasons import RULES, reasons_of
 from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.figures.comm import comm_volume
 from planner.figures.memory import memory_breakdown
 from planner.figures.steptime import step_time

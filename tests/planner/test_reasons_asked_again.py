@@ -18,10 +18,10 @@ from readings import Given, misread
 
 from planner.ask.options import question
 from planner.basics.errors import PlannerError
-from planner.decide.answers import Answer
-from planner.decide.estimation import answer
+from planner.decide.answers import Answer, Constraints
 from planner.decide.reasons import RULES, reasons_of
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 
 # -- questions that are drawn ------------------------------------------------------------------------------------------
 

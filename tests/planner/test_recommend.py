@@ -15,10 +15,11 @@ from planner.ask.question import Question
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.cli import planner
+from planner.decide.answers import FREE, Constraints
 from planner.decide.candidates import Candidate
 from planner.decide.capabilities import capabilities
 from planner.decide.reasons import reasons_of
-from planner.decide.recommendation import FREE, Constraints, among_methods, differences, recommend, thinned
+from planner.decide.recommendation import among_methods, differences, recommend, thinned
 from planner.decide.whynot import why_not
 from planner.spec import Layout
 from planner.studies.objectives import OBJECTIVES, QUANTITIES, Reached, reach
@@ -229,18 +230,18 @@ def test_the_largest_micro_batch_of_one_gpu_is_what_is_recommended_there():
 
     one = reach("largest-micro-batch", options.question(given), options.resizable(given), max_gpus=1)
 
-    best = one.found.answer.estimates[one.found.answer.recommended]
+    best = one.found.estimates[one.found.recommended]
     assert (one.objective, best.fits) == ("largest-micro-batch", True)
     assert best.case.layout.micro_batch_size == one.fitted.value > 1
     larger = options.question(given | {"micro_batch_size": str(one.fitted.value + 1)})
-    assert not recommend(larger).answer.estimates[0].fits
+    assert not recommend(larger).estimates[0].fits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", QUANTITIES)
 def test_an_objective_recommends_for_the_extreme_it_found(objective: str):
     one = reached(objective)
-    best = one.found.answer.estimates[one.found.answer.recommended]
+    best = one.found.estimates[one.found.recommended]
     value = {
         "fewest-gpus": best.case.layout.world_size,
         "largest-context": best.case.job.seq_len,
@@ -288,7 +289,7 @@ def test_nothing_is_recommended_that_its_own_reasons_call_wrong(given: dict[str,
     found = recommend(options.question(given), 3, ANY)
     told = {reason.reason: reason.text for reason in reasons_of(found.answer)}
 
-    assert found.answer.recommended is None or "leaves the" not in told.get("tensor_parallel_inside_the_node", "")
+    assert found.recommended is None or "leaves the" not in told.get("tensor_parallel_inside_the_node", "")
     assert found.rejected["tensor parallel groups leave the node"] > 0
 
 
@@ -296,12 +297,12 @@ def test_tensor_parallel_groups_over_nodes_are_planned_when_they_are_asked_for()
     given = {"model": "8b", "gpus": "2", "runtime": "transformers-tp", "optimizer": "sgd", **ONE_A_NODE}
     stray, wanted = recommend(options.question(given)), recommend(options.question(given | {"tp": "2"}))
 
-    assert (stray.stray, stray.answer.recommended) == (True, None)
+    assert (stray.stray, stray.recommended) == (True, None)
     assert trouble(Reached("fastest", stray)) == (
         "nothing fits whose tensor parallel groups stay inside a node; --tp 2 plans transformers-tp, tp=2."
     )
-    assert (wanted.stray, wanted.answer.recommended) == (False, 0)
-    assert wanted.answer.estimates[0].case.layout.tp == 2
+    assert (wanted.stray, wanted.recommended) == (False, 0)
+    assert wanted.estimates[0].case.layout.tp == 2
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b"])
@@ -367,7 +368,7 @@ def test_only_what_was_typed_is_blamed(text: str):
 def test_two_layouts_of_one_time_and_size_are_told_apart_by_neither():
     """C3: "as fast as the best, but needs 42.99 GiB instead of 42.99 GiB"."""
     found = recommend(asked(method="full", global_batch_size="64", micro_batch_size="1"), 1)
-    layout = found.answer.estimates[0].case.layout
+    layout = found.estimates[0].case.layout
     twin = why_not(found, f"sync_each_micro_batch={not layout.sync_each_micro_batch}".lower())
 
     assert (twin.kind, twin.sentence) == (
@@ -396,7 +397,7 @@ def test_a_backend_and_a_deadline_exclude_too():
     refused = why_not(recommend(asked(), 1), "engine=fsdp2,offload_activations=on,recompute=full")
     assert refused.kind == "backend" and "not launchable" in refused.sentence
     best = recommend(asked(), 1)
-    hurried = Constraints(deadline_s=best.answer.estimates[0].time.step_s / 256 * 1.1 * 10**6, samples=10**6)
+    hurried = Constraints(deadline_s=best.estimates[0].time.step_s / 256 * 1.1 * 10**6, samples=10**6)
     late = why_not(recommend(asked(), 1, hurried), "recompute=full")
     assert late.kind == "deadline" and "the deadline is" in late.sentence
 
@@ -442,14 +443,14 @@ def test_every_method_that_an_engine_is_launched_with_is_in_its_space(engine: st
     gpus = "1" if engine == "single" else "16"
     found = recommend(asked(model="llama-3.1-8b", gpus=gpus, runtime=engine, method=method, seq_len="1024"), 1)
 
-    (best,) = found.answer.estimates
+    (best,) = found.estimates
     assert best.launchable and (best.case.layout.engine, best.case.job.method) == (engine, method)
 
 
 def test_adapters_are_recommended_in_a_pipeline_that_is_asked_for_by_its_size():
     found = recommend(asked(model="tiny-llama", cluster="localhost", gpus="2", pp="2", method="lora"), 1)
 
-    (best,) = found.answer.estimates
+    (best,) = found.estimates
     assert best.fits and best.launchable and best.case.layout.engine == "deepspeed-pipeline"
 
 

@@ -101,7 +101,7 @@ def test_every_point_is_the_recommendation_for_that_size():
     found = sweep(resize, [16, 64])
 
     for point in found.points:
-        alone = recommend(resize(point.gpus), 1).answer.estimates[0]
+        alone = recommend(resize(point.gpus), 1).estimates[0]
         assert point.best is not None
         assert point.best.case.layout == alone.case.layout
         assert point.tokens_per_s == alone.throughput.tokens_per_s

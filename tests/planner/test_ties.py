@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.ask import options
+from planner.decide.answers import Constraints
 from planner.decide.candidates import seconds_per_sequence
-from planner.decide.recommendation import Constraints, as_json_object, recommend
+from planner.decide.recommendation import as_json_object, recommend
 from planner.decide.search import rank
 from planner.decide.space import proposed
-from planner.decide.ties import TIE, parts_of, simpler
+from planner.decide.star import TIE, parts_of, simpler
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
 from planner.studies.objectives import Reached
@@ -41,9 +42,9 @@ def test_a_tie_is_told_with_the_fastest_and_by_how_much():
     found = recommend(question, 3, Constraints(any_runtime=True))
     fastest = recommend(question, 3, Constraints(any_runtime=True, tie=0))
 
-    assert found.fastest is not None and found.fastest.case.layout == fastest.answer.estimates[0].case.layout
+    assert found.fastest is not None and found.fastest.case.layout == fastest.estimates[0].case.layout
     assert 0 < found.slower <= TIE and fastest.fastest is None and fastest.slower == 0
-    assert found.answer.estimates[1].case.layout == found.fastest.case.layout
+    assert found.estimates[1].case.layout == found.fastest.case.layout
     assert as_json_object(found)["tie"]["fastest"] == found.fastest.case.layout
     told = ranking_text(Reached("fastest", found))
     assert f"It ties with the fastest, {found.fastest.name}" in told and f"predicted {found.slower:.2%} faster" in told

@@ -17,7 +17,7 @@ from planner.ask.options import question
 from planner.basics import command
 from planner.basics.units import format_byte_range
 from planner.cli import planner
-from planner.decide.estimation import answer
+from planner.decide.strategies import answer
 from planner.spec.calibration import Bands
 from scripts.pages import fits
 from tui import inputs, state

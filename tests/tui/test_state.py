@@ -13,8 +13,9 @@ import pytest
 
 from planner.ask.options import question
 from planner.basics.errors import PlannerError
-from planner.decide.estimation import answer
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.answers import Constraints
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.spec.calibration import calibration
 from planner.spec.plan import read_plan
 from planner.views.render import trust_text
@@ -49,7 +50,7 @@ def test_the_screen_shows_what_estimate_and_recommend_answer(sixty_four):
         one.memory.device_bytes for one in every.estimates
     ]
     assert sixty_four.shown.unavailable == every.unavailable
-    assert [one.case.layout for one in sixty_four.ranked] == [one.case.layout for one in best.answer.estimates]
+    assert [one.case.layout for one in sixty_four.ranked] == [one.case.layout for one in best.estimates]
     assert sixty_four.shown.considered == best.considered
 
 
