@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from planner.engines.base import Engine
+if TYPE_CHECKING:
+    from planner.engines.base import Engine
 
 
 @cache
 def engine_of(name: str) -> Engine:
-    """The engine of that name: its module is the engine."""
-    return cast(Engine, import_module(f"planner.engines.{name.replace('-', '_')}"))
+    """The engine of that name."""
+    return cast("Engine", import_module(f"planner.engines.{name.replace('-', '_')}").ENGINE)

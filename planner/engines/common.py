@@ -12,12 +12,11 @@ from typing import Any
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import Call
 from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import has_scores
 from planner.parallelism import context, expert, pipeline, tensor
-from planner.parallelism.base import ideal_call, merged
+from planner.parallelism.base import Call, ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.recompute import regathers
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes

@@ -18,8 +18,7 @@ from planner.basics.formula import formula
 from planner.engines import model_parallel
 from planner.engines.base import Call, Held, Holder
 from planner.engines.ddp import finished_elements
-from planner.engines.model_parallel import OWN_STEP, STAGES
-from planner.engines.model_parallel import compute as compute
+from planner.engines.model_parallel import OWN_STEP, STAGES, ModelParallel
 from planner.inventory import Moment
 from planner.inventory.joint import is_joined
 from planner.parallelism import pipeline, tensor, zero
@@ -29,25 +28,8 @@ from planner.parallelism.rules import COMMON, Rule, accepts, reads_only, splits_
 from planner.parallelism.technique_rules import pipeline_rules, tensor_rules
 from planner.parallelism.zero import StateBytes
 
-VOCABULARY_MULTIPLE = 1
-"""The vocabulary is split evenly and padded by nothing."""
-
 BUCKET_ELEMENTS = 512 * 1024 * 1024
 """reduce_bucket_size of every configuration."""
-
-name = "internevo"
-rules: tuple[Rule, ...] = (
-    *splits_only(name),
-    *reads_only("zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "stage_layers"),
-    *STAGES,
-    *tensor_rules(),
-    *pipeline_rules(("1f1b", "interleaved"), pipeline.micro_batches_match_megatron, equal_chunks=True),
-    *COMMON,
-    accepts("precision", ("bf16", "fp16"), "weights and gradients are in 16 bits, their copies in fp32"),
-    accepts("optimizer", ("adamw",), "InternEvo steps with AdamW"),
-    OWN_STEP,
-    accepts("recompute", ("none", "full"), "whole layers are recomputed (checkpoint)"),
-)
 
 
 def _narrow(case: Case) -> Case:
@@ -82,62 +64,78 @@ def _owned(case: Case) -> Number:
     return owned_elements(elements, case.layout.dp_shard, largest) if case.layout.zero_stage else elements
 
 
-def resident(case: Case) -> Held:
-    """What stays between steps: 16-bit weights, and the states of those that the fullest rank owns. Gradients are let
-    go once they are summed."""
-    each = states(case)
-    return {
-        "params": zero.weight_state_bytes(case.total(), each, 1, 1),
-        "optimizer": zero.optimizer_state_bytes(_owned(case), each, 0, 1),
-    }
+class Internevo(ModelParallel):
+    """InternEvo, which splits the vocabulary evenly and pads it by nothing."""
+
+    name = "internevo"
+    rules: tuple[Rule, ...] = (
+        *splits_only(name),
+        *reads_only("zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "stage_layers"),
+        *STAGES,
+        *tensor_rules(),
+        *pipeline_rules(("1f1b", "interleaved"), pipeline.micro_batches_match_megatron, equal_chunks=True),
+        *COMMON,
+        accepts("precision", ("bf16", "fp16"), "weights and gradients are in 16 bits, their copies in fp32"),
+        accepts("optimizer", ("adamw",), "InternEvo steps with AdamW"),
+        OWN_STEP,
+        accepts("recompute", ("none", "full"), "whole layers are recomputed (checkpoint)"),
+    )
+
+    def resident(self, case: Case) -> Held:
+        """What stays between steps: 16-bit weights, and the states of those that the fullest rank owns. Gradients are
+        let go once they are summed."""
+        each = states(case)
+        return {
+            "params": zero.weight_state_bytes(case.total(), each, 1, 1),
+            "optimizer": zero.optimizer_state_bytes(_owned(case), each, 0, 1),
+        }
+
+    def outside(self, case: Case) -> list[tuple[str, Held]]:
+        """Weights are built in place. The step starts from the gradients of what the rank owns, laid end to end and
+        then in fp32; torch's fused Adam needs nothing more."""
+        held, each = self.resident(case), states(case)
+        joined = zero.whole_bytes(_owned(case), each.grad + each.master)
+        return [("load", held), ("optimizer", held | {"temporaries": joined})]
+
+    def holder(self, case: Case) -> Holder:
+        """The states, the gradients of the earlier micro-batches or of this backward so far, and in the last one two
+        buckets: one on its way, one that fills."""
+        held, element = self.resident(case), states(case).grad
+        whole = case.total() * element
+        sent = 2 * minimum(whole, BUCKET_ELEMENTS * element) * where(case.layout.data_parallel > 1, 1.0, 0.0)
+
+        def at(moment: Moment, later: bool) -> Held:
+            made = (finished_elements(case, moment) + moment.in_flight) * element
+            grads = whole + moment.in_flight * element if later else made
+            return held | {"grads": grads, "buckets": sent if moment.phase == "backward" else 0.0 * sent}
+
+        return at
+
+    def beside(self, case: Case) -> list[tensor.Beside]:
+        """Backward of a column-parallel linear starts its collective before its weights' gradient
+        (internlm/model/utils.py, FusedDenseFunc)."""
+        again = regathers(case.parts.column_input, case.layout.recompute)
+        return tensor.beside_weight_gradients(sequence_parallel=case.layout.sequence_parallel, regathers=again)
+
+    def collectives(self, case: Case) -> list[Call]:
+        """One reduction over all replicas and shards and the owners' broadcasts a step, beside what both engines
+        send."""
+        return super().collectives(_narrow(case))
+
+    def ideal(self, case: Case) -> list[Call]:
+        """What ZeRO's paper would send, of gradients in 16 bits."""
+        return super().ideal(_narrow(case))
+
+    def data(self, case: Case, axis: str, elements: Number) -> list[Call]:
+        """Sums over all replicas and shards, and the owners' broadcasts."""
+        each, layout = states(case), case.layout
+        buckets = ceil_div(elements, BUCKET_ELEMENTS)
+        calls = [Call("all_reduce", "dp", "bucket", "backward", buckets, elements * each.grad, overlappable=True)]
+        if layout.zero_stage:
+            weights = sum(times for times, weight in case.counted() if not is_joined(case.parts, weight)) + 0
+            count = owners(layout.dp_shard, weights)
+            calls.append(Call("broadcast", axis, "params", "optimizer", count, elements * each.weight))
+        return calls
 
 
-def outside(case: Case) -> list[tuple[str, Held]]:
-    """Weights are built in place. The step starts from the gradients of what the rank owns, laid end to end and then
-    in fp32; torch's fused Adam needs nothing more."""
-    held, each = resident(case), states(case)
-    joined = zero.whole_bytes(_owned(case), each.grad + each.master)
-    return [("load", held), ("optimizer", held | {"temporaries": joined})]
-
-
-def holder(case: Case) -> Holder:
-    """The states, the gradients of the earlier micro-batches or of this backward so far, and in the last one two
-    buckets: one on its way, one that fills."""
-    held, element = resident(case), states(case).grad
-    whole = case.total() * element
-    sent = 2 * minimum(whole, BUCKET_ELEMENTS * element) * where(case.layout.data_parallel > 1, 1.0, 0.0)
-
-    def at(moment: Moment, later: bool) -> Held:
-        made = (finished_elements(case, moment) + moment.in_flight) * element
-        grads = whole + moment.in_flight * element if later else made
-        return held | {"grads": grads, "buckets": sent if moment.phase == "backward" else 0.0 * sent}
-
-    return at
-
-
-def beside(case: Case) -> list[tensor.Beside]:
-    """Backward of a column-parallel linear starts its collective before its weights' gradient
-    (internlm/model/utils.py, FusedDenseFunc)."""
-    again = regathers(case.parts.column_input, case.layout.recompute)
-    return tensor.beside_weight_gradients(sequence_parallel=case.layout.sequence_parallel, regathers=again)
-
-
-def collectives(case: Case) -> list[Call]:
-    """One reduction over all replicas and shards and the owners' broadcasts a step, beside what both engines send."""
-    return model_parallel.collectives(_narrow(case), VOCABULARY_MULTIPLE, _data)
-
-
-def ideal(case: Case) -> list[Call]:
-    """What ZeRO's paper would send, of gradients in 16 bits."""
-    return model_parallel.ideal(_narrow(case))
-
-
-def _data(case: Case, axis: str, elements: Number) -> list[Call]:
-    each, layout = states(case), case.layout
-    buckets = ceil_div(elements, BUCKET_ELEMENTS)
-    calls = [Call("all_reduce", "dp", "bucket", "backward", buckets, elements * each.grad, overlappable=True)]
-    if layout.zero_stage:
-        weights = sum(times for times, weight in case.counted() if not is_joined(case.parts, weight)) + 0
-        count = owners(layout.dp_shard, weights)
-        calls.append(Call("broadcast", axis, "params", "optimizer", count, elements * each.weight))
-    return calls
+ENGINE = Internevo()

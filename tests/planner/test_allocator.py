@@ -10,7 +10,7 @@ import pytest
 
 from planner.basics.arith import is_column
 from planner.decide.phases import derived
-from planner.engines import engine_of, nanotron
+from planner.engines import engine_of
 from planner.figures.allocator import (
     DEVICE_PARTS,
     GIVEN_BACK,
@@ -133,19 +133,19 @@ def test_a_host_launches_no_more_forwards_than_the_driver_queues() -> None:
 
     def launches(case: Case) -> float:
         layers = next(case.stages()).layers[-1]
-        passes = float(nanotron.forwards_queued(case.at(next(case.stages()))))
+        passes = float(engine_of("nanotron").forwards_queued(case.at(next(case.stages()))))
         return passes * (34 * float(layers) + 20)
 
     assert launches(few) == launches(many) == pytest.approx(1024)
-    assert nanotron.forwards_queued(short.at(next(short.stages()))) == 2  # then it waits for a gradient
+    assert engine_of("nanotron").forwards_queued(short.at(next(short.stages()))) == 2  # then it waits for a gradient
 
 
 def test_without_a_pipeline_the_host_goes_on_to_backward_which_has_twice_the_launches() -> None:
-    one, two = (float(nanotron.forwards_queued(case_of(grad_accum=accum))) for accum in (1, 2))
+    one, two = (float(engine_of("nanotron").forwards_queued(case_of(grad_accum=accum))) for accum in (1, 2))
     short = msgspec.structs.replace(case_of(grad_accum=2), model=msgspec.structs.replace(LLAMA, layers=16))
 
     assert one == two == pytest.approx(1024 / (34 * 32 + 20))  # its forward alone is more than the driver queues
-    assert nanotron.forwards_queued(short) == pytest.approx(1 + (1024 / (34 * 16 + 20) - 1) / 2)
+    assert engine_of("nanotron").forwards_queued(short) == pytest.approx(1 + (1024 / (34 * 16 + 20) - 1) / 2)
 
 
 def test_answers_have_the_parts() -> None:

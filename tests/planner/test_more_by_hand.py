@@ -249,13 +249,14 @@ def test_megatron_keeps_16_bit_weights_and_fp32_gradients_masters_and_moments() 
 def test_zero_s_paper_gathers_weights_and_scatters_gradients_and_copies_sum_their_share() -> None:
     """4 bytes of gradient, 2 of weight; over replicas what a shard has: an eighth at stage 1, all of it at 0."""
     elements = 2 * (64 * 64 * 2 + 2 * 32 * 64 + 3 * 176 * 64 + 2 * 64) + 2 * 512 * 64 + 64
-    found = {(call.op, call.axis): call.payload_bytes for call in model_parallel.ideal(megatron(dp_shard=8))}
+    found = {(call.op, call.axis): call.payload_bytes for call in engine_of("megatron").ideal(megatron(dp_shard=8))}
     assert found["reduce_scatter", "dp_shard"] == 4 * elements
     assert found["all_gather", "dp_shard"] == 2 * elements
     assert found["all_reduce", "dp_replicate"] == 4 * elements / 8
 
     found = {
-        (call.op, call.axis): call.payload_bytes for call in model_parallel.ideal(megatron(dp_shard=8, zero_stage=0))
+        (call.op, call.axis): call.payload_bytes
+        for call in engine_of("megatron").ideal(megatron(dp_shard=8, zero_stage=0))
     }
     assert found["all_reduce", "dp_shard"] == 4 * elements
     assert found["all_reduce", "dp_replicate"] == 4 * elements
