@@ -23,7 +23,7 @@ from planner.parallelism.case import Case
 from planner.parallelism.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
 from planner.spec.calibration import Calibration, Coefficients
-from planner.spec.engines import ENGINES
+from planner.spec.engines import ENGINES, is_engine
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
@@ -142,7 +142,7 @@ def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
     """A runtime by name, or an engine's usual one by the engine's; refuses one whose engine or kernels this version
     does not know."""
     runtime = presets.runtime(ENGINES[name].runtime if name in ENGINES else name, folders=folders)
-    if runtime.engine not in ENGINES:
+    if not is_engine(runtime.engine):
         known = did_you_mean(runtime.engine, ENGINES)
         raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", known)
     check_kernels(runtime.kernels, runtime.parts)

@@ -30,6 +30,7 @@ from planner.engines import engine_of
 from planner.parallelism.rules import check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
+from planner.spec.engines import find_packaged
 from planner.spec.layout import strategy_name
 
 SCHEMA = "recommend/1"
@@ -228,6 +229,7 @@ def _whole(question: Question) -> bool:
 def engines_within(question: Question, constraints: Constraints) -> tuple[str, ...]:
     """Engines to look at; refuses when there is none."""
     if constraints.any_runtime:
+        find_packaged()
         return proposed(question)
     engines = launchable_engines(question, constraints.backend)
     if not engines:

@@ -6,6 +6,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from planner.spec.engines import PACKAGED
+
 if TYPE_CHECKING:
     from planner.engines.base import Engine
 
@@ -13,4 +15,6 @@ if TYPE_CHECKING:
 @cache
 def engine_of(name: str) -> Engine:
     """The engine of that name."""
-    return cast("Engine", import_module(f"planner.engines.{name.replace('-', '_')}").ENGINE)
+    place = PACKAGED[name].code if name in PACKAGED else f"planner.engines.{name.replace('-', '_')}:ENGINE"
+    module, _, attribute = place.partition(":")
+    return cast("Engine", getattr(import_module(module), attribute))
