@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.spec.engines import ENGINES
+
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("planner", "executor", "tui")
 LONGEST = {"planner": 400, "executor": 400, "tui": 400, "tests": 600}
@@ -115,6 +117,48 @@ def test_a_face_starts_without_anything_heavy(module):
 
 def test_no_module_but_the_worker_s_loads_anything_heavy_when_imported():
     assert heavy_modules_after(f"import {', '.join([*PLANNER, *LIGHT_EXECUTOR])}") == set()
+
+
+ROOTS = ("planner.cli", "planner.studies.api", "executor", "tui")
+"""Where a user comes in: commands, the library, what runs a plan, and the explorer."""
+
+
+def named_modules(code: str, known: set[str]) -> set[str]:
+    """Modules of ours that code imports, at once or when it is called, or names in a text that is imported later."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=names):
+                found |= {one.name for one in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module, *(f"{module}.{one.name}" for one in names)}
+            case ast.Constant(value=str(text)):
+                found.add(text.partition(":")[0])
+    return found & known
+
+
+def unreached(sources: dict[str, str]) -> set[str]:
+    """Modules of the planner that nothing at the roots leads to; an engine is imported by its name."""
+    known, seen = set(sources), set()
+    todo = [name for name in known if name.startswith(ROOTS) or name == "planner"]
+    todo += [f"planner.engines.{engine.replace('-', '_')}" for engine in ENGINES]
+    while todo:
+        name = todo.pop()
+        if name in known - seen:
+            seen.add(name)
+            todo += [name.rpartition(".")[0], *named_modules(sources[name], known)]
+    return {name for name in known - seen if name.startswith("planner.")} - {"planner.__main__"}
+
+
+SOURCES = {dotted(path): path.read_text() for path in modules(*PACKAGES)}
+
+
+def test_each_module_of_the_planner_serves_a_command_the_library_or_the_executor():
+    assert unreached(SOURCES) == set()
+
+
+def test_a_module_that_only_tests_use_would_be_seen():
+    assert unreached(SOURCES | {"planner.figures.judged": "import planner.spec"}) == {"planner.figures.judged"}
 
 
 WRITING = ("json", "hashlib", "planner.basics.tomltext", "planner.spec.inputs")

@@ -17,7 +17,7 @@ import planner
 from planner.basics import reading
 from planner.basics.errors import PlannerError, did_you_mean, refusing
 from planner.basics.names import check_name, check_texts, name_rule
-from planner.spec.engines import PACKAGED, find_packaged
+from planner.spec.engines import NOT_SHIPPED, PACKAGED, find_packaged, unknown_engine
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
@@ -95,6 +95,8 @@ def found_file(kind: str, name: str, folders: Folders) -> Path:
         path = find_file(kind, name, folders)
     if path is not None:
         return path
+    if kind == "runtimes" and name in NOT_SHIPPED:
+        raise unknown_engine("runtime", name)
     known = {*names(kind, folders=folders), *merged_aliases(kind, folders)}
     advice = did_you_mean(name, known) if known else f"No {kind} are installed"
     one = kind if kind == "kernels" else kind.removesuffix("s")

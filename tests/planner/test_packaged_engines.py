@@ -126,3 +126,17 @@ def test_an_entry_point_that_names_no_engine_is_refused_in_one_line(tmp_path, pl
     done = run(folder, "from scripts.fuzz import captured\nprint(captured(['backends'])[2])")
 
     assert done.stdout.strip() == f"error: engine toy={place}: {why}. Mend or remove the package toy-engine."
+
+
+def test_an_engine_that_is_no_longer_shipped_is_refused_with_its_package_by_name_in_a_plan_and_in_a_row(tmp_path):
+    plan = {"schema": "plan/1", "layout": {"engine": "galvatron"}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": "row/2", "id": "a", "plan": plan}) + "\n")
+    asked = [["estimate", *ASKED, "--runtime", "internevo"], ["groups", "plan.json"], ["replay", "rows.jsonl"]]
+
+    done = run(tmp_path, f"from scripts.fuzz import captured\nfor one in {asked}: print(captured(one)[2].strip())")
+
+    rule = "is not shipped: published rows alone are predicted with it"
+    fix = "The source tree has it in the package tests.truth.engines."
+    fields = ("runtime=internevo", "plan.json: layout.engine=galvatron", "rows.jsonl:1: plan: layout.engine=galvatron")
+    assert done.stdout.splitlines() == [f"error: {field}: {rule}. {fix}" for field in fields]

@@ -5,7 +5,7 @@ gathers the one before beside the one at work. A flat parameter's gradient is jo
 unit's backward, so for a moment both are there. Gathered inputs of split linears lie in Megatron's global memory
 buffer, which stays. Ranks that split a layer may each hold the vocabulary whole, for tokens of their own: its states
 are sharded over them too. Read in PKU-DAIR/Hetu-Galvatron 5c104c6, galvatron/core/runtime: parallel.py,
-models/modules.py, tensor_parallel/layers.py. Not here: what its modules keep (presets/kernels/galvatron.toml).
+models/modules.py, tensor_parallel/layers.py. Not here: what its modules keep (presets/kernels/galvatron.toml here).
 """
 
 from __future__ import annotations
