@@ -59,6 +59,8 @@ class Engine(ABC):
 
     name: str
     rules: tuple[Rule, ...]
+    dtensors = False  # weights are torch's DTensors
+    own_step = False  # a fused kernel of its own choice steps
 
     @abstractmethod
     def compute(self, case: Case) -> Compute:

@@ -212,20 +212,16 @@ def optimizer_temporaries(case: Case, element_bytes: float, *, sharded: bool) ->
     return optimizers.temporaries(case.job.optimizer, units, element_bytes, implementation(case))
 
 
-DTENSORS = ("fsdp2", "transformers-tp", "torchtitan")
-"""Engines whose weights are torch's DTensors, for which torch 2.13 has no fused SGD (aten._fused_sgd_ has no sharding
-strategy in distributed/tensor/_ops)."""
-
-
 def implementation(case: Case) -> Step:
     """How the optimizer steps. The trainer builds it so, and memory and time count it so.
 
-    On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors.
+    On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors, of
+    which torch 2.13 has none (aten._fused_sgd_ has no sharding strategy in distributed/tensor/_ops).
     Left open it is the loop on CPU processes, and on GPUs the runtime's own.
     """
     chosen = case.job.optimizer
     if case.layout.offload_optimizer and chosen.name in optimizers.STEPPED_BY_TORCH:
-        return "for-loop" if chosen.name == "sgd" and case.layout.engine in DTENSORS else "fused"
+        return "for-loop" if chosen.name == "sgd" and engine_of(case.layout.engine).dtensors else "fused"
     if chosen.implementation is not None:
         return chosen.implementation
     if case.cluster.gpu.kind == "cpu":
@@ -236,7 +232,7 @@ def implementation(case: Case) -> Step:
 def step_name(case: Case) -> str:
     """The optimizer, and how it steps where that is torch's: "adamw, fused"."""
     name = case.job.optimizer.name
-    torchs = name in optimizers.STEPPED_BY_TORCH and case.layout.engine not in ("megatron", "nanotron")
+    torchs = name in optimizers.STEPPED_BY_TORCH and not engine_of(case.layout.engine).own_step
     return f"{name}, {implementation(case)}" if torchs else name
 
 

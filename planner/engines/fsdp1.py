@@ -120,6 +120,7 @@ class Fsdp1(fsdp2.Fsdp2):
     """FullyShardedDataParallel, of flat parameters."""
 
     name = "fsdp1"
+    dtensors = False
     rules: tuple[Rule, ...] = (
         *splits_only(name),
         *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),

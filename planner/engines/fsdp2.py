@@ -218,6 +218,7 @@ class Fsdp2(Engine):
     """FSDP2 under Accelerate; engines over it change its habits."""
 
     name = "fsdp2"
+    dtensors = True
     rules: tuple[Rule, ...] = (
         *splits_only(name),
         *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),

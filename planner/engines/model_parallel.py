@@ -170,6 +170,7 @@ STAGES: tuple[Rule, ...] = (
 class ModelParallel(Engine):
     """What both engines do alike."""
 
+    own_step = True
     vocabulary_multiple = 1
     """What a rank's rows of the vocabulary are padded to a multiple of."""
 

@@ -42,6 +42,7 @@ class Galvatron(fsdp2.Fsdp2):
     """FSDP1 around Megatron's modules."""
 
     name = "galvatron"
+    dtensors = False
     rules: tuple[Rule, ...] = (
         *splits_only(name),
         *reads_only("zero_stage", "sequence_parallel", "pp_schedule", "stage_layers", "sync_each_micro_batch"),
