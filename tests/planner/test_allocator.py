@@ -191,7 +191,7 @@ def test_a_step_that_is_the_fullest_moment_is_not_counted_twice() -> None:
     """Beside it there may be what forward and backward hold in blocks of their own; their engine says how much of that
     is sure."""
     case = deepspeed(dp_shard=1, zero_stage=1)
-    blocks = engine_of("deepspeed").blocks(case)  # type: ignore[attr-defined]
+    blocks = engine_of("deepspeed").blocks(case)
     peak = memory_breakdown(case).peak
 
     assert peak.phase == "optimizer" and peak.total == pytest.approx(blocks.live)
@@ -234,7 +234,7 @@ def deepspeed_columns(**layout: Any) -> Case:
 
 def test_what_loading_took_holds_the_blocks_of_a_step() -> None:
     case = deepspeed(dp_shard=32, zero_stage=2)
-    loaded = engine_of("deepspeed").blocks(case).loaded  # type: ignore[attr-defined]
+    loaded = engine_of("deepspeed").blocks(case).loaded
 
     assert block_bytes(case, loaded) == 0 < block_bytes(case, loaded + 1)
 
