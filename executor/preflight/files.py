@@ -1,4 +1,4 @@
-"""Rows of data files as people have them: JSON in lines or one array, parquet, folders of text or of `datasets`.
+"""Rows of data files as people have them: JSON in lines or one array, parquet, folders of them, of text or `datasets`.
 
 JSON is decoded here and not by `datasets`, whose reader makes timestamps of answers that look like a date; parquet and
 its own folders it reads offline, and nothing of them is run. Not here: which of the forms a file is
@@ -19,7 +19,7 @@ import msgspec
 from planner.basics import reading
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
-from planner.spec.datafile import BY_DATASETS, BYTE_ORDER_MARK, LOOKED_AT, form_of
+from planner.spec.datafile import BY_DATASETS, BYTE_ORDER_MARK, LOOKED_AT, files_in, form_of
 
 Row = tuple[str, bytes | dict[str, Any]]
 """The place that names a row in a refusal; the row, or its line of JSON."""
@@ -65,6 +65,11 @@ def _json(path: Path, field: str) -> Iterator[Row]:
             raw = reading.read_bytes(path, reading.LOG_BYTES)
             found: Any = reading.read_json(raw.removeprefix(BYTE_ORDER_MARK))
         yield from ((f"{path.name} example {number}", one) for number, one in enumerate(found, 1))
+
+
+def _folder(path: Path, field: str) -> Iterator[Row]:
+    for file in files_in(path):
+        yield from rows_of(file, field)
 
 
 def _begins(path: Path) -> bytes:
@@ -121,5 +126,6 @@ def _none(path: Path, field: str) -> Iterator[Row]:
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {
-    "json": _json, "texts": _texts, "parquet": _parquet, "dataset": _dataset, "text": _none, "tokens": _none,
+    "json": _json, "jsons": _folder, "texts": _texts, "parquet": _parquet, "parquets": _folder, "dataset": _dataset,
+    "text": _none, "tokens": _none,
 }  # fmt: skip

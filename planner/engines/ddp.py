@@ -6,6 +6,7 @@ Measured on torch 2.13, accelerate 1.15. Not here: the ideal all-reduce (paralle
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum, where
 from planner.engines.base import Call, Engine, Held, Holder
@@ -58,20 +59,20 @@ def unit_grad_bytes(case: Case, unit: str) -> Number:
 
 def finished_elements(case: Case, moment: Moment) -> Number:
     """Elements of trained weights whose gradient this backward has made so far."""
-    if moment.phase != "backward" or moment.unit == "loss":
-        return 0
-    elements = {unit: case.elements(unit, trainable=True) for unit in UNITS}
-    return moment.unit_grads + case.done(moment, elements | {"tail": elements["tail"] - late_elements(case)})
+    return _finished(case, moment, lambda unit: 1)
 
 
 def finished_bytes(case: Case, moment: Moment) -> Number:
     """Bytes of the gradients that this backward has made so far."""
+    return _finished(case, moment, lambda unit: trained_element_bytes(case, unit))
+
+
+def _finished(case: Case, moment: Moment, each: Callable[[str], float]) -> Number:
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
-    made = moment.unit_grads * trained_element_bytes(case, moment.unit)
-    sizes = {unit: unit_grad_bytes(case, unit) for unit in UNITS}
-    late = late_elements(case) * trained_element_bytes(case, "tail")
-    return made + case.done(moment, sizes | {"tail": sizes["tail"] - late})
+    sizes = {unit: case.elements(unit, trainable=True) * each(unit) for unit in UNITS}
+    made_with_the_head = sizes["tail"] - late_elements(case) * each("tail")
+    return moment.unit_grads * each(moment.unit) + case.done(moment, sizes | {"tail": made_with_the_head})
 
 
 def waiting_elements(case: Case, moment: Moment) -> Number:

@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from executor.hosts import remote, ssh
+from executor.hosts import remote
 from executor.hosts.remote import Link
 from executor.hosts.ssh_session import Session
 from executor.system import frames
@@ -95,27 +92,3 @@ class Here(Session):
         with os.fdopen(hearing, "rb") as stream:
             while (came := frames.read(stream)) is not None:
                 self.events.put((self.place, *came))
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[Says], list[tuple[int, Said]]]:
-    """Has every host answer by a function; returns the launcher's messages, each with the place of its host."""
-
-    def let(says: Says) -> list[tuple[int, Said]]:
-        told: list[tuple[int, Said]] = []
-        made = type("Made", (Written,), {"says": staticmethod(says), "told": told, "gone": set()})
-        monkeypatch.setattr(ssh, "Session", made)
-        return told
-
-    return let
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bool], None]:
-    """Lets this process be the host of a run, which has the launcher's disk or has not."""
-    monkeypatch.chdir(tmp_path)  # a node goes to its folder
-
-    def let(sees: bool) -> None:
-        monkeypatch.setattr(ssh, "Session", type("Seen", (Here,), {"sees": sees}))
-
-    return let

@@ -8,20 +8,16 @@ claim, or real agents (tests/cluster).
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pytest
 from kept import PLAN
 
 from executor.backends.common import read_back
 from executor.launchers import local
 from executor.run import prepare
 from executor.run.prepare import Options, Prepared
-from planner.ask import launchable
 from planner.parallelism.rules import Rule
 from planner.spec.plan import Plan
 
@@ -69,15 +65,6 @@ class Plain:
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         return {"PLAIN": folder}
-
-
-@pytest.fixture
-def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
-    """Agents of this test's launches are the script."""
-    monkeypatch.setitem(launchable.OWN, "plain", "scripted:Plain")
-    made = Agents(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(made.script))
-    yield made
 
 
 class Agents:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 
 from executor.folder import joining
 from executor.folder.joining import End, Joined
@@ -41,13 +41,13 @@ from planner.spec.plan import Plan, encode_plan
 
 
 @pytest.fixture
-def plan(agents: Agents) -> Plan:  # noqa: F811
+def plan(agents: Agents) -> Plan:
     """Two nodes of one rank each."""
     return agents.plan(nodes=2, processes=1)
 
 
 @pytest.fixture
-def folder(agents: Agents) -> Path:  # noqa: F811
+def folder(agents: Agents) -> Path:
     ready = agents.ready(nodes=2, processes=1)
     write(DryRun(ready, launch_spec(ready, 29500, {}), 29500, {}), ready.options.run_dir)
     return ready.options.run_dir
@@ -197,7 +197,7 @@ RED = Joined(node=0, host="red", process="1:1", versions={"torch": "2.13"})
 BLUE = replace(RED, node=1, host="blue")
 
 
-def node(agents: Agents, folder: Path, number: int, **more: object) -> Node:  # noqa: F811
+def node(agents: Agents, folder: Path, number: int, **more: object) -> Node:
     """A node of two of one rank each, whose claim stands in the folder."""
     ready = agents.ready(nodes=2, processes=1, **more.pop("options", {}))  # type: ignore[arg-type]
     hosts = local.Hosts("join", tuple(_host(one, Asked(number, host="here"), PLACE) for one in (0, 1)))
@@ -215,7 +215,7 @@ def test_a_node_is_this_host_at_its_own_address_and_others_are_elsewhere() -> No
     assert _host(0, Asked(0), address.Place("10.0.0.1", "10.0.0.1", "")).interface is None
 
 
-def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Path) -> None:  # noqa: F811
+def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Path) -> None:
     meeting = Meeting(node(agents, folder, 1))
     (folder / "mesh" / "rank-0.json").write_text("{}")
     assert not meeting.complete()
@@ -230,7 +230,7 @@ def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Pa
 
 
 def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_waits_for_nobody(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
 ) -> None:
     scripted = Meeting(node(agents, folder, 1, options={"script": ("train.py",)}))
@@ -260,7 +260,7 @@ def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_wa
     ],
 )
 def test_a_node_that_waits_hears_of_another_that_never_comes_and_not_of_itself(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
     other: Joined,
     refused: str,
@@ -278,7 +278,7 @@ def test_a_node_that_waits_hears_of_another_that_never_comes_and_not_of_itself(
 
 
 def test_nodes_that_did_not_come_are_named_by_node_0_and_node_0_by_the_others(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,7 +299,7 @@ def test_nodes_that_did_not_come_are_named_by_node_0_and_node_0_by_the_others(
     assert last.absent() == ""
 
 
-def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(agents: Agents, folder: Path) -> None:  # noqa: F811
+def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(agents: Agents, folder: Path) -> None:
     first, last = node(agents, folder, 0), node(agents, folder, 1)
     ending, roll = Ending(ok=False), RollCall(folder, 1, dict, print)
 
@@ -322,7 +322,7 @@ def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(a
     )
 
 
-def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:  # noqa: F811
+def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:
     one = node(agents, folder, 1)
     joining.update(folder, replace(BLUE, argv=("agent",)))
     end = End(status="hung", exit_code=8, message="m", cause="c")
@@ -342,7 +342,7 @@ def test_a_refusal_begins_with_the_name_that_the_host_was_given_or_its_own(
 
 @pytest.mark.parametrize("cause", ["interrupted", ""])
 def test_a_node_that_failed_waits_for_what_others_say_and_their_person_s_signal_is_the_story(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
     cause: str,
 ) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 from test_rundir import make_plan
 
 from executor.folder import rundir
@@ -237,7 +237,7 @@ def test_what_a_run_left_on_a_host_is_ended_and_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def reduces(agents: Agents, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Any, dict[str, str]]]:  # noqa: F811
+def reduces(agents: Agents, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Any, dict[str, str]]]:
     """Asks this host, as node 0 of one, for an all-reduce whose process does what a shell's words say: its answer, the
     task it was given, and its environment."""
 
@@ -288,7 +288,7 @@ def test_an_all_reduce_that_says_nothing_is_told_by_its_last_words(
     assert reduces(words)[0]["reduced"] == [said]
 
 
-def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, tmp_path: Path) -> None:  # noqa: F811
+def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, tmp_path: Path) -> None:
     port = local.free_from(OWN_PORT)
     request = {"step": "reach", "node": 0, "nodes": 1, "ranks": 2, "token": "t", "port": port, "run_dir": str(tmp_path)}
     (found,) = host.answer(request | {"plan": encode_plan(agents.plan()).decode()})["findings"]
@@ -301,7 +301,7 @@ def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, t
 
 
 def test_a_node_that_reaches_node_0_says_how_far_its_clock_is_from_there(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -329,7 +329,7 @@ def test_inputs_that_the_plan_has_no_digest_of_are_facts_to_compare(tmp_path: Pa
     assert host._contents(known) == {}
 
 
-def test_a_host_s_own_checks_all_have_an_answer(agents: Agents, tmp_path: Path) -> None:  # noqa: F811
+def test_a_host_s_own_checks_all_have_an_answer(agents: Agents, tmp_path: Path) -> None:
     request = {"step": "facts", "node": 0, "nodes": 1, "ranks": 2, "run_dir": str(tmp_path / "run")}
     answer = msgspec.convert(host.answer(request | {"plan": encode_plan(agents.plan()).decode()}), host.Answer)
 

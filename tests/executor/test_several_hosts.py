@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from answering import Said, Says, written  # noqa: F401 (a fixture)
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from answering import Said, Says
+from scripted import Agents
 
 from executor.folder import joining, rundir
 from executor.folder.checkpoint_policy import Policy
@@ -107,7 +107,7 @@ class Run:
 
 
 @pytest.fixture
-def two(agents: Agents, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:  # noqa: F811
+def two(agents: Agents, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Two hosts of two ranks; nothing waits for others to settle."""
     monkeypatch.setattr(ssh_run, "SETTLE_S", 0.0)
 
@@ -402,7 +402,7 @@ def test_a_start_that_goes_on_adds_to_the_metrics_that_are_there(two: Callable[.
     assert steps == [0, 1, 2]
 
 
-def test_what_a_run_left_on_hosts_is_ended_and_told_of(written: Any) -> None:  # noqa: F811
+def test_what_a_run_left_on_hosts_is_ended_and_told_of(written: Any) -> None:
     def says(place: int, request: Said) -> Iterator[Said]:
         assert dict(request) == {"kind": "reap", "run_id": "id", "place": "/scratch"}
         left: list[str] = [["2 processes", "its folder"], [], []][place]  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 
 from executor.folder.checkpoint_policy import Policy
 from executor.hosts import ssh_run
@@ -28,7 +28,7 @@ from executor.watch.supervise import CHECKPOINT_S
 
 
 @pytest.fixture
-def run(tmp_path: Path, agents: Agents) -> ssh_run._Run:  # noqa: F811
+def run(tmp_path: Path, agents: Agents) -> ssh_run._Run:
     """A launcher's side of a run whose folder is there, before any host is asked."""
     machines = (Machine("red"),)
     ready = ssh_run.prepare(agents.plan(), Options(tmp_path / "kept", 1), machines, print)

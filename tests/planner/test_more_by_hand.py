@@ -142,6 +142,54 @@ def test_a_soft_cap_keeps_its_tanh_and_sinks_the_place_of_each_row_s_largest() -
     assert sunk == Size(per_token=3 * Q + (8.0 + 2.0) * HEADS, per_pair=2.0 * HEADS)
 
 
+@pytest.mark.parametrize(
+    ("device", "forward", "backward"),
+    [
+        ({"on_cpu": True}, 2 + 4 + 4, 4 + 4 + 4),
+        ({}, 2 + 4 + 4, 4 + 4 + 4 + 4),
+        ({"fuses_conversion": True}, 2 + 4 + 2, 4 + 4 + 4 + 2),
+    ],
+    ids=["cpu", "gpu", "gpu-fp16"],
+)
+def test_peaks_at_a_softmax_in_fp32(device: dict[str, bool], forward: int, backward: int) -> None:
+    """Bytes a pair and head. Forward: masked scores, what they are converted to, the softmax; in fp16 a GPU converts
+    nothing, and the softmax's narrow copy comes after it. Backward: the softmax, its gradient, on a GPU their product,
+    and the gradient of what the softmax read."""
+    tape = Tape()
+    inputs = [tape.new(Size(per_token=Q), needs_grad=True) for _ in range(3)]
+    output = written_out_attention(tape, *inputs, TINY, msgspec.structs.replace(HALF, **device), HEADS, 1)
+    began = len(tape.moments)
+    tape.backward(output, output.size)
+
+    moments = (tape.moments[:began], tape.moments[began:])
+    peaks = [max(sum(size.per_pair for size in moment.live) for moment in phase) for phase in moments]
+    assert peaks == [forward * HEADS, backward * HEADS]
+
+
+@pytest.mark.parametrize(("on_cpu", "backward"), [(True, 4 + 4 + 4), (False, 4 + 4 + 4 + 4)])
+def test_pytorch_s_own_attention_multiplies_the_softmax_by_its_gradient_on_a_gpu(on_cpu: bool, backward: int) -> None:
+    tape = Tape()
+    inputs = [tape.new(Size(per_token=Q), needs_grad=True) for _ in range(3)]
+    output = math_attention(tape, *inputs, heads=HEADS, groups=1, element_bytes=2.0, on_cpu=on_cpu)
+    began = len(tape.moments)
+    tape.backward(output, output.size)
+
+    assert max(sum(size.per_pair for size in moment.live) for moment in tape.moments[began:]) == backward * HEADS
+
+
+def test_only_a_gpu_s_softmax_of_fp16_converts_nothing() -> None:
+    def converts_nothing(gpu: Any, precision: Any) -> bool:
+        cluster = msgspec.structs.replace(NODE, gpu=msgspec.structs.replace(NODE.gpu, kind=gpu))
+        layout = Layout(engine="ddp", dp_replicate=8)
+        case = Case(TINY, TrainingJob(precision=precision), layout, cluster, presets.runtime("accelerate-ddp"))
+        return engine_of("ddp").compute(case).fuses_conversion
+
+    assert converts_nothing("cuda", "fp16") and converts_nothing("hip", "fp16")
+    assert not any(
+        (converts_nothing("cuda", "bf16"), converts_nothing("cuda", "fp32"), converts_nothing("cpu", "fp16"))
+    )
+
+
 @pytest.mark.parametrize("element_bytes", [2.0, 4.0])
 def test_pytorch_s_own_attention_keeps_fp32_copies(element_bytes: float) -> None:
     """q, and k and v for every head, at 4 bytes; the softmax at 4 bytes a pair and head; the result as q came."""
