@@ -183,7 +183,7 @@ def read_back(framework: str, folder: str, config: str) -> dict[str, Any]:
     return _read_back(framework, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
 
 
-Reader = Callable[[str, str], "CompletedProcess[str]"]
+RunReader = Callable[[str, str], "CompletedProcess[str]"]
 """What executor.worker.readback says of a file (framework, path). TimeoutError where the framework gives no answer."""
 
 
@@ -198,11 +198,11 @@ def in_a_process(framework: str, path: str) -> CompletedProcess[str]:
         raise TimeoutError from None
 
 
-_reader: ContextVar[Reader] = ContextVar("reader", default=in_a_process)
+_reader: ContextVar[RunReader] = ContextVar("reader", default=in_a_process)
 
 
 @contextmanager
-def read_by(reader: Reader) -> Iterator[None]:
+def read_by(reader: RunReader) -> Iterator[None]:
     """Inside, files are read back by this reader."""
     before = _reader.set(reader)
     try:

@@ -205,7 +205,7 @@ def run(
     plan = read_plan(plan_file)
     if not script and (output or not dry_run):
         plan = meant(plan, random_weights=random_weights, demo_data=demo_data, data=data is not None)
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=run_dir or output or rundir.default_folder(plan),
         nodes=plan.cluster.nodes if nodes is None else nodes,
         hosts=hosts,
@@ -287,7 +287,7 @@ def main() -> None:
 
 
 def _dry_run(
-    plan: Plan, options: launch.Options, by: tuple[str, bool], sbatch: tuple[str, ...], as_json: bool
+    plan: Plan, options: launch.RunOptions, by: tuple[str, bool], sbatch: tuple[str, ...], as_json: bool
 ) -> tuple[str | bytes, Callable[[Path], list[str]]]:
     """What a dry run shows, and what writes its files into a folder and says their names."""
     launcher, by_ssh = by

@@ -20,7 +20,7 @@ from executor.hosts.checks import check as checking
 from executor.hosts.checks import table
 from executor.hosts.fleet import fleet_of
 from executor.preflight.preflight import PREFLIGHT, visible_gpus
-from executor.run.prepare import Options, decided
+from executor.run.prepare import RunOptions, decided
 from planner.basics.saying import say
 from planner.spec import inputs
 from planner.spec.plan import read_plan
@@ -66,7 +66,7 @@ def check(
     plan = read_plan(plan_file)
     wanted = plan.cluster.nodes if nodes is None else nodes
     machines = fleet_of(hosts, plan, wanted, cli_output.tell).used if hosts else ()
-    options = Options(
+    options = RunOptions(
         run_dir=run_dir or rundir.default_folder(plan),
         nodes=wanted,
         data=data,

@@ -17,7 +17,7 @@ from executor.folder import checkpoint_policy
 from executor.preflight.meant import meant
 from executor.run import export as exports
 from executor.run import launch_export
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from planner.basics import command
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
@@ -42,7 +42,7 @@ from planner.spec.plan import read_plan
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: float, force: bool, as_json: bool) -> int:
     """Write what RUN trained to DIR as one model that Transformers' from_pretrained loads, or as peft's adapters."""
-    options = exports.Options(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
+    options = exports.ModelOptions(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
     written = exports.export(run, folder, options)
     if as_json:
         say(msgspec.json.encode(written))
@@ -122,9 +122,9 @@ def export_launch(
     plan = read_plan(plan_file)
     if script is None:
         plan = meant(plan, random_weights=random_weights, demo_data=demo_data, exported=True)
-    asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
+    asked = launch_export.ExportOptions(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
     every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
-    options = Options(
+    options = RunOptions(
         run_dir=output,
         nodes=plan.cluster.nodes,
         save_weights=save_weights is not False and script is None,

@@ -67,7 +67,7 @@ def join(
         node_rank, master, start = part.node, part.master, part.start
     assert node_rank is not None
     env = environment.debugging(env) if debug_network else env
-    asked = joins.Asked(
+    asked = joins.NodeRequest(
         node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout, start=start
     )
     ready, record = joins.join(run, asked, cli_output.tell)

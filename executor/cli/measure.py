@@ -115,7 +115,7 @@ def probe(
     as_json: bool,
 ) -> int:
     """Measure this machine: a cluster preset and a calibration, in under three minutes."""
-    options = probing.Options(
+    options = probing.ProbeOptions(
         folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
     )
     if hosts in EMULATIONS:

@@ -29,7 +29,7 @@ from planner.spec.course import told
 from planner.spec.record import RunRecord
 
 if TYPE_CHECKING:
-    from executor.hosts.hosts import Machine
+    from executor.hosts.hosts import HostEntry
 
 OUTSIDE_BAND = 6
 
@@ -39,14 +39,14 @@ def tell(text: str) -> None:
     say(text, err=True)
 
 
-def confirm(ready: launch.Prepared, yes: bool) -> None:
+def confirm(ready: launch.PreparedRun, yes: bool) -> None:
     """Say what will run, and ask whether it shall where somebody can answer."""
     tell(_headline(ready))
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Start?", abort=True, default=True, err=True)
 
 
-def _headline(ready: launch.Prepared) -> str:
+def _headline(ready: launch.PreparedRun) -> str:
     plan, layout, nodes = ready.plan, ready.plan.layout, len(ready.hosts.hosts)
     sizes = " ".join(
         f"{axis}={size}"
@@ -75,7 +75,7 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
     return 0
 
 
-def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Tolerances | None, as_json: bool) -> int:
+def finish(ready: launch.PreparedRun, record: RunRecord, tolerances: lines.Tolerances | None, as_json: bool) -> int:
     """Print how a run ended, and its report where there is one; the exit code of the command."""
     folder = ready.options.run_dir
     if record.exit_code:
@@ -100,7 +100,7 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     return record.exit_code or verdict(outside)
 
 
-def tell_failure(ready: launch.Prepared, record: RunRecord) -> None:
+def tell_failure(ready: launch.PreparedRun, record: RunRecord) -> None:
     """Say what failed, with the traceback of the rank that did, and how the run is gone on with."""
     folder, options = ready.options.run_dir, ready.options
     if record.failed_rank is not None:
@@ -122,7 +122,7 @@ def verdict(outside: tuple[str, ...] | None) -> int:
     return 0
 
 
-def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[Machine, ...]:
+def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[HostEntry, ...]:
     """The hosts that a run's folder names, once the person has been told of them and lets them be reached."""
     from executor.hosts.hosts import kept_hosts, named  # where a run was on other hosts
 
@@ -136,7 +136,7 @@ def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[Machine, ...]:
     return machines
 
 
-def on_hosts(confirmed: Callable[[], tuple[Machine, ...]]) -> OnHosts:
+def on_hosts(confirmed: Callable[[], tuple[HostEntry, ...]]) -> OnHosts:
     """What ends leftovers of a run on the hosts that were confirmed."""
 
     def end(_: Path, run_id: str) -> list[str]:

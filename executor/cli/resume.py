@@ -20,11 +20,11 @@ from executor.folder import badloss, rundir
 from executor.folder.ownership import check_owner, held
 from executor.follow import attach
 from executor.hosts.fleet import Fleet, fleet_of
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.preflight import preflight
 from executor.run import attempts, dryrun, launch, reap, resume
-from executor.run.attempts import Place
-from executor.run.prepare import Options, folder_checks
+from executor.run.attempts import ResumePoint
+from executor.run.prepare import RunOptions, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.saying import say
@@ -107,7 +107,7 @@ def run_again(
         return cli_output.finish(*_by_launcher(plan, options, place, fleet, yes, master), None, as_json)
 
 
-def _found(folder: Path, fleet: Fleet | None) -> Place | None:
+def _found(folder: Path, fleet: Fleet | None) -> ResumePoint | None:
     """The newest checkpoint over the folders of the hosts, where the run is on any."""
     from executor.hosts import elsewhere  # `executor logs` and `stop` do not need it
 
@@ -115,8 +115,8 @@ def _found(folder: Path, fleet: Fleet | None) -> Place | None:
 
 
 def _by_launcher(
-    plan: Plan, options: Options, place: Place, fleet: Fleet | None, yes: bool, master: str | None
-) -> tuple[launch.Prepared, RunRecord]:
+    plan: Plan, options: RunOptions, place: ResumePoint, fleet: Fleet | None, yes: bool, master: str | None
+) -> tuple[launch.PreparedRun, RunRecord]:
     """Go on here, or on the hosts."""
     from executor.hosts import ssh_run
 
@@ -131,7 +131,9 @@ def _by_launcher(
     return ready, launch.run(ready, cli_output.tell)
 
 
-def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
+def _by_slurm(
+    plan: Plan, options: RunOptions, place: ResumePoint, sbatch: tuple[str, ...], other: bool, as_json: bool
+) -> int:
     """Go on in the allocation that there is, or submit the job again: by its own script, as long as neither options nor
     plan are others."""
     from executor.launchers import slurm
@@ -150,7 +152,7 @@ def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...
     return cli_output.tell_job(folder, slurm_run.sent(folder, found.ready.environment), as_json)
 
 
-def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
+def _by_join(plan: Plan, options: RunOptions, place: ResumePoint, as_json: bool) -> int:
     """Make the folder ready for its nodes, and show what each of them is to type."""
     preflight.require(folder_checks(plan, options), cli_output.tell)
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), cli_output.tell, read_back=False)
@@ -166,7 +168,7 @@ def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
     return 0
 
 
-def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[Machine, ...]]) -> Fleet:
+def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[HostEntry, ...]]) -> Fleet:
     """The hosts of a file, or those that the run had."""
     nodes = plan.cluster.nodes
     if hosts is not None:

@@ -21,7 +21,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"[1-9][0-9]{0,8}[smh]?|signal")
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """When a run writes checkpoints, and which stay. `every` is a number of steps ("20"), a time ("90s", "10m", "2h")
     or "signal": on a signal alone, which asks for one in any case."""
 
@@ -45,7 +45,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return ("--checkpoint-every", self.every, "--keep-last", str(self.keep_last), *thinned)
 
 
-def policy(every: str | None, keep_last: int | None, keep_every: int | None) -> Policy | None:
+def policy(every: str | None, keep_last: int | None, keep_every: int | None) -> CheckpointSchedule | None:
     """What was asked for on a command line; None where nothing was."""
     if every is not None and not _EVERY.fullmatch(every):
         rule = "is no number of steps (20), no time (90s, 10m, 2h) and not signal or never"
@@ -58,10 +58,10 @@ def policy(every: str | None, keep_last: int | None, keep_every: int | None) -> 
             raise PlannerError(name, value, "must be at least 1", f"Give {name} 1 or more")
     if every is None:
         return None
-    return Policy(every=every, keep_last=2 if keep_last is None else keep_last, keep_every=keep_every)
+    return CheckpointSchedule(every=every, keep_last=2 if keep_last is None else keep_last, keep_every=keep_every)
 
 
-def asked(plan: Plan, every: str | None, keep_last: int | None, keep_every: int | None) -> Policy | None:
+def asked(plan: Plan, every: str | None, keep_last: int | None, keep_every: int | None) -> CheckpointSchedule | None:
     """What a run was asked for on its command line, else after the time that the plan says loses least; None where the
     plan says none, or `every` is "never"."""
     advice = plan.prediction.checkpoint

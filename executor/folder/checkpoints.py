@@ -70,7 +70,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.size for one in self.files.values())
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank says of its part of a checkpoint: its file, or why there is none. `pause_s` is how long its training
     stood still, `write_s` how long its thread wrote."""
 
@@ -232,19 +232,19 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def answer(folder: Path, rank: int, said: Answer) -> None:
+def answer(folder: Path, rank: int, said: RankReply) -> None:
     """Tell the folder's first rank of this rank's part, through the folder that is being written."""
     path = _answer_path(folder, rank)
     path.with_suffix(".tmp").write_bytes(msgspec.json.encode(said))
     path.with_suffix(".tmp").replace(path)
 
 
-def answers(folder: Path, ranks: Iterable[int]) -> dict[int, Answer]:
+def answers(folder: Path, ranks: Iterable[int]) -> dict[int, RankReply]:
     """What these ranks have said so far, by rank."""
     found = {}
     for rank in ranks:
         with suppress(FileNotFoundError):
-            found[rank] = msgspec.json.decode(reading.read_bytes(_answer_path(folder, rank)), type=Answer)
+            found[rank] = msgspec.json.decode(reading.read_bytes(_answer_path(folder, rank)), type=RankReply)
     return found
 
 

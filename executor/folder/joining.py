@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 
 from executor.folder import badloss, rundir
-from executor.folder.checkpoint_policy import Policy
-from executor.folder.rundir import Line, Word
+from executor.folder.checkpoint_policy import CheckpointSchedule
+from executor.folder.rundir import LineOfText, Word
 from executor.system.environment import added as checked
 from executor.system.environment import is_ours
 from executor.system.sources import sources
@@ -42,26 +42,26 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "join/1"
     run_id: Word
-    plan_hash: Line
-    version: Line
-    code: Line
+    plan_hash: LineOfText
+    version: LineOfText
+    code: LineOfText
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    master: Line | None = None
+    master: LineOfText | None = None
     save_weights: bool = False
     script: tuple[str, ...] = ()
     environment: dict[str, str | None] = {}
     stall_s: Seconds | None = None
-    checkpoints: Policy | None = None
-    bad_loss: badloss.Policy = badloss.STOP
+    checkpoints: CheckpointSchedule | None = None
+    bad_loss: badloss.BadLossPolicy = badloss.STOP
     profile: Annotated[int, msgspec.Meta(ge=1)] | None = None
     resume: Annotated[str, msgspec.Meta(pattern=r"\Acheckpoints/step-[0-9]{1,18}\Z")] | None = None
-    start: Line | None = None
+    start: LineOfText | None = None
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a node ended, in the words of run.json."""
 
-    status: Line
+    status: LineOfText
     exit_code: int
     message: str
     cause: str = ""
@@ -74,16 +74,16 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "joined/1"
     node: int
-    host: Line
-    process: Line
-    address: Line = ""
-    interface: Line = ""
+    host: LineOfText
+    process: LineOfText
+    address: LineOfText = ""
+    interface: LineOfText = ""
     versions: dict[str, str] = {}
     contents: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    refusal: Line = ""
-    end: End | None = None
+    refusal: LineOfText = ""
+    end: NodeEnd | None = None
 
 
 @functools.cache

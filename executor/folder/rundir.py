@@ -45,7 +45,7 @@ T = TypeVar("T")
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
 Word = Annotated[str, msgspec.Meta(pattern=rf"\A{_WORD}\Z")]
 WordOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_WORD})?\Z")]
-Line = Annotated[
+LineOfText = Annotated[
     str, msgspec.Meta(max_length=4096, pattern="\\A[^\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069]*\\Z")
 ]
 """What somebody else may have written into a run folder where an id is read, which may become part of a name, and where
@@ -73,7 +73,7 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: bool = False
 
 
-class Launcher(msgspec.Struct, frozen=True, kw_only=True):
+class LauncherProcess(msgspec.Struct, frozen=True, kw_only=True):
     """launcher.json: the process that started a run and watches it, so that its end can be noticed later.
 
     `process` is its identity (processes.py), which means something on this machine, since this boot and in this PID
@@ -83,7 +83,7 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "launcher/1"
     run_id: Word
     process: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,10}:[0-9]{1,20}\Z")]
-    host: Line
+    host: LineOfText
     machine: str
     boot: str
     namespace: str
@@ -209,10 +209,10 @@ def read_record(folder: Path) -> RunRecord | None:
     return read_json(path, RunRecord) if path.is_file() else None
 
 
-def read_launcher(folder: Path) -> Launcher | None:
+def read_launcher(folder: Path) -> LauncherProcess | None:
     """launcher.json, or None where an earlier version made the folder."""
     path = folder / LAUNCHER
-    return read_json(path, Launcher) if path.is_file() else None
+    return read_json(path, LauncherProcess) if path.is_file() else None
 
 
 def read_launch(folder: Path) -> LaunchSpec | None:

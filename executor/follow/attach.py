@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from executor.folder import rundir
-from executor.follow.view import Lookout, View, host_names
+from executor.follow.view import Lookout, RunView, host_names
 from executor.run import attempts
 from executor.watch.supervise import Echo, Followed, LogFollower
 from planner.basics import reading
@@ -21,7 +21,7 @@ from planner.basics.errors import PlannerError
 POLL_S = 0.5
 
 
-def follow(folder: Path, rank: int | None, *, from_start: bool, echo: Echo) -> View:
+def follow(folder: Path, rank: int | None, *, from_start: bool, echo: Echo) -> RunView:
     """Pass on what the ranks print until the run ends; how it ended. `rank`: this one's alone. `from_start`: all that
     they have printed since the run began, in its earlier starts too."""
     lookout = Lookout(folder)

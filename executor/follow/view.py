@@ -24,7 +24,7 @@ from executor.folder.rundir import Logged
 from executor.launchers.slurm import read_job
 from executor.run import attempts
 from executor.run.reap import Standing, lost, seen, standing
-from executor.watch.stragglers import Straggler, Turn, find
+from executor.watch.stragglers import StepTimes, Straggler, find
 from executor.watch.verdict import NODE_LOST, NOT_MET
 from planner.basics import reading
 from planner.spec.plan import Plan
@@ -77,7 +77,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     resumed_from: int
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `executor watch --json`. `status` is a word of the constants above while the run goes, and run.json's
     once it has ended; `exit_code` is None until then. `step` steps of `steps` are done."""
 
@@ -117,7 +117,7 @@ class Lookout:
     def __post_init__(self) -> None:
         self.plan = rundir.read_run_plan(self.folder)
 
-    def look(self) -> View:
+    def look(self) -> RunView:
         """How the run stands now."""
         self.plan = rundir.read_run_plan(self.folder)  # a start that follows may be in another layout
         self._hear()
@@ -126,7 +126,7 @@ class Lookout:
         period, tokens = _period_s(steps), [line.tokens or 0 for line in steps[-RECENT_STEPS:]]
         done, wanted = steps[-1].step + 1 if steps else 0, self.plan.job.recipe.steps
         going = stands.exit_code is None
-        return View(
+        return RunView(
             run_dir=str(self.folder),
             status=stands.status,
             message=stands.message,
@@ -198,7 +198,7 @@ class Lookout:
                 self._heard[rank] = said, self.clock() - (0.0 if before else self._age_s(rank))
 
     def _stragglers(self, steps: Sequence[Logged]) -> tuple[Straggler, ...]:
-        turns = [Turn(line.step, line.step_s or 0.0, line.busy_s) for line in steps if line.busy_s]
+        turns = [StepTimes(line.step, line.step_s or 0.0, line.busy_s) for line in steps if line.busy_s]
         firsts = {0, *(one.resumed_from for one in self._restarts)}
         return find(self.plan, turns[-RECENT_TURNS:], host_names(self.folder, self.plan), firsts)
 

@@ -15,7 +15,7 @@ from typing import TextIO
 import msgspec
 
 from executor.folder import alive
-from executor.follow.view import CheckpointView, RankView, Restart, View
+from executor.follow.view import CheckpointView, RankView, Restart, RunView
 from executor.watch.stragglers import sentence
 from planner.basics.quoting import for_terminal
 from planner.basics.units import format_bytes, format_seconds
@@ -33,7 +33,7 @@ class Screen:
     stream: TextIO
     _lines: int = 0
 
-    def show(self, view: View) -> None:
+    def show(self, view: RunView) -> None:
         """Draw it, cut to the terminal's size; the last look stays."""
         columns, rows = shutil.get_terminal_size()
         lines = [for_terminal(line)[: columns - 1] for line in screen(view, rows - 1)]
@@ -48,10 +48,10 @@ class Changes:
 
     stream: TextIO
     as_json: bool = False
-    _last: View | None = None
+    _last: RunView | None = None
     _told: set[tuple[object, ...]] = field(default_factory=set)
 
-    def show(self, view: View) -> None:
+    def show(self, view: RunView) -> None:
         """Write what is new in it."""
         known = msgspec.structs.replace(
             view, ranks=tuple(msgspec.structs.replace(one, age_s=None) for one in view.ranks) if self.as_json else ()
@@ -63,7 +63,7 @@ class Changes:
         self.stream.flush()
         self._last = known
 
-    def _new(self, view: View) -> list[str]:
+    def _new(self, view: RunView) -> list[str]:
         before = len(self._last.restarts) if self._last else 0
         told = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
         for one in view.stragglers:
@@ -74,7 +74,7 @@ class Changes:
         return [*told, summary(view) + saved]
 
 
-def screen(view: View, rows: int) -> list[str]:
+def screen(view: RunView, rows: int) -> list[str]:
     """All of it, in so many rows: ranks that are behind, or silent for longest, come first where not all find room."""
     lines = [f"{view.run_dir} · {len(view.ranks)} rank{'s' * (len(view.ranks) != 1)}", summary(view)]
     if view.checkpoint is not None:
@@ -94,7 +94,7 @@ def screen(view: View, rows: int) -> list[str]:
     return lines if view.over else [*lines, LEAVE]
 
 
-def summary(view: View) -> str:
+def summary(view: RunView) -> str:
     """State, step and speed in a line."""
     parts = [f"{view.status}: {view.message}" if view.message else view.status]
     if view.step or not view.over:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from executor.hosts import ssh
-from executor.hosts.hosts import Machine, read_hosts
+from executor.hosts.hosts import HostEntry, read_hosts
 from executor.preflight import preflight
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
@@ -19,8 +19,8 @@ from planner.spec.plan import Plan
 class Fleet(NamedTuple):
     """`used` are the hosts by node; `spares` take the places of lost ones, in their order."""
 
-    used: tuple[Machine, ...]
-    spares: tuple[Machine, ...] = ()
+    used: tuple[HostEntry, ...]
+    spares: tuple[HostEntry, ...] = ()
 
 
 def fleet_of(path: Path, plan: Plan, nodes: int, echo: Echo) -> Fleet:
@@ -42,7 +42,7 @@ def fleet_of(path: Path, plan: Plan, nodes: int, echo: Echo) -> Fleet:
     return Fleet(found[:nodes], spares)
 
 
-def left(fleet: Fleet, echo: Echo) -> tuple[Machine, ...]:
+def left(fleet: Fleet, echo: Echo) -> tuple[HostEntry, ...]:
     """The hosts that answer, those of nodes first; says which of those does not. Refuses (exit code 3) where none does.
 
     A host that is only slow to come back counts as lost.

@@ -33,7 +33,7 @@ EXAMPLE = "Try a line such as: node1 slots=8 python=/opt/venv/bin/python"
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostEntry:
     """One host. `name` is what ssh is given, `slots` how many ranks it takes at most (None: not said).
 
     `python` is an interpreter there (None: this one's path where the host has it, else python3). `prelude` is a line
@@ -51,7 +51,7 @@ class Machine:
     line: int = 0
 
 
-def read_hosts(path: Path) -> tuple[Machine, ...]:
+def read_hosts(path: Path) -> tuple[HostEntry, ...]:
     """The hosts of a file, as nodes from 0 on. Refuses, with the line's number, what is no host."""
     try:
         text = read_text(path)
@@ -62,8 +62,8 @@ def read_hosts(path: Path) -> tuple[Machine, ...]:
             f"cannot be read ({error.strerror})",
             "Give a file with one host a line, or auto, loopback or namespaces",
         ) from None
-    found: list[Machine] = []
-    defaults = Machine("")
+    found: list[HostEntry] = []
+    defaults = HostEntry("")
     seen: dict[tuple[str, str | None, int | None], int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         names, settings = _words(path, number, line)
@@ -98,7 +98,7 @@ def _words(path: Path, number: int, line: str) -> tuple[str, list[str]]:
     return (words[0], words[1:]) if words else ("", [])
 
 
-def _machines(path: Path, number: int, names: str, settings: list[str], defaults: Machine) -> Iterator[Machine]:
+def _machines(path: Path, number: int, names: str, settings: list[str], defaults: HostEntry) -> Iterator[HostEntry]:
     """The hosts of one line."""
     user, at, rest = names.rpartition("@")
     settings = [*settings, f"user={user}"] if at else settings
@@ -126,7 +126,7 @@ def _ranged(path: Path, number: int, text: str) -> Iterator[str]:
             yield from _ranged(path, number, f"{found['head']}{one:0{len(first)}}{found['rest']}")
 
 
-def _set(machine: Machine, settings: list[str], path: Path) -> Machine:
+def _set(machine: HostEntry, settings: list[str], path: Path) -> HostEntry:
     """A host with what its line says of it."""
     for setting in settings:
         word, equals, value = setting.partition("=")
@@ -163,15 +163,15 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     """hosts.json."""
 
     schema: str = "hosts/1"
-    hosts: tuple[Machine, ...]
+    hosts: tuple[HostEntry, ...]
 
 
-def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
+def keep_hosts(run: Path, machines: tuple[HostEntry, ...]) -> None:
     """Write the hosts of a run into its folder, for its owner alone to read."""
     rundir.write_json(run / rundir.HOSTS, _Kept(hosts=machines), private=True)
 
 
-def kept_hosts(run: Path) -> tuple[Machine, ...]:
+def kept_hosts(run: Path) -> tuple[HostEntry, ...]:
     """The hosts that a run was started on, by node; refuses what no host file could have said."""
     path = run / rundir.HOSTS
     machines = rundir.read_json(path, _Kept).hosts
@@ -179,7 +179,7 @@ def kept_hosts(run: Path) -> tuple[Machine, ...]:
         said = [f"{word}={value}" for word in WORDS if (value := getattr(one, word)) is not None]
         if any(not char.isprintable() for text in said for char in text):
             raise _refused(path, number, one.name, "has a character that is not printed", "Name them: --hosts FILE")
-        if replace(next(_machines(path, number, one.name, said, Machine(""))), line=one.line) != one:
+        if replace(next(_machines(path, number, one.name, said, HostEntry(""))), line=one.line) != one:
             raise _refused(path, number, one.name, "is no name of one host", "Name them: --hosts FILE")
     if len(machines) > MOST_HOSTS:
         raise _refused(
@@ -188,7 +188,7 @@ def kept_hosts(run: Path) -> tuple[Machine, ...]:
     return machines
 
 
-def named(machines: tuple[Machine, ...]) -> str:
+def named(machines: tuple[HostEntry, ...]) -> str:
     """Which hosts these are, for somebody who is to say whether they are reached, with what runs on them first."""
     more = [f"{word} {value!r}" for word in ("prelude", "container", "python")
             for value in dict.fromkeys(getattr(one, word) for one in machines) if value]  # fmt: skip

@@ -25,7 +25,7 @@ from typing import IO
 
 import msgspec
 
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.hosts.remote import MISSED, SILENCE_S
 from executor.system import frames
 from executor.system.frames import Message
@@ -83,7 +83,7 @@ REFUSALS = (
 """What ssh says, as a rule with its way out; the first that is found."""
 
 
-def words(machine: Machine) -> list[str]:
+def words(machine: HostEntry) -> list[str]:
     """The command line that reaches a host."""
     program = shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
     port = ["-p", str(machine.port)] if machine.port else []
@@ -91,7 +91,7 @@ def words(machine: Machine) -> list[str]:
     return [*program, *OPTIONS, *port, *user, "--", machine.name, COMMAND]
 
 
-def first_line(machine: Machine) -> str:
+def first_line(machine: HostEntry) -> str:
     """The line that a host's sh reads first: how Python is started there."""
     found, name = "", for_shell([machine.python or "python3"])
     if machine.python is None and machine.container is None:
@@ -112,12 +112,12 @@ class Session:
     """One host's connection. `ready` is set once the host has this code, or never will (`error`)."""
 
     place: int
-    machine: Machine
+    machine: HostEntry
     contact: str
     events: queue.Queue[tuple[int, Message, bytes]]
     echo: Echo
     process: subprocess.Popen[bytes] = field(init=False)
-    writer: frames.Writer = field(init=False)
+    writer: frames.FrameWriter = field(init=False)
     error: PlannerError | None = None
     opened: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
@@ -135,7 +135,7 @@ class Session:
                 start_new_session=True,  # a Ctrl-C is for the launcher, which tells the hosts
             )
         assert self.process.stdin is not None
-        self.writer = frames.Writer(self.process.stdin)
+        self.writer = frames.FrameWriter(self.process.stdin)
         for work in (self._listen, self._hear_errors):
             threading.Thread(target=work, daemon=True).start()
 

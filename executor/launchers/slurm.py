@@ -46,7 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Part:
+class SlurmTask:
     """What Slurm says of the task that runs here: its job, which node it is of how many, and where node 0 is."""
 
     job: str
@@ -67,7 +67,7 @@ class Part:
         return f"{self.hosts[0]}:{FIRST_PORT + int(self.job) % PORTS}"
 
 
-def part(environment: Mapping[str, str]) -> Part:
+def part(environment: Mapping[str, str]) -> SlurmTask:
     """This task's part, from the variables that Slurm gives a task. PlannerError where this is no task of its own."""
     found = {name: environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "NODEID", "NNODES", "NTASKS")}
     if not all(value.isdecimal() for value in found.values()):
@@ -83,7 +83,7 @@ def part(environment: Mapping[str, str]) -> Part:
         raise PlannerError(FIELD, f"job {found['JOB_ID']}", rule, "Give --node-rank and --master instead", exit_code=3)
     restarts = environment.get("SLURM_RESTART_COUNT") or "0"
     step = environment.get("SLURM_STEP_ID") or "0"
-    return Part(found["JOB_ID"], int(found["NODEID"]), int(found["NNODES"]), hosts, int(restarts), step)
+    return SlurmTask(found["JOB_ID"], int(found["NODEID"]), int(found["NNODES"]), hosts, int(restarts), step)
 
 
 def executor_words() -> tuple[str, ...]:

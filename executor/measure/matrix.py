@@ -46,7 +46,7 @@ STEPS = 12
 """Five steps are measured in other ways than by the clock (executor.worker.meter.meter), the others are timed."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class MatrixCell(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration to run. `options` are those of `planner estimate`; `refusal` says why it is not run."""
 
     id: str
@@ -67,7 +67,7 @@ class LeftOut(Exception):
     """A combination that is not for this machine, and why."""
 
 
-def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[Cell]:
+def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[MatrixCell]:
     """The cells of a built-in matrix, or of a TOML file of one's own, that suit this machine.
 
     `fake_world` asks for one rank of so many instead of real worlds. A combination that cannot be planned is a cell
@@ -77,7 +77,7 @@ def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[
     tables = _tables(BUILT_IN if matrix in MATRICES else Path(matrix))
     wanted = MATRICES[: MATRICES.index(matrix) + 1] if matrix in MATRICES else None
     world = "real" if fake_world is None else "fake"
-    found: dict[str, Cell] = {}
+    found: dict[str, MatrixCell] = {}
     for table in tables:
         if table["on"] != machine.kind or table.get("world", "real") != world:
             continue
@@ -131,7 +131,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> Cell | None:
+def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> MatrixCell | None:
     """One combination as a cell of this machine; None where it is none of its."""
     ranks = fake_world or (machine.devices if options.get("gpus") == "all" else int(options.get("gpus", 1)))
     limit = options.get("memory_limit_gib")
@@ -148,13 +148,13 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
         return None
     except PlannerError as error:
         name = _identity(machine, options, ranks, fake_world, limit_bytes, None)
-        return Cell(id=name, options=asked | {"gpus": ranks}, refusal=error.sentence)
+        return MatrixCell(id=name, options=asked | {"gpus": ranks}, refusal=error.sentence)
     beyond = options.get("micro_batch_size") == "beyond"
     if not beyond and _used(found.case, found.memory.peak.total, limit_bytes) > 1:
         return None
     micro = found.case.layout.micro_batch_size
     shown = asked | sizes | {"gpus": ranks, "micro_batch_size": micro}
-    return Cell(
+    return MatrixCell(
         id=_identity(machine, options, ranks, fake_world, limit_bytes, micro),
         options=shown,
         fake_world=fake_world is not None,

@@ -12,7 +12,7 @@ import msgspec
 
 from executor.folder import badloss
 from executor.folder.rundir import Checkpointed
-from executor.measure.lines import Line
+from executor.measure.lines import FigureLine
 from executor.measure.report import SMALL_SHARE, MemoryReport, Report, TrafficReport
 from executor.watch import stragglers
 from planner.basics.tabletext import table
@@ -21,7 +21,7 @@ from planner.spec.record import Attempt, BadStep
 
 CALLS = "operation/group/unit/phase"
 """What a line of collectives is named by."""
-Form = Callable[[float], str]
+FormatFigure = Callable[[float], str]
 MISSING, UNMEASURED = "missing", "not measured"
 
 
@@ -30,7 +30,9 @@ def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return f"{title}\n{table(head, rows)}"
 
 
-def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: Form, absent: str = MISSING) -> str:
+def comparison(
+    title: str, first: str, seen: str, lines: Iterable[FigureLine], form: FormatFigure, absent: str = MISSING
+) -> str:
     """Lines as a table, predicted beside `seen`; `first` names the column of names, `absent` stands for a figure that
     was not seen."""
     rows = [(line.name, *_figures(line, form, absent), error_text(line.error_percent)) for line in lines]
@@ -42,7 +44,7 @@ def error_text(percent: float | None) -> str:
     return "n/a" if percent is None else f"{percent:+.2f} %" if percent < 100 else f"x {1 + percent / 100:.3g}"
 
 
-def named(line: Line, name: str) -> Line:
+def named(line: FigureLine, name: str) -> FigureLine:
     """The same figures under a name for people."""
     return msgspec.structs.replace(line, name=name)
 
@@ -168,7 +170,7 @@ def attempt_text(one: Attempt) -> str:
     return f"{ended}; {went_on}: {lost}, {down} until the next step"
 
 
-def _figures(line: Line, form: Form, absent: str = MISSING) -> tuple[str, str]:
+def _figures(line: FigureLine, form: FormatFigure, absent: str = MISSING) -> tuple[str, str]:
     """(predicted, measured) for people."""
     predicted = MISSING if line.predicted is None else form(line.predicted)
     return predicted, absent if line.measured is None else form(line.measured)

@@ -49,7 +49,7 @@ UNSEEN = (
 """What no trace on a CPU can see."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The fullest moment of one phase: the operation and module that made it so, and the live bytes by term."""
 
     phase: str
@@ -63,7 +63,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.terms.values())
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SavedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor that a block keeps for its backward: where and by which operation it was made.
 
     `path` is the module inside the block, or "loss" for what follows the model; bytes are of one token.
@@ -84,11 +84,11 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     layers: tuple[int, ...]
     micro_batches: int
-    moments: tuple[Moment, ...]
+    moments: tuple[PhasePeak, ...]
     collectives: tuple[Collective, ...]
     control: tuple[Collective, ...]
     seconds: float
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SavedTensor, ...] = ()
 
     def as_measured(self, gpus_per_node: int) -> Measured:
         """As a rank of a real run writes it."""
@@ -114,15 +114,15 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     model_layers: int
     traced_layers: tuple[int, ...]
     micro_batches: int
-    moments: tuple[Moment, ...]
+    moments: tuple[PhasePeak, ...]
     memory: MemoryReport
     traffic: TrafficReport
     unseen: tuple[str, ...]
     seconds: float
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SavedTensor, ...] = ()
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> PhasePeak:
         """The fullest moment that is compared."""
         return max(self.moments, key=lambda moment: moment.total)
 

@@ -21,7 +21,7 @@ class AnotherWorld(PlannerError):
     cause = "another world"
 
 
-class Live(msgspec.Struct, frozen=True, kw_only=True):
+class WrappedScript(msgspec.Struct, frozen=True, kw_only=True):
     """What a script was found in: `engine` None where its weights are wrapped in nothing that is known.
 
     `ranks` are those the wrapper works over, `shards` those that one copy of the weights is divided by; None where it
@@ -37,7 +37,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     shards: int | None = None
 
 
-def differences(layout: Layout, found: Live) -> list[str]:
+def differences(layout: Layout, found: WrappedScript) -> list[str]:
     """In what a script is another run than the plan's; empty where it is the plan's."""
     world = layout.world_size
     if found.world_size != world:
@@ -62,7 +62,7 @@ def differences(layout: Layout, found: Live) -> list[str]:
     return []
 
 
-def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
+def refusal(layout: Layout, found: WrappedScript, script: str) -> AnotherWorld | None:
     """The refusal of a script that is another run than the plan's (exit code 4)."""
     wrong = differences(layout, found)
     if not wrong:
@@ -81,6 +81,6 @@ def script_differences(
         wrong.append(f"ranks {idle} took no optimizer step")
     first: dict[str, int] = {}
     for rank, seen in sorted(stepped.items()):
-        for one in differences(layout, msgspec.convert(seen, Live)):
+        for one in differences(layout, msgspec.convert(seen, WrappedScript)):
             first.setdefault(one, rank)  # all ranks of a script differ alike
     return wrong + [f"rank {rank} {one}" for one, rank in first.items()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.preflight.files import object_of, rows_of, text_of
-from executor.preflight.turns import Turn, decoded, turns
+from executor.preflight.turns import ChatTurn, decoded, turns
 from planner.basics.errors import PlannerError
 from planner.spec.datafile import form_of
 
@@ -37,7 +37,7 @@ class Chat:
     """Messages of {"role", "content"}, some with "tool_calls"; the assistant's are the answers. `tools` are what it may
     call, as the row has them."""
 
-    messages: list[Turn]
+    messages: list[ChatTurn]
     tools: list[Any] | None = None
 
 

@@ -48,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return PlannerError(self.field or self.check, self.measured or None, self.rule, self.fix, exit_code=PREFLIGHT)
 
 
-class Row(Finding, frozen=True, kw_only=True):
+class NodeFinding(Finding, frozen=True, kw_only=True):
     """A finding and the node it is of."""
 
     node: int

@@ -21,7 +21,7 @@ from executor.launchers import local
 from executor.preflight.findings import asked
 from executor.run import attempts
 from executor.run.launch import configuration_environment, launch_spec
-from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks, host_checks
+from executor.run.prepare import PreparedRun, RunOptions, decided, files_of, folder_checks, host_checks
 from executor.system.environment import inherited, masked
 from executor.watch.supervise import Echo
 from planner import __version__
@@ -43,7 +43,7 @@ ANY_MASTER = "HOST"
 class DryRun:
     """What would be written and started. `unchecked` says, by check, what is not so here or could not be asked."""
 
-    ready: Prepared
+    ready: PreparedRun
     spec: LaunchSpec
     port: int
     unchecked: dict[str, str]
@@ -61,7 +61,7 @@ class DryRun:
 
 
 def dry_run(
-    plan: Plan, options: Options, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
+    plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
 ) -> DryRun:
     """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run.
 
@@ -85,7 +85,7 @@ def dry_run(
     return DryRun(made, launch_spec(made, port.number, configured), port.number, refused)
 
 
-def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
+def _hosts(options: RunOptions, refused: dict[str, str]) -> local.LaunchedNodes:
     if options.hosts == "elsewhere" or any(name in refused for name in OF_MACHINES):
         return local.describe(options.nodes, "elsewhere")
     try:
@@ -97,7 +97,7 @@ def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
     return local.describe(options.nodes, emulation)
 
 
-def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
+def _configured(made: PreparedRun, refused: dict[str, str]) -> dict[str, str]:
     """What the framework makes of its files; where it is not installed, what the plan says it should."""
     if "software" not in refused:
         with tempfile.TemporaryDirectory() as scratch:
@@ -115,7 +115,7 @@ def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
     return _expected(made)
 
 
-def _expected(made: Prepared) -> dict[str, str]:
+def _expected(made: PreparedRun) -> dict[str, str]:
     expected: Any = getattr(made.backend, "expected_environment", None)
     return dict(sorted(expected(made.plan).items())) if expected else {}
 
@@ -140,7 +140,7 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
-def joining_of(ready: Prepared, port: int) -> joining.Joining:
+def joining_of(ready: PreparedRun, port: int) -> joining.Joining:
     """What each node has to know to join what was prepared, with the port of node 0."""
     program = ready.options.script
     return joining.Joining(

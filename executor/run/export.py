@@ -27,7 +27,7 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 DEFAULT_SHARD_GB = 5.0
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What an export wrote: a "model" or "adapters". `tokenizer` says whether the folder holds one."""
 
     schema: str = "export/1"
@@ -42,7 +42,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Options:
+class ModelOptions:
     """How a model is written: with its adapters added to it, in another number format, in files of so many decimal GB;
     and whether a folder gives way."""
 
@@ -52,7 +52,7 @@ class Options:
     force: bool = False
 
 
-def export(run: Path, target: Path, options: Options) -> Written:
+def export(run: Path, target: Path, options: ModelOptions) -> ExportedModel:
     """Write the model of a run folder to `target`, which is there whole afterwards or not at all (PlannerError)."""
     plan = rundir.read_run_plan(run)
     check_weights(run, plan)
@@ -67,7 +67,7 @@ def export(run: Path, target: Path, options: Options) -> Written:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files = sorted(path.name for path in target.iterdir())
-    return Written(
+    return ExportedModel(
         run_dir=str(run),
         model_dir=str(target),
         weight_bytes=sum((target / name).stat().st_size for name in files if name.endswith(".safetensors")),
@@ -94,7 +94,7 @@ def check_weights(run: Path, plan: Plan) -> None:
     raise PlannerError("run", run, rule, fix)
 
 
-def check_options(plan: Plan, options: Options) -> None:
+def check_options(plan: Plan, options: ModelOptions) -> None:
     """Refuse what says nothing of this run, and a merge without the base."""
     if plan.job.adapters is None:
         if options.merge:
@@ -125,14 +125,14 @@ def check_target(run: Path, target: Path, *, force: bool) -> None:
     check_folder(target, "DIR")
 
 
-def check_space(plan: Plan, target: Path, options: Options) -> None:
+def check_space(plan: Plan, target: Path, options: ModelOptions) -> None:
     """Refuse what the disk has no room for."""
     adapters = plan.job.adapters if not options.merge else None
     need = parameters(plan.model, adapters, trainable=adapters is not None) * DTYPE_BYTES[options.dtype or "fp32"]
     preflight.check_disk(target, need, "DIR", "Free some space, or add --dtype bf16")
 
 
-def _write(run: Path, partial: Path, options: Options) -> dict[str, Any]:
+def _write(run: Path, partial: Path, options: ModelOptions) -> dict[str, Any]:
     words = [str(run), str(partial), "--shard-bytes", str(int(options.shard_gb * 1e9))]
     words += ["--dtype", options.dtype] if options.dtype else []
     words += ["--merge"] if options.merge else []

@@ -19,7 +19,7 @@ from executor.folder.ownership import owned
 from executor.launchers import kubernetes, skypilot, slurm
 from executor.launchers.kubernetes import RUNS, Claim
 from executor.run import dryrun, slurm_run
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from executor.system.facts import versions
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
@@ -37,7 +37,7 @@ IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExportOptions:
     """What the person says of the place where it will run: sbatch's options, the image of a pod, the volumes of every
     node (NAME=PATH), or SkyPilot's name of the GPU."""
 
@@ -65,7 +65,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -> Exported:
+def export(plan: Plan, to: Target, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     """Write the files into `options.run_dir`, a new folder: all of them, or PlannerError and nothing."""
     folder = options.run_dir.absolute()
     rundir.check_new(folder, "--output")
@@ -79,7 +79,7 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
             raise
 
 
-def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+def _slurm(plan: Plan, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     found, script = slurm_run.dry_run(plan, options, echo, asked.sbatch, read_back=False)
     written = slurm_run.write(found, script, options.run_dir, asked.sbatch)
     notes = ["The folder, and the Python that wrote it, have to be on a disk that all nodes share"]
@@ -90,7 +90,7 @@ def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     )
 
 
-def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+def _kubernetes(plan: Plan, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     claims = asked.volumes()
     found = _dry_run(plan, options, echo)
     folder, secrets = options.run_dir, _secrets(found)
@@ -119,7 +119,7 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
     return Exported(folder, (MANIFEST, RUN), for_shell(["kubectl", "apply", "-f", folder / MANIFEST]), tuple(notes))
 
 
-def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+def _skypilot(plan: Plan, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     import zipfile
 
     gpu = skypilot.accelerator(plan, asked.accelerator)
@@ -160,7 +160,7 @@ def requirements() -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _dry_run(plan: Plan, options: Options, echo: Echo) -> dryrun.DryRun:
+def _dry_run(plan: Plan, options: RunOptions, echo: Echo) -> dryrun.DryRun:
     return dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False)
 
 
@@ -185,7 +185,7 @@ def _inputs(found: dryrun.DryRun) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(one.path) for one in inputs.resolved(found.ready.plan).inputs))
 
 
-def _check_asked(to: Target, asked: Asked) -> None:
+def _check_asked(to: Target, asked: ExportOptions) -> None:
     given: Sequence[tuple[str, Target, object]] = (
         ("--sbatch", "slurm", asked.sbatch),
         ("--image", "kubernetes", asked.image),
@@ -202,7 +202,7 @@ def _check_asked(to: Target, asked: Asked) -> None:
         raise PlannerError("--image", asked.image, rule, "Give one that has executor: --image registry/name:tag")
 
 
-def _check_restarts(to: Target, options: Options, asked: Asked) -> None:
+def _check_restarts(to: Target, options: RunOptions, asked: ExportOptions) -> None:
     """Refuse checkpoints that go away with their nodes, and restarts that have none to go on from."""
     if options.checkpoints is not None and not asked.keeps_runs(to):
         rule = "writes checkpoints that go away with the nodes"

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from executor.folder import badloss, checkpoints, ownscript, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.launchers import local
 from executor.preflight import datacheck, limits, preflight
 from executor.preflight.preflight import Check
@@ -41,7 +41,7 @@ STEP_BYTES = 400
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What the person asked for beside the plan. `script` is their own program and its arguments, `env` what they add
     to the ranks' environment (NAME or NAME=VALUE).
 
@@ -74,22 +74,22 @@ class Options:
     fake_world: bool = False
     build_on_meta: bool = False
     memory_limit: float | None = None
-    checkpoints: Policy | None = None
+    checkpoints: CheckpointSchedule | None = None
     place: str | None = None
     kept: str = ""
-    bad_loss: badloss.Policy = badloss.STOP
+    bad_loss: badloss.BadLossPolicy = badloss.STOP
     profile: int | None = None
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """Everything decided and checked, nothing made yet. `environment` is what the person adds to the ranks', `node` the
     one whose agent this launcher starts, or the first of them."""
 
     plan: Plan
     backend: Backend
-    hosts: local.Hosts
-    options: Options
+    hosts: local.LaunchedNodes
+    options: RunOptions
     run_id: str
     processes: int
     files: dict[str, str]
@@ -102,7 +102,7 @@ class Prepared:
         return 1 if self.options.fake_world else self.plan.layout.world_size
 
 
-def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+def prepare(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None) -> PreparedRun:
     """Check plan, machine, data and folder, and decide how nodes are emulated. PlannerError is the answer no.
 
     `backend` stands in for the one the plan names.
@@ -122,7 +122,7 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     )
 
 
-def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+def decided(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None) -> PreparedRun:
     """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
     check_path(str(options.run_dir.absolute()), "--run-dir")
     backend = backend or load_backend(plan)
@@ -132,12 +132,12 @@ def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     added = environment.added(options.env, os.environ)
     plan = as_run(plan, options, echo)
     check_profile(plan, options.profile)
-    hosts = local.Hosts("elsewhere", ())
-    made = Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, {}, added)
+    hosts = local.LaunchedNodes("elsewhere", ())
+    made = PreparedRun(plan, backend, hosts, options, secrets.token_hex(6), processes, {}, added)
     return replace(made, files=files_of(made))
 
 
-def files_of(made: Prepared) -> dict[str, str]:
+def files_of(made: PreparedRun) -> dict[str, str]:
     """The files of the run folder beside the plan: the backend's, and the person's own script."""
     return made.backend.files(made.plan) | ownscript.copied(made.options.script)
 
@@ -156,7 +156,7 @@ def check_profile(plan: Plan, step: int | None) -> None:
     raise PlannerError("--profile", step, rule, fix)
 
 
-def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
+def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
     """What must hold of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were
     when the plan was made. `every_line` of the data is read, or the first alone."""
     checks = [
@@ -179,7 +179,7 @@ def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = 
     return tuple(checks)
 
 
-def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
+def folder_checks(plan: Plan, options: RunOptions) -> tuple[Check, ...]:
     """What must hold of the place where the run folder will be made, and of the script that goes into it."""
     fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
     script = (Check("script", lambda: ownscript.check_script(options.script[0])),) if options.script else ()
@@ -190,7 +190,7 @@ def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
     )
 
 
-def check_room(plan: Plan, options: Options, field: str, fix: str) -> str:
+def check_room(plan: Plan, options: RunOptions, field: str, fix: str) -> str:
     """The disk of a run folder, which `field` named, has room for logs, and for the weights and the checkpoints if they
     will be saved: as many as are kept, and the one that is being written."""
     need: float = rundir.ROOM_BYTES + STEP_BYTES * plan.job.recipe.steps
@@ -202,7 +202,7 @@ def check_room(plan: Plan, options: Options, field: str, fix: str) -> str:
     return preflight.check_disk(options.run_dir, need, field, fix)
 
 
-def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
+def as_run(plan: Plan, options: RunOptions, echo: Echo) -> Plan:
     """The plan with what the command line changes: it is what the run folder keeps, under its own hash.
 
     Steps and data change no prediction. Another number of nodes changes the links, so predicted times are dropped.

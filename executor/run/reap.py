@@ -22,7 +22,7 @@ from typing import Literal
 from executor.folder import rundir
 from executor.folder.joining import JOIN, read_joined
 from executor.folder.ownership import LOCK, held
-from executor.folder.rundir import Launcher
+from executor.folder.rundir import LauncherProcess
 from executor.launchers import namespaces, slurm
 from executor.system import processes
 from executor.watch.verdict import NODE_LOST
@@ -36,14 +36,14 @@ BOOT_ID, MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machin
 LOST = "launcher lost"
 """How a run stands whose launcher was killed."""
 
-Seen = Literal["alive", "gone", "elsewhere"]
+ProcessState = Literal["alive", "gone", "elsewhere"]
 OnHosts = Callable[[Path, str], list[str]]
 """Ends what a run left on other hosts, by folder and run id, and says so in sentences."""
 
 
-def this_launcher(run_id: str, *, in_namespaces: bool) -> Launcher:
+def this_launcher(run_id: str, *, in_namespaces: bool) -> LauncherProcess:
     """This process as the launcher of a run."""
-    return Launcher(
+    return LauncherProcess(
         run_id=run_id,
         process=processes.identity(),
         host=socket.gethostname(),
@@ -60,7 +60,7 @@ def reap() -> None:
     namespaces.reap_stale()
 
 
-def seen(launcher: Launcher) -> Seen:
+def seen(launcher: LauncherProcess) -> ProcessState:
     """Whether a run's launcher lives, as far as that can be seen from here."""
     if launcher.boot != processes.said(BOOT_ID):
         same = (launcher.host, launcher.machine) == (socket.gethostname(), processes.said(MACHINE_ID))
@@ -112,7 +112,7 @@ def standing(folder: Path) -> Standing:
     return Standing("ended without a record", f"its launcher was killed{making}")
 
 
-def lost(folder: Path, launcher: Launcher) -> Standing:
+def lost(folder: Path, launcher: LauncherProcess) -> Standing:
     """How a run stands whose launcher is gone, with the command that cleans up."""
     ends = f"executor stop {for_shell([folder])} ends what it left"
     return Standing(LOST, f"{_killed(launcher)}; {ends}", NODE_LOST)
@@ -159,7 +159,7 @@ def _run_id(folder: Path) -> str:
     return spec.commands[0].env.get(processes.RUN_ID_VARIABLE, "") if spec else ""
 
 
-def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> RunRecord:
+def bury(folder: Path, launcher: LauncherProcess, elsewhere: Sequence[str] = ()) -> RunRecord:
     """End what a dead launcher left of its run, and write the run.json that it could not. `elsewhere` is what was ended
     on other hosts."""
     ended = processes.end(partial(processes.processes_of, launcher.run_id), GRACE_S)
@@ -189,11 +189,11 @@ def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> Run
     return record
 
 
-def _killed(launcher: Launcher) -> str:
+def _killed(launcher: LauncherProcess) -> str:
     return f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
 
 
-def _launched_by(folder: Path, launcher: Launcher) -> str:
+def _launched_by(folder: Path, launcher: LauncherProcess) -> str:
     """The launcher as run.json names it."""
     if (folder / rundir.HOSTS).is_file():
         return "ssh"

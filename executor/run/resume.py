@@ -18,8 +18,8 @@ from executor.folder import joining, rundir
 from executor.folder.checkpoints import Complete
 from executor.launchers import slurm
 from executor.run import attempts, reap
-from executor.run.attempts import OF_OPTIONS, Place, named, read_asked, set_aside, tell_skipped
-from executor.run.prepare import Options, Prepared
+from executor.run.attempts import OF_OPTIONS, ResumePoint, named, read_asked, set_aside, tell_skipped
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
@@ -28,7 +28,7 @@ from planner.spec.record import RunRecord
 NO = 3
 FREE = ("steps", "data", "validation_data", "tokenizer", "checkpoint")
 """Fields of a recipe that another plan need not repeat: the run's own are taken, and files are compared by content."""
-Launcher = Literal["local", "ssh", "slurm", "join"]
+LauncherName = Literal["local", "ssh", "slurm", "join"]
 PREDICTED = ("mean_seq_len", "global_batch_size", "recipe", "optimizer")
 """Fields of a job that are compared otherwise, or only predicted with."""
 
@@ -49,8 +49,8 @@ def going(
     env: tuple[str, ...] = (),
     changed: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = os.environ,
-    place: Place | None = None,
-) -> tuple[Options, Place]:
+    place: ResumePoint | None = None,
+) -> tuple[RunOptions, ResumePoint]:
     """With which options a run goes on under `plan`, and from where; nothing is changed in the folder.
 
     `env` are variables as of `executor run`, `changed` options that are to be others than the run had, `place` the
@@ -64,19 +64,19 @@ def going(
     given = dict.fromkeys((text.partition("=")[0] for text in env), "")
     kept = joining.environment_of(asked.environment, given, environment)
     env = (*(f"{name}={value}" for name, value in kept.items() if name not in given), *env)
-    options = Options(run_dir=folder, nodes=plan.cluster.nodes, env=env, again=True, resume=place.checkpoint)
+    options = RunOptions(run_dir=folder, nodes=plan.cluster.nodes, env=env, again=True, resume=place.checkpoint)
     shared = {name: value for name in OF_OPTIONS if (value := getattr(asked, name)) != ""}
     return replace(options, **shared | dict(changed or {})), place
 
 
-def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:
+def put_aside(ready: PreparedRun, place: ResumePoint, echo: Echo) -> None:
     """Make room for the next start, where the last one left anything."""
     if attempts.started(ready.options.run_dir):
         set_aside(ready.options.run_dir, place.step, place.skipped)
     echo(f"going on after step {place.step} of {ready.plan.job.recipe.steps}, from {named(place)}")
 
 
-def launcher_of(folder: Path) -> Launcher:
+def launcher_of(folder: Path) -> LauncherName:
     """How the nodes of a run were started, the last time."""
     if (folder / rundir.HOSTS).is_file():
         return "ssh"
@@ -119,7 +119,7 @@ def check_not_completed(folder: Path, record: RunRecord | None) -> None:
         raise PlannerError("run", folder, "has completed: there is nothing to go on with", fix, exit_code=NO)
 
 
-def newest(folder: Path, place: Place | None = None) -> Place:
+def newest(folder: Path, place: ResumePoint | None = None) -> ResumePoint:
     """The highest step whose checkpoint is whole, found here or elsewhere; refuses a run that has none, with the
     reasons."""
     place = place or attempts.newest(folder)

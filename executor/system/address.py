@@ -52,7 +52,7 @@ class Master:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeAddress:
     """Where this node is, and where node 0 is as seen from here: IP addresses, never names."""
 
     master: str
@@ -60,12 +60,12 @@ class Place:
     interface: str
 
 
-def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -> Place:
+def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -> NodeAddress:
     """Where this host is as `node` of so many; node 0's name may take `resolve_s` to resolve. Refuses (exit code 3) a
     node 0 that it could not be, or not reach."""
     own, here = addresses(), socket.gethostname()
     if nodes == 1:
-        return Place(ALONE, ALONE, own.get(ALONE, ""))
+        return NodeAddress(ALONE, ALONE, own.get(ALONE, ""))
     if master is None:
         if node:
             fix = "Give the address of node 0: --master HOST"
@@ -84,7 +84,7 @@ def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -
         rule = f"is {target}, which is {here} itself, and {here} is node {node}"
         raise _refused(master, rule, "Give the address of node 0, the same on every node")
     address = route(target, master)
-    return Place(target, address, own.get(address, ""))
+    return NodeAddress(target, address, own.get(address, ""))
 
 
 def resolve(host: str, patience_s: float = 0.0) -> str:
@@ -169,7 +169,7 @@ def _in_network_of(one: str, other: Mapping[str, tuple[str, int]]) -> bool:
     )
 
 
-def answers(place: Place, port: int, timeout_s: float = 1.0) -> str | None:
+def answers(place: NodeAddress, port: int, timeout_s: float = 1.0) -> str | None:
     """Why nothing answers where node 0 should listen, or None."""
     try:
         with contextlib.closing(socket.create_connection((place.master, port), timeout_s)):
@@ -182,14 +182,14 @@ def answers(place: Place, port: int, timeout_s: float = 1.0) -> str | None:
         return f"cannot be reached ({error.strerror})"
 
 
-def _only(own: dict[str, str], here: str) -> Place:
+def _only(own: dict[str, str], here: str) -> NodeAddress:
     """Node 0 without being told: the one address that others can know, where there is one."""
     seen = [one for one in own if not _loopback(one) and not ipaddress.ip_address(one).is_link_local and ":" not in one]
     if len(seen) != 1:
         rule = f"is not given, and {here} has {'several addresses' if seen else 'no address but its loopback'}"
         fix = f"Give the one that the other nodes reach: {_listed(own)}" if seen else "Connect it to a network"
         raise PlannerError(FIELD, None, rule, fix, exit_code=3)
-    return Place(seen[0], seen[0], own[seen[0]])
+    return NodeAddress(seen[0], seen[0], own[seen[0]])
 
 
 def _refused(master: Master, rule: str, fix: str) -> PlannerError:

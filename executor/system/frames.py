@@ -20,7 +20,7 @@ LONGEST_LINE, MOST_BYTES = 64 * 2**20, 64 * 2**20
 Message = dict[str, Any]
 
 
-class Writer:
+class FrameWriter:
     """One end's messages, whole ones whichever thread sends them."""
 
     def __init__(self, stream: IO[bytes]) -> None:

@@ -91,7 +91,7 @@ class _Heard:
 
 
 @dataclass
-class Watch:
+class HangWatch:
     """Looks after the ranks `own` of node `node`, of `world` in all. `stall_s` stands in for the rule of steps.
 
     `look` is cheap and may be called often.

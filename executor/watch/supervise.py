@@ -80,7 +80,7 @@ def supervise(
     meet_s: float,
     look: Callable[[], object] = lambda: None,
     follow: Sequence[Followed] = (),
-    watch: hangs.Watch | None = None,
+    watch: hangs.HangWatch | None = None,
 ) -> Ending:
     """Wait for every agent; when one fails, a signal comes, the ranks do not meet within `meet_s` or `watch` finds that
     they hang, end them all.

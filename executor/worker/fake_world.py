@@ -10,7 +10,7 @@ import os
 
 import torch.distributed as dist
 
-from executor.worker.engines.base import Engine
+from executor.worker.engines.base import RankEngine
 from executor.worker.model.model import Unfilled, build_optimizer, unfilled_model
 from executor.worker.model.values import zeros
 from planner.basics.errors import PlannerError
@@ -41,7 +41,7 @@ def started() -> bool:
     return dist.is_initialized() and dist.get_backend() == "fake"
 
 
-def prepare_with_zeros(engine: Engine) -> None:
+def prepare_with_zeros(engine: RankEngine) -> None:
     """Give a rank its shards with zeros in them: for models whose every weight nobody wants to draw."""
     plan = engine.plan
     if plan.job.base_quantization is not None:

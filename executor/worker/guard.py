@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from executor.folder import alive, badloss, checkpoints
-from executor.folder.badloss import NOT_FINITE, Bad, History, Policy
+from executor.folder.badloss import NOT_FINITE, Bad, BadLossPolicy, History
 from executor.folder.checkpoints import Complete
 from executor.folder.steplines import ROLLED_BACK
 from executor.worker.checkpoints import fetching, shards
 from executor.worker.checkpoints.checkpointing import Checkpointing
 from executor.worker.checkpoints.progress import Reporter
-from executor.worker.engines.base import Engine, NotFinite
+from executor.worker.engines.base import NotFinite, RankEngine
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.spec.record import BadStep
@@ -42,7 +42,14 @@ class Guard:
     `first` steps of the run were done then."""
 
     def __init__(
-        self, engine: Engine, run: Path, policy: Policy, reporter: Reporter, *, first: int = 0, updates: int = 0
+        self,
+        engine: RankEngine,
+        run: Path,
+        policy: BadLossPolicy,
+        reporter: Reporter,
+        *,
+        first: int = 0,
+        updates: int = 0,
     ) -> None:
         self._engine, self._run, self._policy, self._reporter = engine, run, policy, reporter
         self.updates = updates

@@ -41,7 +41,7 @@ OPERATIONS = "deepspeed.ops"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; what ends it badly is written down and goes on to Python, which prints it."""
     folder, script, *rest = sys.argv[1:] if arguments is None else arguments
-    watch = Watch(Path(folder), script)
+    watch = FirstStepCheck(Path(folder), script)
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).parent)  # where Python looks first when it runs a script itself
     with lastwords.recorded(Path(folder)):
@@ -68,7 +68,7 @@ def _on_a_cpu(engine: str) -> None:
             )
 
 
-class Watch:
+class FirstStepCheck:
     """Looks once, at the first step of any optimizer of torch's kind."""
 
     def __init__(self, folder: Path, script: str) -> None:
@@ -94,7 +94,7 @@ class Watch:
         if not self.stepped:
             self._write(live())
 
-    def _write(self, found: contract.Live) -> None:
+    def _write(self, found: contract.WrappedScript) -> None:
         # By the launcher's number: a script that trains alone takes every rank for the first.
         rank = int(os.environ.get("RANK", "0"))
         record = msgspec.structs.asdict(found) | {

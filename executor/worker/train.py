@@ -29,9 +29,9 @@ from executor.worker.checkpoints import fetching, shards
 from executor.worker.checkpoints.checkpointing import Checkpointing
 from executor.worker.checkpoints.progress import Reporter, StepMetrics, memory_in_use, shown
 from executor.worker.data.data import micro_batches, open_rows, order_of, validation_batches
-from executor.worker.data.rows import Rows
+from executor.worker.data.rows import TrainingRows
 from executor.worker.engines import start_engine
-from executor.worker.engines.base import Engine, target_tokens
+from executor.worker.engines.base import RankEngine, target_tokens
 from executor.worker.guard import Guard
 from executor.worker.mesh import check_mesh, check_world, write_mesh
 from executor.worker.meter.meter import Meter, Unmetered
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _restored(engine: Engine, source: fetching.Source) -> Complete:
+def _restored(engine: RankEngine, source: fetching.CheckpointSource) -> Complete:
     """Load a checkpoint into a prepared engine; what it says of the run."""
     alive.say(alive.RESTORE)
     shards.restore(engine, fetching.fetched(source, engine), source.found.optimizer_step)
@@ -140,8 +140,8 @@ class _Training:
     def __init__(
         self,
         plan: Plan,
-        engine: Engine,
-        rows: tuple[Rows, Rows | None],
+        engine: RankEngine,
+        rows: tuple[TrainingRows, TrainingRows | None],
         meter: Any,
         profiling: Profiling,
         reporter: Reporter,
@@ -155,7 +155,7 @@ class _Training:
         self._saving, self._guard, self._data_rank = saving, guard, data_parallel_rank
         self._rows, self._validation = rows
         self._order, self.wire = order_of(plan, self._rows), WireCounter()
-        self._turn = waits.Turn(engine.device)
+        self._turn = waits.BusyClock(engine.device)
 
     def run(self, first: int) -> None:
         """Every step of the run after `first`."""
@@ -178,7 +178,7 @@ class _Training:
 
     def _step(self, step: int, count: int) -> int:
         """Take a step, the `count`-th of this start of the run, or not; how many steps are done then."""
-        self._turn = waits.Turn(self._engine.device)
+        self._turn = waits.BusyClock(self._engine.device)
         layout, recipe, batch = self._plan.layout, self._plan.job.recipe, self._guard.batch_of(step)
         batches = micro_batches(self._rows, self._order, layout, self._data_rank, batch)
         # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
@@ -248,7 +248,7 @@ class _Training:
         self.wire.begin()
 
 
-def _widths(plan: Plan, rows: Rows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
+def _widths(plan: Plan, rows: TrainingRows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
     """Tokens of a row, padding included, in each of a step's micro-batches on this rank."""
     batches = micro_batches(rows, order_of(plan, rows), plan.layout, data_parallel_rank, step)
     return tuple(batch.inputs.shape[1] for batch in batches)

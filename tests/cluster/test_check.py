@@ -29,7 +29,7 @@ from waiting import PATIENCE_S, until
 
 from executor.hosts.checks import check
 from executor.preflight import preflight
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from planner.spec import Gpu, Layout, inputs
 from planner.spec.plan import Plan, encode_plan
 
@@ -411,7 +411,7 @@ def test_other_code_on_a_host_is_named_where_the_transport_brings_none(pair: Pai
     other = tmp_path / "other.py"
     other.write_text(CODE.read_text() + "\n# changed\n")
     with mounted(pair.host("blue"), CODE, "--bind", str(other)):
-        options = Options(tmp_path / "run", 2)
+        options = RunOptions(tmp_path / "run", 2)
         contact = Inside(pair.made.hosts)
         found = check.checked(contact, NAMES, a_plan(), options, ranks=1, master="red", all_reduce=False)
     (row,) = found.failed

@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_fails_the_training_and_the_record_says_so(small_di
 @ROOT
 def test_a_disk_without_room_for_a_run_is_refused_and_no_folder_is_left(small_disk, tmp_path):
     (tmp_path / "data.txt").write_text("x" * 99)
-    options = launch.Options(run_dir=small_disk / "run", nodes=1, trainer="tests.cluster.faulty")
+    options = launch.RunOptions(run_dir=small_disk / "run", nodes=1, trainer="tests.cluster.faulty")
     ready = launch.prepare(small_plan(tmp_path / "data.txt"), options, print, NoFiles())
     (small_disk / "others").write_bytes(bytes(900_000))
 

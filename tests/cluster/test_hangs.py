@@ -44,7 +44,7 @@ def run(
     """Two ranks of the trainer that hang or are slow as `env` says; of two nodes each in a namespace."""
     job = replace(FULL, recipe=replace(FULL.recipe, steps=steps, **recipe))
     plan = make_plan(Layout(engine="ddp", dp_replicate=2, micro_batch_size=2), job, nodes=nodes, per_node=2 // nodes)
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=folder, nodes=nodes, hosts="loopback" if nodes == 1 else "namespaces", env=env,
         trainer="tests.cluster.hanging", stall_s=stall_s, max_restarts=max_restarts,
     )  # fmt: skip

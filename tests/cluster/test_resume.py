@@ -27,7 +27,7 @@ from test_launch import start as start_process
 from waiting import PATIENCE_S, until
 
 from executor.folder import rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.follow import attach
 from executor.measure import report
 from executor.run import attempts, launch, reap, resume
@@ -63,9 +63,9 @@ def plan_of(name: str) -> Plan:
 
 
 def start(plan: Plan, folder: Path, *env: str, max_restarts: int = 0) -> RunRecord:
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=folder, nodes=1, hosts="loopback", env=(*env, f"EVERY={EVERY}"), trainer="tests.cluster.hanging",
-        max_restarts=max_restarts, checkpoints=Policy(every=str(EVERY)),
+        max_restarts=max_restarts, checkpoints=CheckpointSchedule(every=str(EVERY)),
     )  # fmt: skip
     return launch.execute(launch.prepare(plan, options, print), print)
 

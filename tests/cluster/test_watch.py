@@ -21,7 +21,7 @@ from test_launch import both_wait, run_id, start
 from test_resume import HOST, plan_of
 from waiting import until
 
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.follow import attach
 from executor.run import launch
 from executor.system.processes import processes_of
@@ -71,9 +71,9 @@ def piped(*words: str) -> subprocess.Popen[str]:
 
 def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
     folder, seen, echoed = tmp_path / "run", {}, []
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=folder, nodes=1, hosts="loopback", env=("DIE=1 12 1", "EVERY=5"), trainer="tests.cluster.hanging",
-        max_restarts=1, checkpoints=Policy(every="5"),
+        max_restarts=1, checkpoints=CheckpointSchedule(every="5"),
     )  # fmt: skip
 
     def train() -> None:

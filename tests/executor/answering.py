@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from executor.hosts import remote, ssh
-from executor.hosts.remote import Link
+from executor.hosts.remote import LauncherConnection
 from executor.hosts.ssh_session import Session
 from executor.system import frames
 
@@ -62,8 +62,8 @@ class Here(Session):
 
     def start(self) -> None:
         (questions, asking), (hearing, answers) = os.pipe(), os.pipe()
-        self.writer = frames.Writer(os.fdopen(asking, "wb"))
-        link = Link(os.fdopen(questions, "rb"), os.fdopen(answers, "wb"))
+        self.writer = frames.FrameWriter(os.fdopen(asking, "wb"))
+        link = LauncherConnection(os.fdopen(questions, "rb"), os.fdopen(answers, "wb"))
         self.process = SimpleNamespace()  # type: ignore[assignment]
         self._threads = [
             threading.Thread(target=work, daemon=True)
@@ -86,7 +86,7 @@ class Here(Session):
             one.join(patience_s)
             assert not one.is_alive()
 
-    def _answer(self, link: Link) -> None:
+    def _answer(self, link: LauncherConnection) -> None:
         while (question := link.questions.get()) is not None:
             remote._answer(link, question[0])
         link._writer.close()

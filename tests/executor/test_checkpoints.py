@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from test_rundir import make_plan
 
 from executor.folder import checkpoint_policy, checkpoints
-from executor.folder.checkpoints import Answer, File
+from executor.folder.checkpoints import File, RankReply
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Lora, Optimizer, TrainingJob
 from planner.spec.plan import CheckpointAdvice
@@ -38,7 +38,7 @@ def written(run: Path, step: int) -> Path:
     for rank, name in enumerate(NAMES):
         (folder / name).write_bytes(bytes([step % 251, rank]) * 3000)
         digest = checkpoints.digest(folder / name)
-        checkpoints.answer(folder, rank, Answer(name=name, size=6000, sha256=digest))
+        checkpoints.answer(folder, rank, RankReply(name=name, size=6000, sha256=digest))
     said = checkpoints.answers(folder, (0, 1))
     files = {one.name: File(one.size, one.sha256) for one in said.values()}
     return checkpoints.commit(folder, checkpoints.described(PLAN, step, step, files))

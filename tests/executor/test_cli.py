@@ -185,7 +185,7 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
 @pytest.mark.slow
 def test_a_changed_file_is_refused_by_name_and_taken_as_it_is_when_it_is_named(plan_file, tmp_path, monkeypatch):
     plan = inputs.resolved(read_plan(plan_file))
-    options = launch.Options(run_dir=tmp_path / "run", nodes=1)
+    options = launch.RunOptions(run_dir=tmp_path / "run", nodes=1)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert launch.prepare(plan, options, print).plan.inputs == plan.inputs

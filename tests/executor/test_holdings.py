@@ -50,7 +50,7 @@ def written(runs: dict[str, Path], step: int, commits: tuple[str, ...] = HOSTS, 
             checkpoints.commit(folder, found, {name: found.files[name]})
 
 
-def held(runs: dict[str, Path], *contents: int) -> dict[str, tuple[holdings.Held, ...]]:
+def held(runs: dict[str, Path], *contents: int) -> dict[str, tuple[holdings.HeldCheckpoint, ...]]:
     return {host: holdings.held(folder, contents) for host, folder in runs.items()}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor.hosts import ssh_session
-from executor.hosts.hosts import Machine, read_hosts
+from executor.hosts.hosts import HostEntry, read_hosts
 from executor.system import address
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan, encode_plan, read_plan
@@ -26,7 +26,7 @@ def plan_of_two_nodes(tmp_path: Path) -> Plan:
     return read_plan(tmp_path / "made.json")
 
 
-def hosts(folder: Path, text: str) -> tuple[Machine, ...]:
+def hosts(folder: Path, text: str) -> tuple[HostEntry, ...]:
     (file := folder / "hosts").write_text(text)
     return read_hosts(file)
 
@@ -34,7 +34,7 @@ def hosts(folder: Path, text: str) -> tuple[Machine, ...]:
 def test_hosts_are_nodes_in_the_order_of_the_lines(tmp_path):
     found = hosts(tmp_path, "# two racks\nb slots=8\n\nme@a port=2222 # the slow one\n")
 
-    assert found == (Machine("b", slots=8, line=2), Machine("a", user="me", port=2222, line=4))
+    assert found == (HostEntry("b", slots=8, line=2), HostEntry("a", user="me", port=2222, line=4))
 
 
 def test_ranges_keep_their_width_and_multiply(tmp_path):
@@ -50,7 +50,7 @@ def test_a_line_of_defaults_holds_for_those_that_follow(tmp_path):
     )
     first, second, third = hosts(tmp_path, text)
 
-    assert first == Machine("first", line=1)
+    assert first == HostEntry("first", line=1)
     assert (second.python, second.prelude) == ("~/venv/bin/python", "module load cuda; source env.sh")
     assert (third.python, third.prelude) == ("python3.12", "module load cuda; source env.sh")
 
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_ssh_gets_options_then_the_host_then_one_fixed_command():
-    found = ssh_session.words(Machine("n1", user="me", port=22, python="/x y", prelude="module load z"))
+    found = ssh_session.words(HostEntry("n1", user="me", port=22, python="/x y", prelude="module load z"))
 
     assert found[-3:] == ["--", "n1", ssh_session.COMMAND]
     assert found[found.index("-l") + 1] == "me"
@@ -119,9 +119,9 @@ def test_ssh_gets_options_then_the_host_then_one_fixed_command():
 @pytest.mark.parametrize(
     ("machine", "started"),
     [
-        (Machine("n", python="/o p/python"), "/o p/python"),
-        (Machine("n", python="~/v/python"), "HOME/v/python"),
-        (Machine("n", container="run --bind '/a b' img"), "run --bind /a b img python3"),
+        (HostEntry("n", python="/o p/python"), "/o p/python"),
+        (HostEntry("n", python="~/v/python"), "HOME/v/python"),
+        (HostEntry("n", container="run --bind '/a b' img"), "run --bind /a b img python3"),
     ],
 )
 def test_the_first_line_starts_python_with_its_words_as_they_are(tmp_path, machine, started):

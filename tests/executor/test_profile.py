@@ -13,8 +13,8 @@ from executor.cli import executor
 from executor.folder.joining import Joining
 from executor.run import attempts
 from executor.run.launch import worker_arguments
-from executor.run.prepare import Options, check_profile
-from executor.worker.meter.spans import PASS, STEP, Event, Named, bounded, in_lanes, spans_of
+from executor.run.prepare import RunOptions, check_profile
+from executor.worker.meter.spans import PASS, STEP, Event, NamedCollective, bounded, in_lanes, spans_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
@@ -69,8 +69,8 @@ def test_passes_of_a_process_are_without_what_it_waits_for():
 
 
 def test_a_collective_bears_group_and_unit_where_the_measured_step_made_as_many():
-    calls = [Named("all_gather", "dp_shard", "layer"), Named("reduce_scatter", "dp_shard", "layer")]
-    more = [*calls, Named("all_reduce", "tp", "layer")]
+    calls = [NamedCollective("all_gather", "dp_shard", "layer"), NamedCollective("reduce_scatter", "dp_shard", "layer")]
+    more = [*calls, NamedCollective("all_reduce", "tp", "layer")]
 
     _, some = spans_of(PROCESS, calls)
     _, known = spans_of(PROCESS, more)
@@ -99,7 +99,7 @@ DEVICE = [
 
 
 def test_passes_of_a_device_are_its_kernels_and_what_it_sends_and_copies_stands_beside():
-    _, spans = spans_of(DEVICE, [Named("all_gather", "dp_shard", "tail")])
+    _, spans = spans_of(DEVICE, [NamedCollective("all_gather", "dp_shard", "tail")])
 
     assert told(spans) == [
         ("compute", "forward 0", 2, 4),
@@ -155,10 +155,10 @@ def test_other_steps_are(step, steps):
 
 
 def test_every_rank_of_every_node_is_told_the_step():
-    options = Options(run_dir=Path("run"), nodes=1, profile=7)
+    options = RunOptions(run_dir=Path("run"), nodes=1, profile=7)
 
     assert worker_arguments(options)[-2:] == ("--profile", "7")
-    assert "--profile" not in worker_arguments(Options(run_dir=Path("run"), nodes=1))
+    assert "--profile" not in worker_arguments(RunOptions(run_dir=Path("run"), nodes=1))
     assert Joining(run_id="x", plan_hash="y", version="1", code="z", port=1).profile is None
     assert FOLDER in attempts.MOVED
 

@@ -15,7 +15,7 @@ from test_rundir import make_plan
 from executor.cli import executor
 from executor.folder import alive, joining, rundir
 from executor.follow import view
-from executor.follow.view import Lookout, RankView, View
+from executor.follow.view import Lookout, RankView, RunView
 from executor.follow.view_text import Changes, Screen, screen, summary
 from executor.run import attempts
 from executor.system import processes
@@ -180,10 +180,10 @@ def test_the_command_ends_with_the_run_and_its_exit_code(folder, capsys):
     assert said["checkpoint"]["step"] == 2 and said["left_s"] is None
 
 
-def made(step: int = 1, ranks: int = 2, **changed: object) -> View:
+def made(step: int = 1, ranks: int = 2, **changed: object) -> RunView:
     words = tuple(RankView(rank=rank, host="a", stage="step", step=step, age_s=0.1 * rank) for rank in range(ranks))
     return msgspec.structs.replace(
-        View(run_dir="run", status="running", step=step, steps=9, loss=2.0, ranks=words), **changed
+        RunView(run_dir="run", status="running", step=step, steps=9, loss=2.0, ranks=words), **changed
     )
 
 

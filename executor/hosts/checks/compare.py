@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from executor.hosts.checks.host import Answer
-from executor.preflight.findings import RULES, Finding, Row, differing, refused, rule_of
+from executor.hosts.checks.host import CheckReply
+from executor.preflight.findings import RULES, Finding, NodeFinding, differing, refused, rule_of
 from planner.basics.errors import PlannerError, shortened
 from planner.basics.units import format_seconds
 
@@ -19,7 +19,7 @@ SHOWN = 20
 """Characters of a version or digest."""
 
 
-def rows_of_facts(answers: Mapping[int, Answer], here: Mapping[str, str]) -> list[Row]:
+def rows_of_facts(answers: Mapping[int, CheckReply], here: Mapping[str, str]) -> list[NodeFinding]:
     """A row for each node and fact. `here` are facts of who asks, which all have to share."""
     facts = {node: one.facts for node, one in answers.items()}
     names = dict.fromkeys([*RULES, *(name for one in facts.values() for name in one)])
@@ -32,17 +32,17 @@ def rows_of_facts(answers: Mapping[int, Answer], here: Mapping[str, str]) -> lis
     return rows
 
 
-def rows_of_findings(answers: Mapping[int, Answer]) -> list[Row]:
+def rows_of_findings(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
     """Every host's own findings."""
     return [row(found, node, one.host) for node, one in sorted(answers.items()) for found in one.findings]
 
 
-def rows_of_refusals(errors: Mapping[int, PlannerError], names: Sequence[str], check: str) -> list[Row]:
+def rows_of_refusals(errors: Mapping[int, PlannerError], names: Sequence[str], check: str) -> list[NodeFinding]:
     """A failed row for each host that gave no answer."""
     return [row(refused(check, error), node, names[node]) for node, error in sorted(errors.items())]
 
 
-def rows_of_clocks(answers: Mapping[int, Answer]) -> list[Row]:
+def rows_of_clocks(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
     """How far each clock is from node 0's, where the node reached it."""
     rows = []
     for node, one in sorted(answers.items()):
@@ -65,7 +65,7 @@ def rows_of_clocks(answers: Mapping[int, Answer]) -> list[Row]:
     return rows
 
 
-def rows_of_reduce(answers: Mapping[int, Answer], ranks: int, predicted: float | None) -> list[Row]:
+def rows_of_reduce(answers: Mapping[int, CheckReply], ranks: int, predicted: float | None) -> list[NodeFinding]:
     """The all-reduce as each host's ranks saw it; `predicted` are the seconds that the plan's links make of it."""
     rows, names = [], {node: one.host for node, one in answers.items()}
     everyone = [one for answer in answers.values() for one in answer.reduced]
@@ -81,15 +81,15 @@ def rows_of_reduce(answers: Mapping[int, Answer], ranks: int, predicted: float |
     return rows
 
 
-def row(found: Finding, node: int, host: str) -> Row:
+def row(found: Finding, node: int, host: str) -> NodeFinding:
     """A finding of a node."""
     fields = {name: getattr(found, name) for name in Finding.__struct_fields__}
-    return Row(node=node, host=host, **fields)
+    return NodeFinding(node=node, host=host, **fields)
 
 
 def _compared(
-    name: str, node: int, answers: Mapping[int, Answer], odd: Mapping[int, str], here: Mapping[str, str]
-) -> Row:
+    name: str, node: int, answers: Mapping[int, CheckReply], odd: Mapping[int, str], here: Mapping[str, str]
+) -> NodeFinding:
     one = answers[node]
     value = _short(one.facts[name])
     if node not in odd:

@@ -38,7 +38,7 @@ class Called(NamedTuple):
     ahead_s: float
 
 
-def interface(place: address.Place, kind: str, env: Mapping[str, str]) -> str:
+def interface(place: address.NodeAddress, kind: str, env: Mapping[str, str]) -> str:
     """The interface that ranks are told to talk over: what `env` names for the plan's transport, else the one on the
     way to node 0. Refuses (exit code 3) one that is not there, is down or has no address that others reach."""
     variable = "NCCL_SOCKET_IFNAME" if kind == "cuda" else "GLOO_SOCKET_IFNAME"
@@ -117,7 +117,9 @@ def _listening(port: int) -> socket.socket:
         return held
 
 
-def call(place: address.Place, port: int, token: str, node: int, source: str, patience_s: float = CALL_S) -> Called:
+def call(
+    place: address.NodeAddress, port: int, token: str, node: int, source: str, patience_s: float = CALL_S
+) -> Called:
     """Call node 0 from the address `source`. Refuses (exit code 3) with what was seen: nothing listens there, nothing
     answers, a firewall, another program."""
     deadline, why = time.monotonic() + patience_s, ""

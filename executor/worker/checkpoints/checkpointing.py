@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 from executor.folder import alive, checkpoints
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.worker.checkpoints import folders
 from executor.worker.checkpoints.progress import Reporter
 from executor.worker.checkpoints.saver import Saved, Saver
-from executor.worker.engines.base import Engine
+from executor.worker.engines.base import RankEngine
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
@@ -45,7 +45,13 @@ class Checkpointing:
     """One rank's part in deciding. `done` counts the run's steps, the `first` before this start of it included."""
 
     def __init__(
-        self, plan: Plan, engine: Engine, run: Path, policy: Policy | None, reporter: Reporter, first: int = 0
+        self,
+        plan: Plan,
+        engine: RankEngine,
+        run: Path,
+        policy: CheckpointSchedule | None,
+        reporter: Reporter,
+        first: int = 0,
     ) -> None:
         self._plan, self._engine, self._run, self._policy, self._reporter = plan, engine, run, policy, reporter
         self._asked = False

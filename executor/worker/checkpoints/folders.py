@@ -19,7 +19,7 @@ import msgspec
 
 from executor.folder import checkpoints
 from executor.folder.checkpoints import CHECKPOINTS, Complete, File
-from executor.folder.holdings import Held
+from executor.folder.holdings import HeldCheckpoint
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 
@@ -28,8 +28,8 @@ LOOK_S = 0.1
 T = TypeVar("T")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader of a folder says of its ranks' files, or why there are not all. `pause_s` as in Answer."""
+class FolderReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leader of a folder says of its ranks' files, or why there are not all. `pause_s` as in RankReply."""
 
     host: str
     files: dict[str, File] = {}
@@ -47,7 +47,7 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader says once its folder is a checkpoint: all that the folder has, or why it is none."""
 
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldCheckpoint, ...] = ()
     error: str = ""
 
 
@@ -63,7 +63,7 @@ class Silent(OSError):
 
 
 @dataclass(frozen=True)
-class Folders:
+class RunFolders:
     """The run folders of a start. `leaders` has for each rank the lowest one that sees the same folder; `word` is of
     this start alone."""
 
@@ -111,14 +111,14 @@ class Folders:
     def forget(self, step: int) -> None:
         """Let go of what was said of a step."""
         for rank in {0, *self.leaders}:
-            for kind in (Part, Agreed, Committed, Over):
+            for kind in (FolderReply, Agreed, Committed, Over):
                 self.store.delete_key(self._key(step, kind, rank))
 
     def _key(self, step: int, kind: type[Any], rank: int) -> str:
         return f"checkpoints/{self.word}/{step}/{kind.__name__}/{rank}"
 
 
-def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[Folders, list[str]]:
+def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[RunFolders, list[str]]:
     """Make the folder of a run's checkpoints where it is missing, and find which ranks see the same; names of what had
     not been completed and was removed from this rank's. Every rank calls it, and all end alike."""
     word, leaders = seen(run, every, rank, world_size)
@@ -129,7 +129,7 @@ def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[Folders, l
         checkpoints.listen(run)
 
     _raised(every, _trouble(begin) if leaders[rank] == rank else "")
-    return Folders(word, rank, leaders, _store() if len(set(leaders)) > 1 else None), removed
+    return RunFolders(word, rank, leaders, _store() if len(set(leaders)) > 1 else None), removed
 
 
 def seen(run: Path, every: str, rank: int, world_size: int) -> tuple[str, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from executor.folder import badloss
 from executor.folder.steplines import ROLLED_BACK
 from executor.system.facts import versions
 from executor.worker.checkpoints.saver import Saved
-from executor.worker.data.rows import Rows
+from executor.worker.data.rows import TrainingRows
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.course import course
@@ -64,7 +64,7 @@ class Reporter:
         if self.speaks and not first:
             (self.folder / "metrics.jsonl").write_bytes(b"")
 
-    def opened(self, rows: Rows, validation: Rows | None) -> None:
+    def opened(self, rows: TrainingRows, validation: TrainingRows | None) -> None:
         """Say how long the run is, and what the data are, where they are documents."""
         recipe, batch = self.plan.job.recipe, self.plan.layout.global_batch_size
         trained = msgspec.structs.replace(recipe, rows=len(rows), examples=None)

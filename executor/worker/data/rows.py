@@ -31,7 +31,7 @@ class Batch(NamedTuple):
         return Batch(self.inputs.to(device), self.targets.to(device), positions)
 
 
-class Rows(ABC):
+class TrainingRows(ABC):
     """Sequences that can be trained on, by index. `lengths` are tokens without padding, `targets` those of the loss."""
 
     lengths: np.ndarray

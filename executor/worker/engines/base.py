@@ -20,7 +20,7 @@ from typing_extensions import override
 from executor.worker.data.rows import IGNORED, Batch, block_diagonal_mask
 from executor.worker.model import pieces
 from executor.worker.model.model import Unfilled
-from executor.worker.model.pieces import ALONE, Replica, View
+from executor.worker.model.pieces import ALONE, Replica, StateView
 from executor.worker.model.quantized import scales
 from planner.spec.plan import Plan
 
@@ -55,7 +55,7 @@ class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
 
-class Engine(ABC):
+class RankEngine(ABC):
     """One framework, started on this rank. `device` is where batches go.
 
     `loss_divisor` is by how much the framework divides summed gradients over ranks (and micro-batches): a loss
@@ -139,7 +139,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[StateView]:
         """The parts of trained weights and their optimizer states that this rank holds, in the same order every time.
 
         States that the first step would make are made. To be walked between steps; ranks send each other nothing.
@@ -180,7 +180,7 @@ class Engine(ABC):
         }
 
 
-class TorchEngine(Engine):
+class TorchEngine(RankEngine):
     """An engine whose weights torch's own modules and optimizer hold: whole (DDP) or sharded (FSDP2, DTensor)."""
 
     optimizer: torch.optim.Optimizer
@@ -214,7 +214,7 @@ class TorchEngine(Engine):
         return tensors_of(self.model, self.optimizer)
 
     @override
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[StateView]:
         pieces.make_states(self.optimizer)
         for name, weight in pieces.trained(self._bare):
             outside = self._outside(weight)

@@ -42,7 +42,7 @@ class Event(NamedTuple):
     on_device: bool = False
 
 
-class Named(NamedTuple):
+class NamedCollective(NamedTuple):
     """What is known of a collective beside its operation, from the step whose traffic was measured."""
 
     op: str
@@ -53,7 +53,7 @@ class Named(NamedTuple):
 Interval = tuple[float, float]
 
 
-def spans_of(events: Sequence[Event], calls: Sequence[Named]) -> tuple[float, list[Span]]:
+def spans_of(events: Sequence[Event], calls: Sequence[NamedCollective]) -> tuple[float, list[Span]]:
     """(seconds of the step, its spans since it began). `calls` are the collectives of another steady step in the order
     in which they were made: where as many of an operation were recorded, each bears its group and unit.
 
@@ -145,12 +145,15 @@ def _sent(event: Event, on_device: bool) -> tuple[str, Event] | None:
 
 
 def _collectives(
-    sent: Sequence[tuple[str, Event]], calls: Sequence[Named], waits: Sequence[Interval], done_by: dict[str, str]
+    sent: Sequence[tuple[str, Event]],
+    calls: Sequence[NamedCollective],
+    waits: Sequence[Interval],
+    done_by: dict[str, str],
 ) -> list[Span]:
     by_op: dict[str, list[Event]] = defaultdict(list)
     for op, event in sent:
         by_op[op].append(event)
-    known: dict[str, list[Named]] = defaultdict(list)
+    known: dict[str, list[NamedCollective]] = defaultdict(list)
     for made in calls:
         known[done_by.get(made.op, made.op)].append(made)
     found = []

@@ -48,7 +48,7 @@ _C10D: dict[str, tuple[str, int, bool]] = {
 _FUNCTIONAL = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 
 
-class Call(msgspec.Struct, frozen=True):
+class CollectiveCall(msgspec.Struct, frozen=True):
     """One call as this rank made it."""
 
     op: str
@@ -58,15 +58,15 @@ class Call(msgspec.Struct, frozen=True):
     payload_bytes: int
 
 
-class Traffic(KernelMode):
+class TrafficMeter(KernelMode):
     """While entered, notes every collective; `phase`, and `path` for the module at work, are asked at each call."""
 
     def __init__(self, layout: Layout, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
         super().__init__()
         self._layout, self._phase, self._path, self._units = layout, phase, path, FsdpUnits()
-        self.calls: list[Call] = []
+        self.calls: list[CollectiveCall] = []
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> TrafficMeter:
         self._units.install()
         super().__enter__()
         return self
@@ -104,7 +104,7 @@ class Traffic(KernelMode):
         whole_numbers = any(tensor.dtype == torch.int64 for tensor in tensors)
         size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
         phase = self._phase().removesuffix(".next")
-        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
+        self.calls.append(CollectiveCall(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
 
     def _unit(self, op: str, ranks: tuple[int, ...], phase: str, whole_numbers: bool) -> str:
         if unit := self._units.current():
@@ -150,7 +150,7 @@ def group_name(layout: Layout, ranks: tuple[int, ...], op: str = "") -> str:
     return "world" if len(ranks) == layout.world_size else "ranks " + ",".join(map(str, sorted(ranks)))
 
 
-def collectives(calls: list[Call], layout: Layout) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+def collectives(calls: list[CollectiveCall], layout: Layout) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
     """The calls summed by key: those that carry model data, and the small ones (control) apart."""
     sums: dict[tuple[bool, str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for call in calls:

@@ -20,7 +20,7 @@ from planner.spec.job import Lora
 
 MAGNITUDE = ".lora_magnitude_vector."
 """In the name of a matrix's magnitudes."""
-Named: TypeAlias = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
+NamedWeight: TypeAlias = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
 """A weight's ordinary name, and its numbers once they are asked for (values.Value)."""
 WEIGHTS = "adapter_model.safetensors"
 """What `peft.PeftModel.from_pretrained` looks for in a folder, beside its configuration."""
@@ -81,7 +81,7 @@ def is_magnitude(name: str) -> bool:
     return MAGNITUDE in name
 
 
-def with_copies(values: Iterable[Named], model: nn.Module) -> Iterator[Named]:
+def with_copies(values: Iterable[NamedWeight], model: nn.Module) -> Iterator[NamedWeight]:
     """A model's weights one after the other, each with its trained copy, which begins with the same numbers in memory
     of its own, and with its magnitudes: adapters begin as nothing beside it."""
     names = {ordinary_name(name) for name, _ in model.named_parameters()}

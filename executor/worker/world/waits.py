@@ -77,7 +77,7 @@ def at_the_end_of(loss: torch.Tensor) -> Iterator[None]:
             _waited_s += time.perf_counter() - computed[-1]
 
 
-class Turn:
+class BusyClock:
     """A step of this rank, from now on."""
 
     def __init__(self, device: torch.device) -> None:
