@@ -34,7 +34,7 @@ class JsonBackend:
         return {self.config: json.dumps({NOTE: note} | self.configuration(plan), indent=2) + "\n"}
 
     def drift(self, plan: Plan, folder: str) -> list[str]:
-        """What the framework's parser makes of the file that the plan does not say."""
+        """Differences between the file as the framework's parser reads it and the plan."""
         found, expected = read_back(self.name, folder, self.config), self.configuration(plan)
         if "error" in found:
             return [f"{self.config}: {self.title} cannot read it: {found['error']}"]

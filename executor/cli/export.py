@@ -59,7 +59,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 @click.command("export-launch")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What is to start it.")
+@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What starts the job.")
 @click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
 @click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
 @click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")
@@ -69,8 +69,10 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     metavar="NAME=PATH",
     help="kubernetes, skypilot: a volume of every node; at /runs it keeps what the run writes. Repeatable.",
 )
-@click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
-@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
+@click.option(
+    "--accelerator", metavar="NAME", help="skypilot: SkyPilot's name of the GPU, if meshwright does not know it."
+)
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Environment variable of the ranks. Repeatable.")
 @cli_options.RANDOM_WEIGHTS
 @cli_options.DEMO_DATA
 @click.option(
@@ -88,7 +90,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     type=click.IntRange(0, 100),
     default=0,
     show_default=True,
-    help="kubernetes, skypilot: start all nodes again so often after a failure, from the newest checkpoint.",
+    help="kubernetes, skypilot: restarts of all nodes after a failure, from the newest checkpoint.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export_launch(
@@ -117,7 +119,7 @@ def export_launch(
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
     if script and (save_weights or checkpoint_every or max_restarts):
         raise click.UsageError(
-            "--save-weights, --checkpoint-every and --max-restarts are the built-in trainer's: leave them out"
+            "--save-weights, --checkpoint-every and --max-restarts apply to the built-in trainer: leave them out"
         )
     plan = read_plan(plan_file)
     if script is None:

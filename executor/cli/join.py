@@ -25,24 +25,24 @@ from planner.basics.saying import say
 @click.option(
     "--master", metavar="HOST[:PORT]", help="Node 0 as every node reaches it; node 0 itself may leave it out."
 )
-@click.option("--slurm", "by_slurm", is_flag=True, help="Read both from what Slurm tells a task that srun started.")
+@click.option("--slurm", "by_slurm", is_flag=True, help="Read both from the environment of a task that srun started.")
 @click.option(
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Give this node's ranks this variable too; without a value, this host's own. Repeatable.",
+    help="Environment variable of this node's ranks; without a value, this host's. Repeatable.",
 )
 @click.option(
     "--resolve-timeout",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Seconds that node 0's name may take to resolve, where names come and go with pods.",
+    help="Seconds to wait for node 0's name to resolve, as that of a new pod.",
 )
 @click.option(
     "--start",
     metavar="WORD",
-    help="The word of this start, the same on every node: where RUN writes checkpoints and had a start of another word,"
-    " it goes on from the newest. With --slurm it is the job's.",
+    help="A word for this start, the same on every node. Where RUN writes checkpoints and an earlier start had another "
+    "word, the run resumes from the newest. Default with --slurm: the job's.",
 )
 @cli_options.MEET_TIMEOUT
 @cli_options.DEBUG_NETWORK

@@ -1,4 +1,4 @@
-"""What commands that run a plan tell the person before and after, and the exit code that follows.
+"""Output of the commands that run a plan, before and after the run, and their exit code.
 
 Not here: the commands (the modules beside this), or the report's tables (report_text.py).
 """
@@ -71,7 +71,7 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
     word, sentence = slurm.standing(job)
     if as_json:
         say(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
-    tell(f"{word}: {sentence}. How it stands: executor status {for_shell([os.path.relpath(run_dir)])}")
+    tell(f"{word}: {sentence}. Its state: executor status {for_shell([os.path.relpath(run_dir)])}")
     return 0
 
 
@@ -90,7 +90,7 @@ def finish(ready: launch.PreparedRun, record: RunRecord, tolerances: lines.Toler
     elif built and not record.exit_code:
         tell(render(built))
     elif ready.options.script and not record.exit_code:
-        tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
+        tell("prediction n/a: the plan predicts the built-in trainer, and this run used your own script")
     if not record.exit_code:
         again = f"executor report {for_shell([os.path.relpath(folder)])}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
@@ -115,7 +115,7 @@ def tell_failure(ready: launch.PreparedRun, record: RunRecord) -> None:
 
 
 def verdict(outside: tuple[str, ...] | None) -> int:
-    """The exit code of --check; what lies outside the band is told."""
+    """The exit code of --check; prints each figure outside its band."""
     if outside:
         tell(f"error: outside the predicted band: {'; '.join(outside)}.")
         return OUTSIDE_BAND
@@ -123,13 +123,13 @@ def verdict(outside: tuple[str, ...] | None) -> int:
 
 
 def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[HostEntry, ...]:
-    """The hosts that a run's folder names, once the person has been told of them and lets them be reached."""
+    """The hosts that a run's folder names, once the user has confirmed them."""
     from executor.hosts.hosts import kept_hosts, named  # where a run was on other hosts
 
     machines = kept_hosts(folder)
     tell(f"{folder / rundir.HOSTS} names {named(machines)}")
     if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
-        rule = "names hosts, and nothing is reached that you have not named or confirmed"
+        rule = "names hosts that you have not named or confirmed"
         raise PlannerError("run", folder, rule, fix, exit_code=3)
     if not yes:
         click.confirm("Reach them by ssh?", abort=True, default=False, err=True)
@@ -137,7 +137,7 @@ def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[HostEntry, ...]:
 
 
 def on_hosts(confirmed: Callable[[], tuple[HostEntry, ...]]) -> OnHosts:
-    """What ends leftovers of a run on the hosts that were confirmed."""
+    """A function that ends a run's leftover processes on the confirmed hosts."""
 
     def end(_: Path, run_id: str) -> list[str]:
         from executor.hosts import ssh_run  # where a run was on other hosts

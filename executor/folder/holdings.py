@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are whole over the folders of several hosts, where each host has one of its own.
+"""Which checkpoints of a run are complete over the run folders of several hosts.
 
 Every host says what its folder holds, whoever asked puts the answers together: a checkpoint is whole where each of its
 files is undamaged in one of the folders. Not here: one folder of all ranks (checkpoints.py), or asking the hosts
@@ -21,7 +21,7 @@ MOST = 4
 
 
 class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What one folder has of a checkpoint. `complete` is its COMPLETE, None where that is damaged or has not come;
+    """The files of one checkpoint in one folder. `complete` is its COMPLETE, None where that is damaged or absent;
     `files` are those of its files that are here undamaged, `wrong` the reasons why others are not."""
 
     step: int
@@ -35,8 +35,8 @@ Holdings = Mapping[str, Collection[HeldCheckpoint]]
 
 
 def held(run: Path, contents: Collection[int] = ()) -> tuple[HeldCheckpoint, ...]:
-    """What a run's folder here has of each checkpoint. Files are compared by size, those of the steps `contents` by
-    their digests."""
+    """The files of each checkpoint in a run folder on this host. Files are compared by size, those of the steps
+    `contents` by their digests."""
     begun = [
         HeldCheckpoint(step=step, wrong={path.name: "was not completed"})
         for step, path in sorted(checkpoints.unfinished(run))

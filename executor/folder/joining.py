@@ -59,7 +59,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a node ended, in the words of run.json."""
+    """The end of a node, in the terms of run.json."""
 
     status: LineOfText
     exit_code: int
@@ -97,8 +97,8 @@ def code_digest() -> str:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """What a person adds to the ranks' environment, as join.json keeps it: names, without their values, each of which
-    may be a secret. Folders of earlier versions have values of names that did not look like one."""
+    """Variables that a user adds to the ranks' environment, as join.json keeps them: names, without their values, each
+    of which may be a secret. Folders of earlier versions have values of names that did not look like one."""
     return {name: value if is_ours(name, value) else None for name, value in environment.items()}
 
 
@@ -108,7 +108,7 @@ def write(folder: Path, one: Joining) -> None:
 
 
 def read(folder: Path) -> Joining:
-    """What there is to join; refuses a folder that has nothing."""
+    """The run to join; refuses a folder without one."""
     if not (folder / JOIN).is_file():
         rule = f"holds no {JOIN}, so there is nothing to join"
         raise PlannerError("run", folder, rule, "Make the folder with executor run PLAN --dry-run -o RUN")
@@ -157,13 +157,13 @@ def read_joined(folder: Path) -> dict[int, Joined]:
 def environment_of(
     asked: Mapping[str, str | None], added: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the person adds to the ranks' environment: of the folder, of this command line, and secrets of this host's
-    own. PlannerError for what `--env` would refuse."""
+    """Variables that the user adds to the ranks' environment: from the folder, this command line, and secrets of this
+    host. PlannerError for what `--env` would refuse."""
     checked((f"{name}={value or ''}" for name, value in asked.items()), {})
     kept = {name: value for name, value in asked.items() if value is not None}
     for name in (name for name, value in asked.items() if value is None and name not in added):
         if name not in environment:
-            rule = "is not set here, and values of --env are kept in no run folder, as they may be secrets"
+            rule = "is not set here, and a run folder keeps no values of --env, which may be secrets"
             raise PlannerError("--env", name, rule, f"Set it here, or give --env {name}=VALUE")
         kept[name] = environment[name]
     return kept | dict(added)

@@ -54,7 +54,7 @@ FolderState = Literal["whole", "deleted", "full"]
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
-    """failed/rank-N.json: what a rank says of its own end (executor.worker.world.lastwords).
+    """failed/rank-N.json: a rank's report of its own end (executor.worker.world.lastwords).
 
     `kind` is the exception's type, "" where an earlier version wrote the file; `time_ns` is Unix time; `errno` is the
     system's, where a system call failed. `refusal` says that our own code refused to go on, with the `exit_code` of the
@@ -114,7 +114,7 @@ def check_new(folder: Path, option: str = "--run-dir") -> None:
     if folder.is_file():
         raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
-        raise PlannerError(option, folder, "exists, and a run never mixes with another", "Name a new folder")
+        raise PlannerError(option, folder, "exists, and a run needs a new folder", "Name a new folder")
     check_folder(folder, option)
 
 
@@ -222,17 +222,17 @@ def read_launch(folder: Path) -> LaunchSpec | None:
 
 
 def read_measured(folder: Path) -> tuple[Measured, ...]:
-    """What the ranks measured, by rank. A rank without a file is absent."""
+    """Measurements of the ranks, by rank. A rank without a file is absent."""
     return tuple(read_json(path, Measured) for _, path in _rank_files(folder / MEASURED))
 
 
 def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:
-    """What each rank said of the process group it found itself in, by rank."""
+    """The process group that each rank reports, by rank."""
     return {rank: read_json(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
 
 
 def read_states(folder: Path) -> dict[int, str]:
-    """How far each rank says that it has come into its process group (executor.watch.rollcall), by rank."""
+    """The state of joining that each rank reports (executor.watch.rollcall), by rank."""
     return {rank: str(read_json(path, dict[str, Any]).get("state")) for rank, path in _rank_files(folder / STATES)}
 
 
@@ -252,7 +252,7 @@ def script_of(folder: Path) -> str | None:
 
 
 def read_errors(folder: Path) -> dict[int, RankError]:
-    """What ranks wrote before they ended badly, by rank."""
+    """The reports of ranks that failed, by rank."""
     return {rank: _timed(read_json(path, RankError), path) for rank, path in _rank_files(folder / FAILED)}
 
 
@@ -288,8 +288,8 @@ def read_validation(folder: Path) -> tuple[tuple[int, float], ...]:
 
 
 class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that the trainer told of: `step` steps were done, training stood still for `pause_s`, and it was
-    complete after `write_s`. `error` is why there is none."""
+    """A checkpoint in the trainer's log: after `step` steps, with training paused for `pause_s`, and complete after
+    `write_s`. `error` is why there is none."""
 
     step: int
     bytes: int
@@ -299,7 +299,7 @@ class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_checkpoints(folder: Path) -> tuple[Checkpointed, ...]:
-    """What rank 0 logged of every checkpoint."""
+    """Rank 0's log entries of checkpoints."""
     return tuple(
         Checkpointed(
             step=line.step, bytes=line.checkpoint_bytes, pause_s=line.pause_s, write_s=line.write_s, error=line.error
@@ -368,7 +368,7 @@ def rank_logs(folder: Path) -> list[Path]:
 
 
 def agent_log(folder: Path, node: int) -> Path:
-    """What one node's torchrun itself said."""
+    """The log of one node's torchrun."""
     return folder / LOGS / f"node-{node}" / "agent.log"
 
 

@@ -56,8 +56,7 @@ def ranks_of(folder: Path, rank: int | None, *, there: bool = True) -> Sequence[
 
 
 def _joined(follower: LogFollower, ranks: Sequence[int]) -> LogFollower:
-    """The same, of more of these ranks: one is followed from when its log is there, since its host has said by then who
-    it is."""
+    """Follows further ranks, each as soon as its log exists: its host has reported its name by then."""
     if len(follower.follow) < len(ranks):
         plan = rundir.read_run_plan(follower.folder)
         hosts, a_node = host_names(follower.folder, plan), plan.layout.world_size // plan.cluster.nodes

@@ -1,4 +1,4 @@
-"""What a run's folder shows of the run while it goes: state, progress, ranks, checkpoint, restarts.
+"""The view of a run that its folder gives while it is running: state, progress, ranks, checkpoint, restarts.
 
 Only files of the folder are read, and nothing is ended, from any machine that sees it. Not here: how it is drawn
 (view_text.py), or ending what a killed launcher left (reap.py).
@@ -67,7 +67,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """How an earlier start of the run ended, after which step, and after which step the next went on."""
+    """End of an earlier start of the run: after which step, and from which step the next one resumed."""
 
     status: str
     cause: str
@@ -118,7 +118,7 @@ class Lookout:
         self.plan = rundir.read_run_plan(self.folder)
 
     def look(self) -> RunView:
-        """How the run stands now."""
+        """The present state of the run."""
         self.plan = rundir.read_run_plan(self.folder)  # a start that follows may be in another layout
         self._hear()
         stands, lines = self.standing(), tail(self.folder)
@@ -143,7 +143,7 @@ class Lookout:
         )
 
     def standing(self) -> Standing:
-        """State, sentence, and the exit code of a run that is over: nothing goes on, and nothing follows."""
+        """State, sentence, and the exit code of a run that has ended."""
         record, launcher = rundir.read_record(self.folder), attempts.last_launcher(self.folder)
         where = seen(launcher) if launcher is not None else None
         if record is not None:
@@ -157,8 +157,8 @@ class Lookout:
             return Standing(AGAIN)
         met, world = len(rundir.ranks_in(self.folder / rundir.MESH)), self.plan.layout.world_size
         begun = met >= world or any(said.stage != alive.START for said, _ in self._heard.values())
-        word = "" if begun else f"{met} of {world} ranks have met"
-        unseen = f"its launcher on {launcher.host} cannot be seen from here" if where == "elsewhere" else ""
+        word = "" if begun else f"{met} of {world} ranks have joined"
+        unseen = f"its launcher on {launcher.host} is not visible from here" if where == "elsewhere" else ""
         return Standing(RUNNING if begun else STARTING, "; ".join(filter(None, (word, unseen))))
 
     def _unlaunched(self) -> Standing:
@@ -175,7 +175,7 @@ class Lookout:
         return found
 
     def _asked(self) -> Standing:
-        """As `executor status` has it. It asks Slurm after a job that was submitted."""
+        """The state as `executor status` prints it. It asks Slurm after a job that was submitted."""
         if read_job(self.folder) is None or self._job is None or self.clock() >= self._job[1] + ASK_S:
             self._job = standing(self.folder), self.clock()
         return self._job[0]

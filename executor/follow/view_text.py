@@ -23,7 +23,7 @@ from planner.basics.units import format_bytes, format_seconds
 UP, ERASE_BELOW = "\x1b[{}A", "\r\x1b[J"
 FEWEST_RANKS = 4
 SILENT = "nothing heard"
-LEAVE = "Ctrl-C ends the watching, not the run"
+LEAVE = "Ctrl-C stops watching, not the run"
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Changes:
 
 
 def screen(view: RunView, rows: int) -> list[str]:
-    """All of it, in so many rows: ranks that are behind, or silent for longest, come first where not all find room."""
+    """The view in at most `rows` lines: ranks that are behind, or silent for longest, come first if not all fit."""
     lines = [f"{view.run_dir} · {len(view.ranks)} rank{'s' * (len(view.ranks) != 1)}", summary(view)]
     if view.checkpoint is not None:
         at = view.checkpoint.time
@@ -90,7 +90,7 @@ def screen(view: RunView, rows: int) -> list[str]:
     width = max((len(one.host) for one in shown), default=4)
     lines += [f"  rank  {'host':{width}}  step  now", *(_rank(one, width) for one in shown)]
     if len(shown) < len(view.ranks):
-        lines.append(f"  and {len(view.ranks) - len(shown)} ranks that are further or heard of later")
+        lines.append(f"  and {len(view.ranks) - len(shown)} ranks that are further ahead or reported later")
     return lines if view.over else [*lines, LEAVE]
 
 
@@ -114,13 +114,13 @@ def checkpoint_text(one: CheckpointView) -> str:
 
 
 def restart_text(one: Restart) -> str:
-    """How an earlier start ended, and from where the next went on."""
+    """End of an earlier start, and the step from which the next one resumed."""
     why = f" ({one.message.rstrip('.')})" if one.message else ""
-    return f"{one.status} after step {one.steps}{why}; went on after step {one.resumed_from}"
+    return f"{one.status} after step {one.steps}{why}; resumed after step {one.resumed_from}"
 
 
 def writer(as_json: bool) -> Screen | Changes:
-    """How a run is shown on this process's stdout."""
+    """The function that shows a run on this process's stdout."""
     if sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb":
         return Screen(sys.stdout)
     return Changes(sys.stdout, as_json)
@@ -129,5 +129,5 @@ def writer(as_json: bool) -> Screen | Changes:
 def _rank(one: RankView, width: int) -> str:
     now = one.stage or SILENT
     if one.age_s is not None and one.stage != alive.END:
-        now += f", said {format_seconds(one.age_s) if one.age_s >= 1 else 'less than 1 s'} ago"
+        now += f", reported {format_seconds(one.age_s) if one.age_s >= 1 else 'less than 1 s'} ago"
     return f"  {one.rank:4d}  {one.host:{width}}  {one.step:4d}  {now}"

@@ -1,5 +1,4 @@
-"""From which checkpoint a run on hosts that ssh reaches goes on, where they do not see the run folder: what each host
-has is asked, and put together.
+"""The checkpoint from which a run resumes on ssh hosts that do not see the run folder: each host reports its files.
 
 Not here: what makes a checkpoint whole over several folders (holdings.py), or the answer of a host (node.py).
 """

@@ -24,7 +24,7 @@ class Fleet(NamedTuple):
 
 
 def fleet_of(path: Path, plan: Plan, nodes: int, echo: Echo) -> Fleet:
-    """The hosts of a file for so many nodes; refuses too few, and one with fewer slots than its node has ranks."""
+    """The hosts of a file for `nodes` nodes; refuses too few, and one with fewer slots than its node has ranks."""
     found = read_hosts(path)
     if len(found) < nodes:
         rule = f"names {len(found)} host(s), and the plan has {nodes} nodes"
@@ -37,8 +37,8 @@ def fleet_of(path: Path, plan: Plan, nodes: int, echo: Echo) -> Fleet:
             raise PlannerError(f"--hosts line {machine.line}", machine.name, rule, "Plan for more nodes, or give more")
     spares = tuple(one for one in found[nodes:] if one not in small)
     if len(found) > nodes:
-        kept = f"; {', '.join(one.name for one in spares)} can take a lost one's place" if spares else ""
-        echo(f"of {len(found)} hosts the first {nodes} are used: the plan has {nodes} nodes{kept}")
+        kept = f"; {', '.join(one.name for one in spares)} can replace a lost host" if spares else ""
+        echo(f"using the first {nodes} of {len(found)} hosts: the plan has {nodes} nodes{kept}")
     return Fleet(found[:nodes], spares)
 
 

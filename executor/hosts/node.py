@@ -46,8 +46,8 @@ EARLY = (*GROWING, ".json")
 
 
 class HostRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has to know. `folder` is the launcher's run folder, `files` what is in it, `place` where a folder is
-    to be made on a host that does not see it (None: in the cache of the user)."""
+    """The launcher's request to be a node. `folder` is the launcher's run folder, `files` what is in it, `place` where
+    a folder is to be made on a host that does not see it (None: in the cache of the user)."""
 
     kind: str
     node: int
@@ -105,7 +105,7 @@ def answer(request: Message, link: LauncherConnection) -> Message:
 
 
 def held(request: Message) -> Message:
-    """What this host has of a run's checkpoints beside those in the launcher's own folder, where it sees that."""
+    """A run's checkpoints on this host, apart from those in the launcher's folder if this host sees it."""
     wanted = msgspec.convert(request, Wanted)
     with suppress(PlannerError):
         own = Path(wanted.folder)
@@ -116,8 +116,8 @@ def held(request: Message) -> Message:
 
 
 def _kept(place: str | None, name: str) -> Path:
-    """Where a host without the launcher's run folder keeps its part of checkpoints: a folder that holds `checkpoints`,
-    as a run folder does."""
+    """The place where a host without the launcher's run folder keeps its part of checkpoints: a folder that holds
+    `checkpoints`, as a run folder does."""
     runs = _runs(place)
     return (runs.parent if place is None else runs) / KEPT / name
 
@@ -145,7 +145,7 @@ def reaped(request: Message) -> Message:
 
 
 def _runs(place: str | None) -> Path:
-    """Where run folders are made on a host that does not see the launcher's."""
+    """The place of run folders on a host that does not see the launcher's."""
     return Path(place).expanduser() if place else Path(boot.cache()).parent / RUNS
 
 

@@ -55,7 +55,7 @@ class LauncherConnection:
         self._heard = time.monotonic()
 
     def say(self, message: Mapping[str, object], payload: bytes = b"") -> None:
-        """Tell the launcher; when it is gone, nobody."""
+        """Send a message to the launcher, unless it has gone."""
         if self.lost.is_set():
             return
         try:
@@ -64,7 +64,7 @@ class LauncherConnection:
             self.lost.set()
 
     def listen(self) -> None:
-        """Take in what the launcher says until it says no more."""
+        """Receive the launcher's messages until the connection ends."""
         while not self.lost.is_set():
             try:
                 came = frames.read(self._stdin)
@@ -135,8 +135,8 @@ def _answer(link: LauncherConnection, question: Message) -> None:
 
 
 def look(request: Mapping[str, Any]) -> Message:
-    """Where this host is and what it has: address -> interface and length of its network's prefix; a port that is free,
-    from the one that is asked for on, and stays so where the launcher asks to `keep` it."""
+    """This host's addresses and a free port: address -> interface and length of its network's prefix; a port that is
+    free, from the one that is asked for on, and stays so where the launcher asks to `keep` it."""
     port = local.free_from(int(request.get("port", local.FIRST_PORT)))
     if request.get("keep"):
         local.keep(port)

@@ -31,7 +31,7 @@ WAITING = 64
 
 @dataclass(frozen=True)
 class HostReply:
-    """What one host said to a question, or why it said nothing. `place` is its place in the host file, from 0."""
+    """One host's reply to a question, or the error in its place. `place` is the host's index in the host file."""
 
     place: int
     machine: HostEntry
@@ -40,7 +40,7 @@ class HostReply:
 
 
 def choose_master(looks: Mapping[int, Message]) -> tuple[str, int]:
-    """The address and port where the hosts meet, of what each says of itself by place. PlannerError where none is."""
+    """The address and port of rendezvous, from the hosts' own reports by place. PlannerError where none is."""
     views = [{one: (str(name), int(bits)) for one, (name, bits) in looks[place]["addresses"].items()}
              for place in sorted(looks)]  # fmt: skip
     return address.ALONE if len(views) == 1 else address.meeting(views), int(looks[min(looks)]["port"])
@@ -72,7 +72,7 @@ class Connections:
             while not one.ready.wait(0.1):
                 waited = time.monotonic() - begun
                 if waited > START_S:
-                    rule = f"took the connection and started no Python within {START_S:g} s"
+                    rule = f"accepted the connection and started no Python within {START_S:g} s"
                     one.fail(one.refused(rule, "Try ssh {name} true; does its shell wait for something?"))
                 elif waited > WAIT_WORD_S and not told:
                     told = True
@@ -105,7 +105,7 @@ class Connections:
         return self._number
 
     def next(self, timeout_s: float) -> tuple[int, Message, bytes] | None:
-        """What a host said next, with its place: `kind` is "lost" where the connection ended."""
+        """The next message of any host, with its place: `kind` is "lost" where the connection ended."""
         try:
             return self._events.get(timeout=max(timeout_s, 0))
         except queue.Empty:
@@ -154,7 +154,7 @@ class Connections:
                     one.send({"kind": "beat"})
 
     def _drain(self, until: Sequence[threading.Thread]) -> None:
-        """Throw away what hosts still say, so that none waits for a reader."""
+        """Discard further messages of hosts, so that none waits for a reader."""
         while any(one.is_alive() for one in until):
             self.next(0.05)
 

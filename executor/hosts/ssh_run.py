@@ -148,7 +148,7 @@ def _start(
 def dry_run(
     plan: Plan, options: RunOptions, machines: Sequence[HostEntry], echo: Echo
 ) -> tuple[dryrun.DryRun, list[str]]:
-    """What would be started, and how each host would be reached."""
+    """The dry run, and the command that reaches each host."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
     return found, [for_shell(ssh_session.words(one)) for one in machines]
 
@@ -159,14 +159,14 @@ def ended_on_hosts(machines: Sequence[HostEntry], run_id: str, echo: Echo, place
     with ssh.contact(machines, echo) as contact:
         for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):
             if one.error is not None:
-                told.append(f"{one.machine.name} could not be asked ({one.error.rule})")
+                told.append(f"{one.machine.name} could not be checked ({one.error.rule})")
             elif one.value and one.value["left"]:
                 told.append(f"{' and '.join(one.value['left'])} on {one.machine.name} ended")
     return told
 
 
 def _every(contact: Connections, request: Mapping[str, object], echo: Echo) -> dict[int, Message]:
-    """What every host answers. One that cannot be asked is the answer no, and all such hosts are told."""
+    """Every host's answer. Prints the errors of hosts, and raises the last one."""
     answers = sorted(contact.ask(request, LOOK_S), key=lambda one: one.place)
     wrong = [one.error for one in answers if one.error is not None]
     for error in wrong[:-1]:
@@ -275,12 +275,12 @@ class _SshRun:
         return Ending(ok=good, signal=signals[0] if signals else None, timed_out=timed_out)
 
     def _patience_s(self, signals: Sequence[int]) -> float:
-        """How long nodes may take to end: a scheduler's signal first has them write a checkpoint, where they do."""
+        """Time limit for nodes to end, in seconds: after a scheduler's signal they may write a checkpoint first."""
         asked = len(signals) == 1 and signals[0] in GENTLE and self.ready.options.checkpoints is not None
         return STOP_S + CHECKPOINT_S * asked
 
     def _hear(self, number: int) -> None:
-        """Take in what hosts say, until none says anything for a moment."""
+        """Receive messages of hosts until none is waiting."""
         wait = POLL_S
         while (came := self.contact.next(wait)) is not None:
             wait = 0.0
@@ -301,9 +301,7 @@ class _SshRun:
             names = listed([self.machines[one].name for one in apart])
             does = "keeps its part" if len(apart) == 1 else "keep their parts"
             where = f"{names} {does} of checkpoints in {self.keep[apart[0]]}"
-            self.echo(
-                f"note: {where}, and a lost host takes its part along: with the run folder on a shared disk none is"
-            )
+            self.echo(f"note: {where}, and a lost host loses its part; a run folder on a shared disk keeps all parts")
 
     def _stop(self, number: int) -> None:
         for node in range(len(self.machines)):
@@ -335,7 +333,7 @@ class _SshRun:
 
     @functools.cached_property
     def roll(self) -> RollCall:
-        """Who has not come."""
+        """Which ranks are missing."""
         script = bool(self.ready.options.script)
         return RollCall(self.folder, self.ready.processes, self._there, self.echo, self._absent, script)
 
@@ -348,7 +346,7 @@ class _SshRun:
         return f"{', '.join(absent)} {'have' if len(absent) > 1 else 'has'} not started a node" if absent else ""
 
     def _verdict(self, ending: Ending) -> RunVerdict:
-        """How the run ended: by what ranks and agents left, or by what a host said or befell it."""
+        """The verdict: from the files of ranks and agents, or from a host's message or failure."""
         silent = [node for node in range(len(self.machines)) if node not in self.ends]
         elsewhere = frozenset(rank for rank in range(self.ready.ranks) if rank // self.ready.processes in silent)
         awaited = self.roll.missing() if ending.timed_out else ""
@@ -371,7 +369,7 @@ class _SshRun:
         return by_host
 
     def _of_hosts(self) -> RunVerdict | None:
-        """What befell a host: a refusal first, then a lost connection, then what a node that was not stopped says."""
+        """A host's failure: a refusal first, then a lost connection, then the report of a node that was not stopped."""
         failed = [(node, one) for node, one in self.ends.items() if _failed(one)]
         refused = [one.error for node, one in failed if one.error and node not in self.contact.refused]
         for error in refused:

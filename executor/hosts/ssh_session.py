@@ -1,4 +1,4 @@
-"""One host of a host file, reached by the system's own ssh: how it is called, what it says first, and why it ended.
+"""One host of a host file, reached by the system's own ssh: its command line, its first message, and why it ended.
 
 ssh is given options, a host and one fixed command; everything else goes through its standard input, so that no name of
 a person's is a word of a shell. Configuration, agent, jump hosts and shared connections are ssh's own affair. Not here:
@@ -65,7 +65,7 @@ PACKAGES_FIX = (
 )
 
 REFUSALS = (
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "has another host key than ssh knows: another machine, or made anew",
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "has another host key than ssh knows: another or a reinstalled machine",
      "If that is right, ssh-keygen -R {name}, then ssh {name} once by hand"),
     (r"Could not resolve hostname|Name or service not known", "does not resolve",
      "Correct the name in the host file, or give it a HostName in ~/.ssh/config"),
@@ -140,7 +140,7 @@ class Session:
             threading.Thread(target=work, daemon=True).start()
 
     def send(self, message: Mapping[str, object], payload: bytes = b"") -> None:
-        """Tell the host; one that is gone is told of elsewhere."""
+        """Send a message to the host. A lost host is reported by its events."""
         if self.error is None:
             with contextlib.suppress(OSError, ValueError):
                 self.writer.send(message, payload)
@@ -183,7 +183,7 @@ class Session:
         except PlannerError as error:
             self.fail(error)
         except (OSError, ValueError) as error:
-            self.fail(self.refused(one_line(f"said what no host of ours says ({error})"), "Report this"))
+            self.fail(self.refused(one_line(f"sent an invalid answer ({error})"), "Report this"))
 
     def _open(self, stream: IO[bytes]) -> None:
         """From the first word to a host that runs this code."""
@@ -204,7 +204,7 @@ class Session:
         self._flush()
 
     def _next(self, stream: IO[bytes]) -> None:
-        """What Python over there says of itself, until it is ready."""
+        """The messages of the host's Python until it is ready."""
         while True:
             came = frames.read(stream)
             if came is None:
@@ -231,26 +231,26 @@ class Session:
         try:
             code = self.process.wait(2)
         except subprocess.TimeoutExpired:
-            return self.refused("ended, and its connection did not", "Try ssh {name} true")
+            return self.refused("closed the connection, and ssh still runs", "Try ssh {name} true")
         time.sleep(0.1)  # its last words may still be on their way
         said = "\n".join(self._said)
-        last = next((line for line in reversed(self._said) if line.strip()), "nothing was said")
+        last = next((line for line in reversed(self._said) if line.strip()), "no output")
         if code == SSH_FAILED:
             for pattern, rule, fix in REFUSALS:
                 if re.search(pattern, said):
                     return self.refused(rule, fix)
             return self.refused(f"cannot be reached: {one_line(last)}", "Try ssh {name} true")
         if code == MISSED:
-            rule = f"heard nothing of its launcher for {SILENCE_S:g} s, and ended what it had"
+            rule = f"lost contact with its launcher for {SILENCE_S:g} s, and ended its processes"
             return self.refused(rule, "Keep the launcher running: was it stopped, or did its machine sleep?")
         if self.opened:
-            return self.refused(f"ended unasked (exit code {code}): {one_line(last)}", "See what it said above")
+            return self.refused(f"ended unexpectedly (exit code {code}): {one_line(last)}", "See its output above")
         if code == PRELUDE_FAILED:
             return self.refused(f"could not run its prelude: {one_line(last)}", "Correct prelude= in the host file")
         if code in (NOT_RUNNABLE, NOT_FOUND):
             return self.refused(f"starts no Python: {one_line(last)}", PYTHON_FIX)
         fix = "Try ssh {name} true; then see that python= and container= of the host file start a Python"
-        return self.refused(f"ended before Python spoke (exit code {code}): {one_line(last)}", fix)
+        return self.refused(f"ended before Python answered (exit code {code}): {one_line(last)}", fix)
 
     def _hear_errors(self) -> None:
         assert self.process.stderr is not None

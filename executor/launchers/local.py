@@ -82,7 +82,8 @@ class HeldPort:
 
 
 def choose_emulation(asked: str, nodes: int) -> tuple[Emulation, str | None]:
-    """What `auto` means here, with the reason when it is the lesser one. PlannerError when what was asked cannot be."""
+    """The emulation that `auto` means on this machine, with the reason if it is the weaker one. PlannerError where the
+    requested one is impossible."""
     if (nodes == 1 and asked == "auto") or asked == "loopback":
         return "loopback", None
     reason = namespaces.unusable()
@@ -145,8 +146,8 @@ _KEPT: dict[int, HeldPort] = {}
 
 
 def keep(number: int) -> None:
-    """Keep a port bound in this process until `hold_one` gives it out: between a look at it and the start nobody else
-    takes it. Refuses as `hold_one` does."""
+    """Keep a port bound in this process until `hold_one` gives it out: no other program takes it between the check and
+    the start. Refuses as `hold_one` does."""
     _KEPT[number] = hold_one(number)
 
 
@@ -254,7 +255,7 @@ def reader(agent: Agent, signals: Sequence[int]) -> RunReader:
 
 
 def configure(agents: list[Agent], spec: LaunchSpec) -> None:
-    """Let the agents go on, each with its command's environment as it is in `spec`."""
+    """Let the agents continue, each with its command's environment from `spec`."""
     for agent, command in zip(agents, spec.commands, strict=True):
         _tell(agent, {"environment": command.env}, last=True)
 
@@ -273,8 +274,8 @@ def _tell(agent: Agent, message: Mapping[str, object], *, last: bool = False) ->
 def base_environment(
     run_id: str, folder: Path, host: LaunchedNode, processes: int, caller: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What every rank of a node needs from the launcher, whatever the backend; `caller` is the environment that a
-    person's own settings are read from. What only this machine knows is left out for a host elsewhere."""
+    """Variables that every rank of a node needs from the launcher, whatever the backend; `caller` is the environment
+    that the user's own settings are read from. Variables of this machine alone are left out for other hosts."""
     env = {
         RUN_ID_VARIABLE: run_id,
         "MESHWRIGHT_RUN_DIR": str(folder),

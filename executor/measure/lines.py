@@ -62,11 +62,11 @@ def parse_tolerances(given: Iterable[str]) -> Tolerances:
         name, _, value = text.rpartition("=")
         name = name or "memory"
         if name not in Tolerances.__struct_fields__:
-            raise PlannerError("--tolerance", text, "judges memory, payload or time", "Write it like memory=5")
+            raise PlannerError("--tolerance", text, "must be memory, payload or time", "Write it like memory=5")
         try:
             found[name] = float(value)
         except ValueError:
-            raise PlannerError("--tolerance", text, "is not a number of percent", "Write it like memory=5") from None
+            raise PlannerError("--tolerance", text, "is not a percentage", "Write it like memory=5") from None
         if not 0 <= found[name] < float("inf"):
             raise PlannerError("--tolerance", text, "must be zero or more", "Write it like memory=5")
     return Tolerances(**found)

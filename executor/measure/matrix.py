@@ -58,7 +58,7 @@ class MatrixCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan:
-        """What is run; only of a cell that is not refused."""
+        """The plan that is run; only of a cell that is not refused."""
         assert self.estimate is not None
         return plan_of(self.estimate)
 
@@ -165,21 +165,21 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
-    """A named layout over so many ranks, as options. LeftOut when there is none of that name."""
+    """A named layout over `ranks` ranks, as options. LeftOut when there is none of that name."""
     over = next((strategy.shards for strategy in STRATEGIES if strategy.name == layout), "")
     if over == "one device":
         if ranks > 1:
-            raise LeftOut("single is one rank alone")
+            raise LeftOut("single needs exactly one rank")
         return {"dp_replicate": 1, "zero_stage": 0, "runtime": "accelerate-single"}
     if over == "nothing":
         if ranks < 2:
-            raise LeftOut("ddp copies to 2 ranks or more")
+            raise LeftOut("ddp needs 2 ranks or more")
         return {"dp_replicate": ranks, "zero_stage": 0, "runtime": "accelerate-ddp"}
     if layout.startswith("zero"):
         return {"dp_shard": ranks, "zero_stage": int(layout[-1]), "runtime": "deepspeed-zero"}
     if layout == "fsdp":
         if ranks < 2:
-            raise LeftOut("fsdp shards over 2 ranks or more")
+            raise LeftOut("fsdp needs 2 ranks or more")
         return {"dp_shard": ranks, "runtime": "accelerate-fsdp2"}
     if layout == "hsdp":
         shards = [size for size in divisors(ranks) if 1 < size <= NODE_GPUS and size < ranks]

@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one cell: its row, or why there is none. `known`: the row was in the file already."""
+    """The result of one cell: its row, or why there is none. `known`: the row was in the file already."""
 
     cell: MatrixCell
     row: Row | None = None

@@ -26,7 +26,7 @@ UNKNOWN = "n/a"
 
 
 def predicted(cell: MatrixCell) -> dict[str, Any] | None:
-    """What the planner says of a cell; None where it refuses it. A fake world has no step time."""
+    """The planner's prediction for a cell; None where it refuses the cell. A fake world has no step time."""
     one = cell.estimate
     if one is None:
         return None
@@ -120,7 +120,7 @@ def _line(result: Result) -> tuple[str, ...]:
 
 
 def _outcome(result: Result) -> str:
-    """How a cell's run ended, in its row's own words."""
+    """The end of a cell's run, in the terms of its row."""
     before = " (measured before)" if result.known else ""
     if (row := result.row) is None:
         return f"not run: {result.refusal}" + before

@@ -34,7 +34,7 @@ def made_row(
     built_on_meta: bool = False,
     load: float | None = None,
 ) -> rows.Row:
-    """What the cell measured, or how it ended. A fake world has no meaningful times: they are left out.
+    """The row of a cell: its measurements, or how it ended. A fake world has no meaningful times: they are left out.
 
     A model built without data was never loaded, so that phase is left out. `load` is the machine's load average just
     before: others' work makes a step longer.

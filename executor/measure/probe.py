@@ -44,7 +44,7 @@ RANGE = f"must be from 1 to {MOST_RANKS}"
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """What the person asked for. `ranks` are those of one node; None is every GPU, or on a CPU two.
+    """The options of a probe. `ranks` are those of one node; None is every GPU, or on a CPU two.
 
     `kind` is "cpu", "cuda" or None (GPUs where there are any). `quick` takes few sizes: it shows that everything works,
     and its figures are poor.
@@ -177,7 +177,7 @@ def launch_spec(ready: PreparedProbe, folder: Path, port: int) -> LaunchSpec:
 
 
 def _measured(ready: PreparedProbe, folder: Path, signals: list[int], echo: Echo) -> dict[str, Any]:
-    """What rank 0 wrote, or the reason why it did not."""
+    """The content of rank 0's file, or the reason why there is none."""
     for name in (rundir.MESH, rundir.FAILED):
         (folder / name).mkdir()
     task = {"kind": ready.kind, "nodes": ready.options.nodes, "ranks_per_node": ready.ranks}
@@ -207,9 +207,9 @@ def _failed(ready: PreparedProbe, folder: Path, ending: Ending) -> PlannerError:
     if failure is not None:
         rule = f"rank {failure.rank} failed first: {failure.message}"
     elif ending.timed_out:
-        rule = f"the ranks had not met after {MEET_S:g} s"
+        rule = f"the ranks had not joined after {MEET_S:g} s"
     else:
-        rule = f"an agent ended: {last_error_line(rundir.agent_log(folder, 0)) or 'it said nothing'}"
+        rule = f"an agent ended: {last_error_line(rundir.agent_log(folder, 0)) or 'no output'}"
     return PlannerError("probe", None, rule, exit_code=LAUNCH_FAILED)
 
 

@@ -67,7 +67,7 @@ def run(options: probe.ProbeOptions, machines: Sequence[HostEntry], echo: Echo) 
 
 
 def answer(request: Message) -> Message:
-    """What this host has, or its part of a probe: the rows where it has rank 0."""
+    """This host's devices, or its part of a probe: the rows where it has rank 0."""
     if request["step"] == "count":
         return {"gpus": preflight.visible_gpus()}
     load = probe.load_average()
@@ -124,7 +124,7 @@ def _check_ranks(kind: str, ranks: int, has: Mapping[int, Message], machines: Se
 
 
 def _every(contact: ssh.Connections, requests: Mapping[Any, Any], timeout_s: float) -> dict[int, Message]:
-    """What every host answers; the first that does not is the answer no."""
+    """Every host's answer; raises the first error."""
     found = {}
     for one in contact.ask(requests, timeout_s):
         if one.error is not None:

@@ -163,15 +163,17 @@ def build(folder: Path) -> Report:
 
 
 def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[Measured]) -> list[str]:
-    """Which ranks of a run that nodes joined measured elsewhere: what they wrote is in the folder of their own host."""
+    """Ranks whose measurements are not here, but in the folder of their own host."""
     absent = sorted(set(range(plan.layout.world_size)) - {one.rank for one in measured})
     if record is None or record.launcher != JOINED or record.exit_code or not absent:
         return []
-    return [f"the run folder was not shared: what ranks {absent} measured is on their own hosts, and missing here"]
+    return [
+        f"the run folder was not shared: the measurements of ranks {absent} are on their own hosts, and missing here"
+    ]
 
 
 def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:
-    """What a reader has to know about the run before an error is called one."""
+    """Notes that a reader needs before judging an error."""
     layout, found = plan.layout, []
     full = layout.global_batch_size * plan.job.seq_len
     if plan.model.moe is not None:
@@ -189,7 +191,7 @@ def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tup
 
 
 def _too_short(plan: Plan, measured: tuple[Measured, ...], steps: int) -> list[str]:
-    """What a run that trained did not measure, since each part is looked into in a step of its own."""
+    """Parts that a run was too short to measure, since each part is measured in a step of its own."""
     parts = {
         "the memory of a step": (any(map(_saw_memory, measured)), MEMORY_STEP),
         "the traffic of a step": (any(_saw_traffic(plan, one) for one in measured), TRAFFIC_STEP),
@@ -225,7 +227,7 @@ def shorter_rows(plan: Plan, one: Measured) -> bool:
 
 
 def memory_for(plan: Plan, one: Measured | None) -> tuple[PhaseMemory, ...]:
-    """What was predicted of a rank's memory; where its rows were shorter than the plan's, predicted for those rows.
+    """The prediction of a rank's memory; for shorter rows than the plan's, a prediction for those.
 
     A micro-batch is as wide as its longest row, and a plan must fit the widest of all.
     """
@@ -243,7 +245,7 @@ def _memory_at(plan: Plan, width: int) -> tuple[PhaseMemory, ...]:
 
 
 def prediction_of(plan: Plan, one: Measured | None) -> StagePrediction:
-    """What was predicted of a rank: of its pipeline stage."""
+    """The prediction of a rank, that of its pipeline stage."""
     return plan.prediction.of_stage(coordinates(plan.layout, one.rank)["pp"] if one is not None else 0)
 
 

@@ -91,7 +91,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[SavedTensor, ...] = ()
 
     def as_measured(self, gpus_per_node: int) -> Measured:
-        """As a rank of a real run writes it."""
+        """The trace in the form that a rank of a real run writes."""
         return Measured(
             rank=self.rank,
             node=self.rank // gpus_per_node,
@@ -128,7 +128,7 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace(plan: Plan, plan_file: Path, rank: int, *, full: bool = False, kernels: bool = False) -> TraceReport:
-    """Trace one rank of a plan in a process of its own, and join what it gives with the plan's prediction.
+    """Trace one rank of a plan in a separate process, and join the result with the plan's prediction.
 
     `kernels` asks also what one block keeps for backward.
     """
@@ -152,13 +152,13 @@ def refusal(plan: Plan) -> str | None:
     """Why no module of this plan can be built in one process, or None."""
     layout, job = plan.layout, plan.job
     if layout.engine not in ENGINES:
-        return f"engine {layout.engine} is not one that a trace starts; it has {', '.join(ENGINES)}"
+        return f"engine {layout.engine} is not supported by executor trace; it supports {', '.join(ENGINES)}"
     for axis in ("pp", "cp", "ep", *(() if "tp" in layout.facts.splits else ("tp",))):
         if getattr(layout, axis) != 1:
-            return f"{axis}={getattr(layout, axis)} is planned, but no trace splits it"
+            return f"{axis}={getattr(layout, axis)} is planned, but executor trace does not split it"
     for field in OFFLOADS:
         if getattr(layout, field):
-            return f"{field}: a trace has one memory, so host and device cannot be told apart"
+            return f"{field}: a trace has one memory, so it cannot separate host and device"
     if job.base_quantization is not None:
         return "method=qlora: bitsandbytes' 4-bit weights are a tensor class of their own, which no fake tensor can be"
     case = Case.of(plan)

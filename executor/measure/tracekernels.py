@@ -1,4 +1,4 @@
-"""What a traced block keeps for backward, in the form of a kernels preset (presets/kernels).
+"""Tensors that a traced block keeps for backward, in the form of a kernels preset (presets/kernels).
 
 Each part's value is read off the tensors that are kept, and the whole is proved: the inventory with these parts must
 keep as many bytes a token as the trace. Not here: tracing (trace.py), or what a value means (presets/README.md).

@@ -1,4 +1,4 @@
-"""What a person's own script must be for its run to count as the plan's: its world, and what it is wrapped in.
+"""Contract of a user's own script: the world size and the wrapper that make its run count as the plan's.
 
 Not here: reading that from a running script (worker/world/live.py), or running one (worker/script.py).
 """
@@ -22,7 +22,7 @@ class AnotherWorld(PlannerError):
 
 
 class WrappedScript(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script was found in: `engine` None where its weights are wrapped in nothing that is known.
+    """World and wrapper of a script: `engine` None where its weights are wrapped in nothing that is known.
 
     `ranks` are those the wrapper works over, `shards` those that one copy of the weights is divided by; None where it
     does not say.
@@ -73,7 +73,7 @@ def refusal(layout: Layout, found: WrappedScript, script: str) -> AnotherWorld |
 def script_differences(
     layout: Layout, started: int, mesh: Mapping[int, Mapping[str, Any]], elsewhere: frozenset[int] = frozenset()
 ) -> list[str]:
-    """The same of a run that has ended, from what its ranks recorded. A script that never stepped has not trained.
+    """Differences of a run that has ended, from its ranks' records. A script that never stepped has not trained.
     Nothing is known of ranks `elsewhere`."""
     stepped = {rank: seen for rank, seen in mesh.items() if seen.get("stepped")}
     wrong = []

@@ -67,7 +67,7 @@ CHATS = ("messages", "conversations")
 
 
 def kind_of(path: Path, field: str) -> str:
-    """Which of KINDS the first row is."""
+    """The kind of the first row, one of KINDS."""
     for row in rows_of(path, field):
         return _kind(object_of(row, field), row[0], field)
     raise PlannerError(field, path, "holds no line that is not blank", "Write one JSON object a line")
@@ -103,7 +103,7 @@ def _example(kind: str, found: dict[str, Any], place: str, field: str) -> Exampl
         said = turns(found[kind], kind, place, field)
         return Chat(before + said, tools if isinstance(tools, list) and tools else None)
     if unread := next((key for key in UNREAD if found.get(key)), ""):
-        rule = f'has a "{unread}", which is read of chats alone'
+        rule = f'has a "{unread}", which only chats have'
         raise PlannerError(field, place, rule, 'Write the row as {"messages": [...]}')
     first, *answer = (_string(found, key, place, field) for key in KINDS[kind])
     if not answer:

@@ -32,7 +32,7 @@ def rows_of(path: Path, field: str) -> Iterator[DataRow]:
 
 
 def object_of(row: DataRow, field: str) -> dict[str, Any]:
-    """What a row holds; keys without a value, which parquet has for every row, are left out."""
+    """A row's values; keys without a value, which parquet has for every row, are left out."""
     place, found = row
     if isinstance(found, bytes):
         with refusing(NOT_JSON, field, place, "is not JSON", "Write one JSON object a line"):

@@ -39,9 +39,9 @@ MOVED = (
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """asked.json: what a run was asked for beside its plan, for a start that goes on with it. A value of `environment`
-    is None where each start has to be given it. `place` and `kept` as in RunOptions. `launcher` is "join" or
-    "slurm" where nodes join the run, and `sbatch` are its job's options."""
+    """asked.json: the options of a run beside its plan, for a start that resumes it. A value of `environment` is None
+    where each start has to be given it. `place` and `kept` as in RunOptions. `launcher` is "join" or "slurm" where
+    nodes join the run, and `sbatch` are its job's options."""
 
     schema: str = "asked/1"
     hosts: LineOfText = "auto"
@@ -64,8 +64,8 @@ OF_OPTIONS = tuple(one.name for one in fields(RunOptions) if one.name in RunRequ
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """From where a run goes on: a checkpoint's folder after `step` steps (None: from the start), and the newer ones
-    that cannot be read, with their reasons. `found` is its COMPLETE."""
+    """The point from which a run resumes: a checkpoint's folder after `step` steps (None: from the start), and newer
+    ones that cannot be read, with the reasons. `found` is its COMPLETE."""
 
     checkpoint: Path | None
     step: int
@@ -102,8 +102,7 @@ def keep_asked(
 
 
 def read_asked(folder: Path) -> RunRequest:
-    """What a run was asked for; of a folder without asked.json what its join.json says, else what a run is by
-    default."""
+    """The options of a run; of a folder without asked.json those of its join.json, else the defaults."""
     if (path := folder / ASKED).is_file():
         return rundir.read_json(path, RunRequest)
     if (wanted := joined_by(folder)) is None:
@@ -155,7 +154,7 @@ def repeated(
         except PlannerError as error:
             return _closed(folder, record, f"it could not be started again: {error.sentence}")
     if again and before is not None and failure_of(folder, record) == before:
-        return _closed(folder, record, f"it failed so at step {before[-1]} twice, and is not started a third time")
+        return _closed(folder, record, f"it failed so at step {before[-1]} twice, so it is not started a third time")
     return record
 
 
@@ -178,7 +177,7 @@ def after_failure(ready: PreparedRun, echo: Echo, find: FindResumePoint | None =
 
 
 def newest(run: Path) -> ResumePoint:
-    """From where a run can go on: the highest step whose checkpoint is whole, or its beginning."""
+    """The point from which a run can resume: the newest complete checkpoint, or its beginning."""
     folder, skipped = checkpoints.newest(run)
     found = checkpoints.complete(folder) if folder is not None else None
     return ResumePoint(folder, found.step if found is not None else 0, tuple(skipped), found)
@@ -187,7 +186,7 @@ def newest(run: Path) -> ResumePoint:
 def tell_skipped(place: ResumePoint, echo: Echo) -> None:
     """Say which newer checkpoints cannot be read, and why."""
     for name, reason in place.skipped:
-        echo(f"passed over checkpoint {name}: {reason}")
+        echo(f"skipped checkpoint {name}: {reason}")
 
 
 def named(place: ResumePoint) -> str:
@@ -204,12 +203,12 @@ def failure_of(run: Path, record: RunRecord) -> tuple[object, ...]:
 
 
 def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> Path:
-    """Make room for a start that goes on after `step` steps; where the earlier one's files are now.
+    """Move the files of the earlier start aside for one that resumes after `step` steps; returns their new folder.
 
     Whatever interrupts it, calling it again goes on with what is left. PlannerError where the folder takes no file.
     """
     folder = run / ATTEMPTS / str(1 + max(_numbers(run), default=0))
-    rule, fix = "cannot be put aside for the next start", "Free some space, or look at its rights"
+    rule, fix = "cannot be moved aside for the next start", "Free some space, or check its permissions"
     with refusing(OSError, "run", run, rule, fix, exit_code=3):
         folder.mkdir(parents=True)
         kept, cut = steplines.parted(run, step)
@@ -242,7 +241,7 @@ def folders(run: Path) -> list[Path]:
 
 
 def last_launcher(run: Path) -> LauncherProcess | None:
-    """Who launched a run: the present start, or the last one where the next is being made."""
+    """The launcher of a run: of the present start, or of the last one while the next is being made."""
     found = (rundir.read_launcher(one) for one in (run, *folders(run)[-1:]))
     return next(filter(None, found), None)
 

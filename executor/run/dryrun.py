@@ -41,7 +41,8 @@ ANY_MASTER = "HOST"
 
 @dataclass(frozen=True)
 class DryRun:
-    """What would be written and started. `unchecked` says, by check, what is not so here or could not be asked."""
+    """The files and commands of a launch. `unchecked` has, by check, the sentences of those that fail or cannot run
+    here."""
 
     ready: PreparedRun
     spec: LaunchSpec
@@ -63,7 +64,8 @@ class DryRun:
 def dry_run(
     plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
 ) -> DryRun:
-    """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run.
+    """The launch of a plan, without starting it. PlannerError for a fault of the plan itself, with which no machine
+    could run it.
 
     Without `read_back` the backend's variables are the plan's, and not what the framework, which takes seconds to
     import, makes of its files here: every node asks the one that it has.
@@ -98,7 +100,7 @@ def _hosts(options: RunOptions, refused: dict[str, str]) -> local.LaunchedNodes:
 
 
 def _configured(made: PreparedRun, refused: dict[str, str]) -> dict[str, str]:
-    """What the framework makes of its files; where it is not installed, what the plan says it should."""
+    """Variables that the framework exports for its files; those of the plan where it is not installed."""
     if "software" not in refused:
         with tempfile.TemporaryDirectory() as scratch:
             rundir.create(Path(scratch), made.plan, made.files)
@@ -110,7 +112,7 @@ def _configured(made: PreparedRun, refused: dict[str, str]) -> dict[str, str]:
                 return {name: value.replace(scratch, str(made.options.run_dir)) for name, value in configured.items()}
     else:
         refused["configuration"] = (
-            f"{made.backend.name} is not here to read its file back: the variables are the plan's"
+            f"{made.backend.name} is not installed here, so its file was not read back: the variables are the plan's"
         )
     return _expected(made)
 
@@ -141,7 +143,7 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
 
 
 def joining_of(ready: PreparedRun, port: int) -> joining.Joining:
-    """What each node has to know to join what was prepared, with the port of node 0."""
+    """join.json of a prepared run, with the port of node 0."""
     program = ready.options.script
     return joining.Joining(
         run_id=ready.run_id,
@@ -171,7 +173,7 @@ def script(node: int, nodes: int, said: str = "") -> str:
 
 
 def join_command(found: DryRun, node: int) -> str:
-    """What a node is joined by, as a person types it."""
+    """The command that joins a node, as a user types it."""
     words = ["executor", "join", str(found.ready.options.run_dir), "--node-rank", str(node)]
     return for_shell([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
 
@@ -193,7 +195,7 @@ def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes
 
 
 def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
-    """The same for people: what is not a comment can be copied into a shell."""
+    """The dry run as text: all lines but comments can be copied into a shell."""
     lines = [for_comment(f"run folder: {found.ready.options.run_dir} (nothing is started)")]
     for name, text in _files(found).items():
         lines += ["", for_comment(f"file {name}"), text.rstrip()]
@@ -202,18 +204,21 @@ def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
     hosts = found.ready.hosts.hosts
     if found.elsewhere:
         names = f"{hosts[0].name} to {hosts[-1].name}" if len(hosts) > 1 else hosts[0].name
-        lines += [for_comment(f"{names}: hosts of yours, each with the folder that --output makes, shared or copied")]
+        lines += [for_comment(f"{names}: your own hosts, each with the folder that --output writes, shared or copied")]
     for one in found.commands:
         lines += ["", for_comment(f"node {one.node} ({hosts[one.node].name})")]
         if found.elsewhere:
-            lines += [join_command(found, one.node), "# which starts there, with addresses and interface of the host:"]
+            lines += [
+                join_command(found, one.node),
+                "# which starts this command there, with addresses and interface of the host:",
+            ]
         started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), for_shell(one.argv)]
         lines += [for_comment(f"  {line}") for line in started] if found.elsewhere else started
     if not found.elsewhere:
-        joined = f"on hosts of yours, each with the folder that --output makes: {join_command(found, 0)}"
+        joined = f"on your own hosts, each with the folder that --output writes: {join_command(found, 0)}"
         lines += ["", for_comment(joined)]
     if found.unchecked:
-        lines += ["", "# not so on this machine, or not checked here:"]
+        lines += ["", "# different on this machine, or not checked here:"]
         lines += [for_comment(f"  {name}: {sentence}") for name, sentence in found.unchecked.items()]
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ DEFAULT_SHARD_GB = 5.0
 
 
 class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export wrote: a "model" or "adapters". `tokenizer` says whether the folder holds one."""
+    """The result of an export: a "model" or "adapters". `tokenizer` says whether the folder holds one."""
 
     schema: str = "export/1"
     run_dir: str
@@ -43,8 +43,8 @@ class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is written: with its adapters added to it, in another number format, in files of so many decimal GB;
-    and whether a folder gives way."""
+    """Options of a written model: adapters merged, another number format, GB (1e9 bytes) a file, and whether to replace
+    a folder."""
 
     merge: bool = False
     dtype: str | None = None
@@ -88,7 +88,7 @@ def check_weights(run: Path, plan: Plan) -> None:
     elif record.exit_code:
         rule, fix = f"has no weights: it ended before they were saved ({record.status})", "Run it again"
     elif script := rundir.script_of(run):
-        rule, fix = f"has no weights: it was of your own script, {script}", "Take what the script saved"
+        rule, fix = f"has no weights: it ran your own script, {script}", "Use the files that the script saved"
     else:
         rule, fix = "has no weights: they were not saved", "Run it again without --no-save-weights"
     raise PlannerError("run", run, rule, fix)
@@ -113,14 +113,14 @@ def check_target(run: Path, target: Path, *, force: bool) -> None:
     if source.is_relative_to(here) or any(
         here.is_relative_to(source / own) for own in (rundir.WEIGHTS, rundir.ADAPTER)
     ):
-        raise PlannerError("DIR", target, "is where the run keeps its own files", "Name a folder of its own")
+        raise PlannerError("DIR", target, "holds the run's own files", "Name a folder of its own")
     if target.is_file():
         raise PlannerError("DIR", target, "is a file", "Name a folder")
     if target.is_dir() and any(target.iterdir()):
         if not force:
             raise PlannerError("DIR", target, "is not empty", "Name a new folder, or add --force")
         if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
-            rule = "holds no model (no config.json), and --force replaces nothing else"
+            rule = "holds no model (no config.json), and --force replaces models only"
             raise PlannerError("DIR", target, rule, "Name a new folder")
     check_folder(target, "DIR")
 

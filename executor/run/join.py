@@ -48,11 +48,11 @@ OTHERS_END_S = 5.0
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What was asked for on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says it.
-    `task` is what Slurm made of it, where Slurm did, and `resolve_s` how long node 0's name may take to resolve.
-    `start` is the word of this start (rejoin.py), where it may be another than the run's first.
-    `launched`: a launcher that sees all nodes watches this one, calls its host `host`, waits for those that do not
-    come, and writes run.json."""
+    """The request to be a node on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says
+    it. `task` is what Slurm made of it, where Slurm did, and `resolve_s` how long node 0's name may take to resolve.
+    `start` is the word of this start (rejoin.py), where it may be another than the run's first. `launched`: a launcher
+    that sees all nodes watches this one, calls its host `host`, waits for those that do not come, and writes
+    run.json."""
 
     node: int
     master: str | None = None
@@ -83,7 +83,7 @@ class PreparedNode:
 
     @property
     def number(self) -> int:
-        """Which node this is."""
+        """This node's number."""
         return self.ready.node
 
     def ranks_of(self, node: int) -> range:
@@ -155,16 +155,16 @@ def _run_of(folder: Path, asked: NodeRequest) -> tuple[Plan, Joining]:
     nodes = plan.cluster.nodes
     if not 0 <= asked.node < nodes:
         fix = f"Give each host a number of its own, from 0 to {nodes - 1}"
-        raise PlannerError("--node-rank", asked.node, f"is no node of a plan for {nodes}", fix)
+        raise PlannerError("--node-rank", asked.node, f"is not a node of a plan for {nodes}", fix)
     if asked.task is not None and asked.task.nodes != nodes:
         rule = f"has {asked.task.nodes} nodes, and the plan needs {nodes}"
         raise PlannerError("--slurm", f"job {asked.task.job}", rule, f"Start srun with --nodes={nodes}", exit_code=3)
     if rundir.read_record(folder) is not None:
-        again = "Go on with executor resume RUN, then join again, or m" if wanted.checkpoints else "M"
+        again = "Continue with executor resume RUN, then join again, or m" if wanted.checkpoints else "M"
         fix = f"{again}ake a new one with executor run PLAN --dry-run -o RUN"
-        raise PlannerError("run", folder, "holds a run that has ended, and a run never mixes with another", fix)
+        raise PlannerError("run", folder, "holds a run that has ended", fix)
     if not os.access(folder, os.W_OK | os.X_OK) or rundir.state(folder) != "whole":
-        raise PlannerError("run", folder, "takes no file from you here", "Put it where you may write", exit_code=3)
+        raise PlannerError("run", folder, "is not writable for you", "Use a folder that you can write to", exit_code=3)
     return plan, wanted
 
 
@@ -297,7 +297,7 @@ class Meeting:
         return {number: one.host for number, one in joining.read_joined(self.node.folder).items()}
 
     def absent(self) -> str:
-        """Which nodes did not come, in a sentence; empty where that does not show from here."""
+        """Which nodes have not joined, in a sentence; empty where this folder does not show it."""
         nodes, joined = len(self.node.ready.hosts.hosts), joining.read_joined(self.node.folder)
         if self.node.number and 0 not in joined and (why := address.answers(self.node.place, self.node.port)):
             return f"node 0 at {self.node.place.master}:{self.node.port} {why}"
@@ -334,8 +334,8 @@ def check_equal(joined: Joined, own: Joined) -> None:
 def _verdict(
     node: PreparedNode, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall
 ) -> RunVerdict:
-    """How the run ended, as seen from this node: judged once for the others to read, and where it failed once more with
-    what they say."""
+    """The verdict from this node: judged once for the others to read, and once more with their ends where the run
+    failed."""
     found = judge(_evidence(node, ending, kills, refusal, roll))
     joining.update(node.folder, _ended(node, found))
     others = [other for other in joining.read_joined(node.folder) if other != node.number]
@@ -357,7 +357,7 @@ def _verdict(
 def _evidence(
     node: PreparedNode, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall
 ) -> Evidence:
-    """What is known here: of all nodes whose folder is this one, when this is node 0; else of its own ranks."""
+    """Evidence on this host: of all nodes that share the folder, if this is node 0; else of its own ranks."""
     joined = joining.read_joined(node.folder)
     seen = {node.number, *(joined if node.number == 0 and not node.launched else ())}
     nodes = range(len(node.ready.hosts.hosts))
@@ -385,7 +385,7 @@ def _on_host(host: str) -> Iterator[None]:
 
 
 def _unread(echo: Echo) -> Echo:
-    """The same for a stream that may lose its reader."""
+    """An echo that ignores a stream without a reader."""
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):

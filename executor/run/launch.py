@@ -82,8 +82,8 @@ def agent_arguments(
     worker: tuple[str, ...],
     patience_s: float = SHUTDOWN_S,
 ) -> tuple[str, ...]:
-    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`, and has
-    `patience_s` with them after a SIGTERM of its own."""
+    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`, and waits `patience_s`
+    for them after a SIGTERM."""
     first, nodes = hosts.hosts[0], len(hosts.hosts)
     return (
         *host.prefix, sys.executable if host.here else "python", "-m", "executor.worker.agent",
@@ -95,16 +95,17 @@ def agent_arguments(
 
 
 def configuration_environment(ready: PreparedRun, folder: Path) -> dict[str, str]:
-    """What the backend exports for the files in `folder`; refuses files that it reads otherwise than planned."""
+    """Variables that the backend exports for the files in `folder`; refuses files that it reads differently from the
+    plan."""
     if drift := ready.backend.drift(ready.plan, str(folder)):
-        rule = f"{ready.backend.name} reads it otherwise than planned: {'; '.join(drift)}"
+        rule = f"{ready.backend.name} reads it differently from the plan: {'; '.join(drift)}"
         fix = "Remove what changes it, or report this"
         raise PlannerError("config", None, rule, fix, exit_code=verdict.LAUNCH_FAILED)
     return ready.backend.environment(ready.plan, str(folder))
 
 
 def worker_arguments(options: RunOptions) -> tuple[str, ...]:
-    """What every rank runs: the project's trainer, or the person's own script."""
+    """Arguments of every rank: the project's trainer, or the user's own script."""
     if options.script:
         script = str(Path(options.script[0]).absolute())
         return ("-m", "executor.worker.script", str(options.run_dir), script, *options.script[1:])
@@ -213,7 +214,7 @@ def evidence_of(
     refusal: PlannerError | None = None,
     elsewhere: frozenset[int] = frozenset(),
 ) -> Evidence:
-    """What the run left behind, read once. Ranks `elsewhere` write into another machine's copy of the folder."""
+    """Evidence in the run folder, read once. Ranks `elsewhere` write into another machine's copy of the folder."""
     folder, started = ready.options.run_dir, ready.ranks
     mesh = rundir.read_mesh(folder)
     own, layout = not ready.options.script, ready.plan.layout
@@ -364,8 +365,8 @@ def _of_script(ready: PreparedRun) -> dict[str, str]:
 
 
 def script_environment(engine: str, device: str, deepspeed: str | None) -> dict[str, str]:
-    """What a person's own script needs to find the plan's configuration, as the trainer finds it by itself; `deepspeed`
-    is the path of DeepSpeed's file, where the plan has one."""
+    """Variables by which a user's own script finds the plan's configuration; `deepspeed` is the path of DeepSpeed's
+    file, where the plan has one."""
     env = {}
     if deepspeed is not None:
         env["MESHWRIGHT_DEEPSPEED_CONFIG"] = deepspeed

@@ -42,8 +42,8 @@ STEP_BYTES = 400
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the person asked for beside the plan. `script` is their own program and its arguments, `env` what they add
-    to the ranks' environment (NAME or NAME=VALUE).
+    """The options of a run beside its plan. `script` is their own program and its arguments, `env` what they add to the
+    ranks' environment (NAME or NAME=VALUE).
 
     `stall_s` is after how many seconds without progress a run hangs (None: the rule of hangs.py).
     `max_restarts` is how often a start that failed is followed by another. `again` is one in a folder that there is
@@ -123,7 +123,7 @@ def prepare(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None
 
 
 def decided(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None) -> PreparedRun:
-    """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
+    """The decisions that follow from plan and command line alone, checked: the same on every machine, without hosts."""
     check_path(str(options.run_dir.absolute()), "--run-dir")
     backend = backend or load_backend(plan)
     check_launchable(plan, backend)
@@ -152,13 +152,13 @@ def check_profile(plan: Plan, step: int | None) -> None:
     elif step > last:
         rule, fix = f"the run has {last} steps", f"Try {last}"
     else:
-        rule, fix = "is no steady step: the meter looks into it, or into one before", f"Try {FIRST_RECORDED}"
+        rule, fix = "is not a steady step: the meter instruments it or an earlier one", f"Try {FIRST_RECORDED}"
     raise PlannerError("--profile", step, rule, fix)
 
 
 def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
-    """What must hold of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were
-    when the plan was made. `every_line` of the data is read, or the first alone."""
+    """Checks of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were when the
+    plan was made. `every_line` of the data is read, or the first alone."""
     checks = [
         Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
         Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job.method), of_host=True),
@@ -180,7 +180,7 @@ def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool
 
 
 def folder_checks(plan: Plan, options: RunOptions) -> tuple[Check, ...]:
-    """What must hold of the place where the run folder will be made, and of the script that goes into it."""
+    """Checks of the place of the run folder, and of the script that is copied into it."""
     fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
     script = (Check("script", lambda: ownscript.check_script(options.script[0])),) if options.script else ()
     return (
@@ -215,7 +215,7 @@ def as_run(plan: Plan, options: RunOptions, echo: Echo) -> Plan:
         recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()), rows=None, examples=None)
         contents = tuple(one for one in contents if one.field != "data")
         if plan.job.mean_seq_len is not None:
-            echo(f"the plan's rows are as long as its own data: at most {plan.job.seq_len:,} tokens are taken of each")
+            echo(f"the plan's rows fit its own data: at most {plan.job.seq_len:,} tokens of each example are used")
     cluster, prediction = plan.cluster, plan.prediction
     if options.nodes != cluster.nodes and not options.fake_world:
         echo(
@@ -233,7 +233,7 @@ def load_backend(plan: Plan) -> Backend:
     """The backend the plan names, else its engine's usual one: ours, or another package's."""
     name = plan.runtime.backend or usual_runtime(plan.layout.engine).backend
     if name is None:
-        rule = f"runtime {plan.runtime.name} names no backend: the plan can be looked at, not launched"
+        rule = f"runtime {plan.runtime.name} names no backend, so the plan cannot be launched"
         raise PlannerError("engine", plan.layout.engine, rule, _nearest(Case.of(plan)), exit_code=preflight.PREFLIGHT)
     backend = find_backend(name)
     if backend is None:

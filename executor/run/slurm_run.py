@@ -39,15 +39,15 @@ def inside() -> bool:
 def dry_run(
     plan: Plan, options: RunOptions, echo: Echo, given: Sequence[str] = (), *, read_back: bool = True
 ) -> tuple[dryrun.DryRun, str]:
-    """What would be written, and the script of the job; `read_back` as in dryrun.dry_run."""
+    """The dry run, and the script of the job; `read_back` as in dryrun.dry_run."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=read_back)
     ready = found.ready
     return found, slurm.script(ready.plan, ready.options.run_dir, given, again_words(ready.plan, ready.options))
 
 
 def again_words(plan: Plan, options: RunOptions) -> tuple[str, ...] | None:
-    """What a command line has to say again so that the plan in the run folder makes another such folder; None where
-    the run writes checkpoints, from which it goes on in the same."""
+    """Options that a command line has to repeat to make another folder from the plan in the run folder; None where the
+    run writes checkpoints and resumes in the same folder."""
     if options.checkpoints:
         return None
     words = [] if options.save_weights or options.script else ["--no-save-weights"]
@@ -156,7 +156,7 @@ def _srun(job: str, ready: PreparedRun, signals: list[int]) -> int:
 
 
 def _without_record(job: str, code: int, signals: list[int]) -> RunVerdict:
-    """How a run ended of which node 0 could write nothing."""
+    """The record of a run whose node 0 wrote none."""
     if signals:
         return interrupted(signals[0])
     message = f"node 0 wrote no record, and srun ended with {code}: {slurm.standing(job)[1]}"

@@ -1,4 +1,4 @@
-"""Processes of a run and of the one that launched it: how they are told apart from all others, and ended.
+"""Processes of a run and its launcher: identified and ended.
 
 A run's processes carry its id and their launcher's identity in their environment; nothing else is ever signalled. Not
 here: starting them (launchers/), or watching them (supervise.py).
@@ -155,7 +155,7 @@ def namespace(pid: int) -> str:
 
 
 def said(path: Path) -> str:
-    """What a small file of the system says; nothing where there is none, or none that may be read."""
+    """Content of a small system file; empty where it does not exist or cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -188,8 +188,8 @@ def received_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def hang_up(signals: list[int], stream: int) -> Iterator[None]:
-    """Append SIGHUP to `signals` when nobody reads any more what is written to `stream`: over ssh without a terminal,
-    that is all that a process is told of the end of whoever started it. A file or a device has no reader to lose."""
+    """Append SIGHUP to `signals` when the reader of `stream` is gone: over ssh without a terminal, that is the only
+    sign that the caller has ended. A file or a device has no reader to lose."""
     poll = select.poll()
     poll.register(stream, 0)  # a lost reader is told unasked
 
@@ -204,7 +204,7 @@ def hang_up(signals: list[int], stream: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def meanwhile(work: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Do `work` every so often while inside, in a thread, until it gives something."""
+    """Call `work` periodically in a thread, while inside, until it returns a value."""
     ended = threading.Event()
 
     def repeat() -> None:

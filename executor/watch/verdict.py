@@ -1,4 +1,4 @@
-"""How a run ended, in the words of run.json and with the exit code of the command: one pure function of evidence.
+"""The verdict on a run, in the terms of run.json and with the command's exit code: one pure function of evidence.
 
 Not here: gathering the evidence (launch.py), which rank failed first (failures.py), or watching a run (supervise.py).
 """
@@ -30,7 +30,7 @@ class LostAgent:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the agents ended.
+    """The end of the agents.
 
     `signal` is set when the person (or the system) asked for the end, `lost` when an agent itself was killed, `hang`
     when the ranks would have ended by themselves no more.
@@ -45,7 +45,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run that has ended. Facts alone, each read once.
+    """Evidence about a run that has ended: facts, each read once.
 
     `started` ranks were started, `hosts` are the names of their nodes by rank. `mesh` is what ranks reported of the
     process group they found themselves in (`reports_when_met`: as soon as they are in it), and `differences` is what
@@ -84,7 +84,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """How a run ended, in the words of run.json. `rank` is the one to blame, `cause` a word for programs."""
+    """The verdict on a run, in the terms of run.json. `rank` is the one that caused the end, `cause` a word for
+    programs."""
 
     status: str
     exit_code: int
@@ -124,10 +125,10 @@ def judge(evidence: Evidence) -> RunVerdict:
     if ending.lost is not None and (failure is None or failure.collateral):
         return _of_lost(evidence, ending.lost)
     if failure is None:
-        message = f"an agent ended without naming a rank: {evidence.log_line or 'it said nothing'}"
+        message = f"an agent ended without naming a rank: {evidence.log_line or 'no output'}"
         if not ending.timed_out:
             return RunVerdict("launch failed", LAUNCH_FAILED, message)
-        message = f"ranks {_absent(evidence)} had not met after {evidence.meet_s:g} s"
+        message = f"ranks {_absent(evidence)} had not joined after {evidence.meet_s:g} s"
         if evidence.awaited:
             message = f"after {evidence.meet_s:g} s {evidence.awaited}"
         found = RunVerdict("launch failed", LAUNCH_FAILED, message, cause="did not join" * (evidence.came == "some"))
@@ -144,7 +145,7 @@ def _by_network(evidence: Evidence, found: RunVerdict) -> RunVerdict:
 
 
 def _with_checkpoint(found: RunVerdict, failure: Failure | None) -> RunVerdict:
-    """The same, with what the ranks said of the checkpoint that they were asked for."""
+    """The verdict, with the ranks' reports of the checkpoint that was requested."""
     if failure is None or failure.record is None or not failure.asked:
         return found
     return replace(found, message=f"{found.message}: {failure.record.message}")
@@ -234,8 +235,8 @@ def _no_space(evidence: Evidence, failure: Failure | None) -> str:
 def mesh_differences(
     mesh: Mapping[int, Mapping[str, Any]], started: int, world: int, elsewhere: frozenset[int] = frozenset()
 ) -> list[str]:
-    """How the process groups the ranks found themselves in differ from the plan. Usually: one alone. Nothing is known
-    of ranks `elsewhere`."""
+    """Differences between the ranks' process groups and the plan; usually a world of one rank. Ranks `elsewhere` are
+    not judged."""
     wrong = []
     if absent := sorted(set(range(started)) - set(mesh) - elsewhere):
         wrong.append(f"ranks {absent} never reported the process group they joined")

@@ -24,7 +24,7 @@ def start(plan: Plan) -> None:
 
 
 def environment(plan: Plan, rank: int) -> dict[str, str]:
-    """What frameworks read of the rank that this process is."""
+    """The variables from which frameworks read this process's rank."""
     local = rank % plan.cluster.gpus_per_node
     return {"RANK": str(rank), "WORLD_SIZE": str(plan.layout.world_size), "LOCAL_RANK": str(local)}
 
@@ -42,7 +42,7 @@ def started() -> bool:
 
 
 def prepare_with_zeros(engine: RankEngine) -> None:
-    """Give a rank its shards with zeros in them: for models whose every weight nobody wants to draw."""
+    """Give a rank its shards with zeros in them: for models too large to initialise."""
     plan = engine.plan
     if plan.job.base_quantization is not None:
         rule, fix = "4-bit weights are made of numbers, and this model is built without", "Use method=lora"

@@ -95,7 +95,7 @@ MISSING = 3
 
 
 def missing_names(framework: str, folder: Path = ENGINES) -> list[str]:
-    """What the engines of a framework (`folder`/FRAMEWORK*.py) import from it that this release does not have."""
+    """Names that the engines of a framework (`folder`/FRAMEWORK*.py) import and that this release lacks."""
     found = []
     for path in sorted(folder.glob(f"{framework}*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

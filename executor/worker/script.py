@@ -39,7 +39,7 @@ OPERATIONS = "deepspeed.ops"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; what ends it badly is written down and goes on to Python, which prints it."""
+    """Run the script; an exception is recorded and re-raised, so that Python prints it."""
     folder, script, *rest = sys.argv[1:] if arguments is None else arguments
     watch = FirstStepCheck(Path(folder), script)
     sys.argv = [script, *rest]
@@ -63,7 +63,7 @@ def _on_a_cpu(engine: str) -> None:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"note: on CPU Accelerate wraps every model in DDP; it is told to take a GPU's path for {engine}",
+                f"note: on CPU Accelerate wraps every model in DDP; it takes the GPU path for {engine} here",
                 flush=True,
             )
 

@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _restored(engine: RankEngine, source: fetching.CheckpointSource) -> Complete:
-    """Load a checkpoint into a prepared engine; what it says of the run."""
+    """Load a checkpoint into a prepared engine; returns its COMPLETE."""
     alive.say(alive.RESTORE)
     shards.restore(engine, fetching.fetched(source, engine), source.found.optimizer_step)
     return source.found
@@ -230,7 +230,7 @@ class _Training:
         return float(self._saving.summed(loss_sum, step + 1, self._turn.busy_s())) / (targets * layout.tp * layout.pp)
 
     def _validate(self, done: int) -> None:
-        """Log the mean loss over all target tokens of the validation data, where that is due after so many steps."""
+        """Log the mean loss over all target tokens of the validation data, where that is due after `done` steps."""
         layout, recipe, engine = self._plan.layout, self._plan.job.recipe, self._engine
         due = done == recipe.steps or (recipe.eval_every > 0 and done % recipe.eval_every == 0)
         if self._validation is None or not done or not due:
@@ -289,11 +289,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
     parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: zeros in place of numbers")
     parser.add_argument("--checkpoint-every", metavar="STEPS|TIME|signal", help="write checkpoints: 20, 10m, signal")
-    parser.add_argument("--keep-last", type=int, metavar="K", help="keep so many checkpoints (default: 2)")
+    parser.add_argument("--keep-last", type=int, metavar="K", help="keep N checkpoints (default: 2)")
     parser.add_argument("--keep-every", type=int, metavar="N", help="keep those of steps that N divides, too")
     parser.add_argument("--on-bad-loss", choices=badloss.ACTIONS, help="what a bad loss does to the run")
     parser.add_argument("--loss-spike", type=float, metavar="DEVIATIONS", help="from where on a loss explodes")
-    parser.add_argument("--spike-window", type=int, metavar="STEPS", help="over so many steps before it")
+    parser.add_argument("--spike-window", type=int, metavar="STEPS", help="over N steps before it")
     parser.add_argument("--max-skips", type=int, metavar="N", help="skip no more steps in a row")
     parser.add_argument("--resume", type=Path, metavar="STEP_FOLDER", help="go on from this checkpoint")
     parser.add_argument("--profile", type=int, metavar="STEP", help="record this step, or the next steady one")

@@ -353,8 +353,8 @@ def test_ports_that_are_filtered_between_ranks_alone_are_found_by_the_all_reduce
         found = pair.check(a_plan(), "--all-reduce", "--master", "red:21236")
     bad = found.bad()
     assert found.code == 3 and {check for _, check in bad} == {"all-reduce"}, bad
-    assert "does not reach blue on ports of ranks' own" in bad["red", "all-reduce"]
-    assert "does not reach red on ports of ranks' own" in bad["blue", "all-reduce"]
+    assert "does not reach blue on the ports that ranks use" in bad["red", "all-reduce"]
+    assert "does not reach red on the ports that ranks use" in bad["blue", "all-reduce"]
     assert "Open every TCP port between the nodes" in bad["blue", "all-reduce"]
     nothing_stays(pair)
 
@@ -427,7 +427,7 @@ def test_a_rank_that_cannot_start_is_named_as_the_one_that_did_not_come(pair: Pa
 
     bad = found.bad()
     assert found.code == 3 and set(bad) == {("red", "all-reduce"), ("blue", "all-reduce")}, bad
-    assert "ranks [1] (blue) did not come" in bad["red", "all-reduce"]
+    assert "ranks [1] (blue) did not join" in bad["red", "all-reduce"]
     nothing_stays(pair)
 
 

@@ -124,7 +124,7 @@ def test_ranks_that_do_not_meet_in_time_are_a_failed_launch(folder):
     assert process.returncode == 4
     late = "ranks 0, 1 on node-0, node-1"
     assert str(record(folder)["message"]).startswith(f"after 12 s {late} were ")  # on a busy machine not even started
-    assert "Look at logs/node-0, logs/node-1, or at what it does there" in str(record(folder)["message"])
+    assert "Look at logs/node-0, logs/node-1, or at its stack" in str(record(folder)["message"])
     assert f"waiting: {late}: importing PyTorch, " in said
     assert processes_of(run_id(folder)) == []
 

@@ -94,7 +94,7 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time_and_run_jso
     ended = attempts.repeated(ready(tmp_path / "run", 5), some, lambda _: None)
 
     assert len(some.seen) == 2
-    assert ended.message.endswith("; it failed so at step 4 twice, and is not started a third time")
+    assert ended.message.endswith("; it failed so at step 4 twice, so it is not started a third time")
     kept = rundir.read_record(tmp_path / "run")
     assert kept is not None and kept.message == ended.message and len(kept.attempts) == 1
 

@@ -89,10 +89,10 @@ def test_a_run_is_started_as_before_where_nothing_is_asked_for():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((None, None, None, 3), "--max-skips=3: counts skipped steps. Add --on-bad-loss skip"),
-        (("rollback", None, None, 3), "--max-skips=3: counts skipped steps"),
-        (("stop", None, 10, None), "--spike-window=10: is that of --loss-spike. Add --loss-spike 10"),
-        (("skip", 0.0, 10, None), "--spike-window=10: is that of --loss-spike"),
+        ((None, None, None, 3), "--max-skips=3: applies to --on-bad-loss skip only. Add --on-bad-loss skip"),
+        (("rollback", None, None, 3), "--max-skips=3: applies to --on-bad-loss skip only"),
+        (("stop", None, 10, None), "--spike-window=10: applies to --loss-spike only. Add --loss-spike 10"),
+        (("skip", 0.0, 10, None), "--spike-window=10: applies to --loss-spike only"),
     ],
 )
 def test_an_option_without_the_one_that_it_belongs_to_is_refused(given, words):
@@ -114,8 +114,8 @@ def asked_for(tmp_path: Path, **changes: object) -> tuple[Plan, RunOptions]:
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        (None, "and none are written"),
-        (CheckpointSchedule(every="signal"), "those of --checkpoint-every signal are written at the"),
+        (None, "the run writes none"),
+        (CheckpointSchedule(every="signal"), "--checkpoint-every signal writes one at its end only"),
     ],
 )
 def test_a_rollback_of_a_run_without_checkpoints_is_refused_before_it_starts(tmp_path, saved, words):

@@ -103,7 +103,7 @@ def test_ranks_that_did_not_come_are_named_with_their_hosts():
         1: CheckReply(node=1, host="n1", reduced=[{"rank": 2, "stage": "store", "error": "no store"}]),
     }
     first, _ = compare.rows_of_reduce(reduced, 2, None)
-    assert "ranks [2, 3] (n1) did not come" in first.error.sentence
+    assert "ranks [2, 3] (n1) did not join" in first.error.sentence
 
 
 def test_an_all_reduce_is_judged_by_its_slowest_rank_beside_the_plans_links():
@@ -190,7 +190,7 @@ def test_a_listener_answers_its_token_alone_and_leaves_its_port_free():
         stranger.sendall(b"guess 1\n")
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-    place = network.address.Place("127.0.0.1", "127.0.0.1", "lo")
+    place = network.address.NodeAddress("127.0.0.1", "127.0.0.1", "lo")
     found = network.call(place, port.number, "secret", 1, "127.0.0.1")
     waiting.join()
     assert missing == [frozenset()] and abs(found.ahead_s) < 5

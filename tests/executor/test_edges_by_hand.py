@@ -190,10 +190,10 @@ def test_only_a_start_that_left_something_is_put_aside(run: Path, monkeypatch: p
     said: list[str] = []
     monkeypatch.setattr(attempts, "started", lambda folder: False)
     resume.put_aside(made, ResumePoint(run / "checkpoints" / "step-5", 5), said.append)  # type: ignore[arg-type]
-    assert said == ["going on after step 5 of 40, from checkpoint step-5"] and not (run / "attempts").exists()
+    assert said == ["resuming after step 5 of 40, from checkpoint step-5"] and not (run / "attempts").exists()
     monkeypatch.setattr(attempts, "started", lambda folder: True)
     resume.put_aside(made, ResumePoint(None, 0), said.append)  # type: ignore[arg-type]
-    assert said[1] == "going on after step 0 of 40, from the beginning" and (run / "attempts" / "1").is_dir()
+    assert said[1] == "resuming after step 0 of 40, from the beginning" and (run / "attempts" / "1").is_dir()
 
 
 @pytest.mark.parametrize(("step", "refused"), [(39, False), (40, False), (41, True)])

@@ -73,11 +73,11 @@ def test_others_files_are_never_replaced(run: Path, tmp_path: Path) -> None:
     (other / "thesis.tex").write_text("years of work")
 
     assert "is not empty" in refusal(run, other)
-    assert "--force replaces nothing else" in refusal(run, other, force=True)
+    assert "--force replaces models only" in refusal(run, other, force=True)
     assert "is a file" in refusal(run, other / "thesis.tex")
-    assert "the run keeps its own files" in refusal(run, run, force=True)
-    assert "the run keeps its own files" in refusal(run, tmp_path, force=True)
-    assert "the run keeps its own files" in refusal(run, run / rundir.WEIGHTS, force=True)
+    assert "holds the run's own files" in refusal(run, run, force=True)
+    assert "holds the run's own files" in refusal(run, tmp_path, force=True)
+    assert "holds the run's own files" in refusal(run, run / rundir.WEIGHTS, force=True)
 
 
 def test_options_that_say_nothing_of_the_run_are_refused(run: Path, tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_an_empty_folder_and_a_model_with_force_give_way(run: Path, tmp_path: Pa
     with pytest.raises(PlannerError, match="is not empty"):
         exports.check_target(run, model, force=False)
     for own in (run / rundir.WEIGHTS / "inside", run / rundir.ADAPTER):
-        with pytest.raises(PlannerError, match="keeps its own files"):
+        with pytest.raises(PlannerError, match="the run's own files"):
             exports.check_target(run, own, force=True)

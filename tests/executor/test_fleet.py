@@ -45,9 +45,9 @@ def test_the_first_hosts_are_used_and_those_that_have_room_are_spares(tmp_path: 
     assert chosen(tmp_path, "a slots=2\nb\n") == (["a", "b"], [], [])
     used, spares, said = chosen(tmp_path, "a\nb\nc slots=1\nd slots=2\ne\n")
     assert (used, spares) == (["a", "b"], ["d", "e"])
-    assert said == ["of 5 hosts the first 2 are used: the plan has 2 nodes; d, e can take a lost one's place"]
+    assert said == ["using the first 2 of 5 hosts: the plan has 2 nodes; d, e can replace a lost host"]
     assert chosen(tmp_path, "a\nb\nc slots=1\n") == (
-        ["a", "b"], [], ["of 3 hosts the first 2 are used: the plan has 2 nodes"])  # fmt: skip
+        ["a", "b"], [], ["using the first 2 of 3 hosts: the plan has 2 nodes"])  # fmt: skip
 
 
 @pytest.mark.parametrize(

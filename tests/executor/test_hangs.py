@@ -165,7 +165,9 @@ def test_a_stopped_rank_is_found_after_a_moment_and_a_pause_is_not(tmp_path, ran
         ["elsewhere", "stopped"],
     )
     text = sentence([found], HOSTS, "run")
-    assert text.startswith(f"rank 1 on one is stopped at step 3: process {ranks[1].pid} had a signal such as SIGSTOP")
+    assert text.startswith(
+        f"rank 1 on one is stopped at step 3: process {ranks[1].pid} received a signal such as SIGSTOP"
+    )
 
 
 def test_a_rank_that_says_nothing_is_found_by_its_environment(tmp_path):
@@ -255,5 +257,5 @@ def test_the_sentence_puts_together_what_all_nodes_saw():
     )
     nobody = [Hang(node=0, kind="stuck", after_s=61.0, ranks=(hung(0, "waiting"), hung(1, "waiting")))]
     assert sentence(nobody, HOSTS, "run").startswith(
-        "no rank goes on since 61 s, and none is behind: look at the network between them; ranks [0, 1] wait in f"
+        "no rank has made progress for 61 s, and none is behind: check the network between them; ranks [0, 1] wait in f"
     )

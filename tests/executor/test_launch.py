@@ -298,7 +298,7 @@ def test_a_dry_run_of_a_framework_that_is_not_here_shows_the_plan_s_variables(
     made = ready(tmp_path)
     refused = {"software": "is not here"}
     assert dryrun._configured(made, refused) == dryrun._expected(made)
-    assert "not here to read its file back" in refused["configuration"]
+    assert "its file was not read back" in refused["configuration"]
 
     refused = {}
     monkeypatch.setattr(dryrun, "configuration_environment", lambda made, folder: {"FILE": f"{folder}/a.yaml"})

@@ -321,21 +321,21 @@ def test_a_script_for_slurm_takes_the_checkpoints_along(tmp_path: Path) -> None:
             "kubernetes",
             ExportOptions(image="a"),
             AGAIN,
-            "--checkpoint-every=10: writes checkpoints that go away with the nodes",
+            "--checkpoint-every=10: writes checkpoints that are lost with the nodes",
         ),
         ("skypilot", ExportOptions(claims=("data=/data",)), AGAIN, "that all nodes share: --claim NAME=/runs"),
         (
             "kubernetes",
             ExportOptions(image="a"),
             {"max_restarts": 1},
-            "--max-restarts=1: has no checkpoint to go on from",
+            "--max-restarts=1: needs a checkpoint to restart from",
         ),
-        ("slurm", ExportOptions(), AGAIN, "--max-restarts=4: is not Slurm's: it starts a job again by itself"),
+        ("slurm", ExportOptions(), AGAIN, "--max-restarts=4: does not apply to Slurm"),
         (
             "slurm",
             ExportOptions(claims=("kept=/runs",)),
             {},
-            "--claim=kept=/runs: is for --to kubernetes and --to skypilot",
+            "--claim=kept=/runs: applies to --to kubernetes and --to skypilot",
         ),
     ],
 )
@@ -430,7 +430,7 @@ def test_a_script_is_named_for_export_and_takes_no_options_of_the_trainer(tmp_pa
     (tmp_path / "own.py").write_text("")
     asked = ["export-launch", "plan.json", "--to", "slurm", "-o", "out", "--script", "own.py"]
     for more in (["--save-weights"], ["--checkpoint-every", "5"], ["--max-restarts", "1"]):
-        assert_refused(run(*asked, *more, cwd=tmp_path), 2, "the built-in trainer's")
+        assert_refused(run(*asked, *more, cwd=tmp_path), 2, "the built-in trainer")
     done = run(*asked, "--json", "--", "--lr", "a b", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert joining.read(tmp_path / "out").script == (str(tmp_path / "own.py"), "--lr", "a b")

@@ -132,7 +132,7 @@ def test_a_host_hears_questions_and_stops_until_its_launcher_says_no_more() -> N
 @pytest.mark.parametrize(
     ("request_", "rule"),
     [
-        ({"kind": "check"}, "is none of this version"),
+        ({"kind": "check"}, "is not of this version"),
         ({"kind": "reap"}, "failed here: KeyError: 'run_id'"),
         ({"kind": "nothing"}, "failed here: KeyError: 'nothing'"),
     ],
@@ -333,7 +333,7 @@ def test_a_host_s_own_checks_all_have_an_answer(agents: Agents, tmp_path: Path) 
     request = {"step": "facts", "node": 0, "nodes": 1, "ranks": 2, "run_dir": str(tmp_path / "run")}
     answer = msgspec.convert(host.answer(request | {"plan": encode_plan(agents.plan()).decode()}), host.CheckReply)
 
-    wrong = {one.check: one.rule for one in answer.findings if "could not be asked" in one.rule}
+    wrong = {one.check: one.rule for one in answer.findings if "could not be checked" in one.rule}
     assert wrong == {}
     names = {one.check for one in answer.findings}
     assert {"devices", "software", "memory", "shared memory", "open files", "loading", "output", "room"} <= names

@@ -75,10 +75,10 @@ def test_the_last_lines_of_a_failed_run_say_what_failed_and_the_way_on(
     assert error == f"error: rank 1 failed first: {OWN}. Logs: {folder / 'logs'}"
     if whole:
         assert way == f"newest whole checkpoint: step-{5 * whole}"
-        assert last == "go on from it: executor resume 'a run'"
+        assert last == "resume from it: executor resume 'a run'"
     elif apart:
         assert way == "no checkpoint is whole in this folder; hosts may keep parts of one"
-        assert last == "go on from it: executor resume 'a run'"
+        assert last == "resume from it: executor resume 'a run'"
     else:
         assert ("--checkpoint-every" in last) == (not writes) and "start it again with executor run" in last
 

@@ -120,7 +120,7 @@ def test_of_sixty_pairs_of_runs_into_one_folder_one_has_it_and_the_other_touches
         won = [me for me, how in ends.items() if isinstance(how, dict)]
         assert len(won) == 1, (DRAWN[number], ends)
         refused, folder = ends[1 - won[0]], tmp_path / f"run-{number}"
-        assert f"{folder.name}: exists, and a run never mixes with another" in refused and "\n" not in refused
+        assert f"{folder.name}: exists, and a run needs a new folder" in refused and "\n" not in refused
         assert content(folder) == ends[won[0]]
         assert rundir.read_run_plan(folder).job.recipe.steps == 100 + won[0]
 
@@ -170,7 +170,7 @@ def test_what_is_no_process_in_a_lock_is_not_repeated_and_a_link_is_not_followed
         child.wait()
     (tmp_path / LOCK).unlink()
     (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PlannerError, match="takes no file from you"), held(tmp_path):
+    with pytest.raises(PlannerError, match="is not writable for you"), held(tmp_path):
         pass
     assert not (tmp_path / "elsewhere").exists()
 

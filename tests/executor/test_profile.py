@@ -136,7 +136,7 @@ def plan(steps: int) -> Plan:
 @pytest.mark.parametrize(
     ("step", "steps", "said"),
     [
-        (5, 20, "is no steady step: the meter looks into it, or into one before. Try 6"),
+        (5, 20, "is not a steady step: the meter instruments it or an earlier one. Try 6"),
         (21, 20, "the run has 20 steps. Try 20"),
         (6, 5, "the run has 5 steps, and those before step 6 are not steady. Add --steps 6"),
         (0, 20, "is no steady step"),
@@ -167,7 +167,7 @@ def test_a_script_of_one_s_own_is_not_recorded(capsys):
     code = command.exit_code(executor, ["run", "plan.json", "--script", "train.py", "--profile"], name="executor")
 
     assert code == 2
-    assert "--profile are the built-in trainer's" in capsys.readouterr().err
+    assert "--profile apply to the built-in trainer" in capsys.readouterr().err
 
 
 def test_a_run_folder_without_profiles_has_none_and_a_damaged_one_is_refused(tmp_path):

@@ -101,7 +101,7 @@ def test_another_word_goes_on_from_the_newest_whole_checkpoint(folder):
     (folder / "checkpoints" / "step-20" / "rank-0.safetensors").write_bytes(b"numberz")
 
     said = ready(folder, 0, "7.1.0")
-    assert "going on after step 10" in said[-1] and "passed over checkpoint step-20" in said[0]
+    assert "resuming after step 10" in said[-1] and "skipped checkpoint step-20" in said[0]
     found = joining.read(folder)
     assert (found.start, found.resume) == ("7.1.0", "checkpoints/step-10") and found.run_id != first.run_id
     assert not joining.read_joined(folder) and (folder / "config").is_dir()
@@ -135,7 +135,7 @@ def test_what_has_completed_is_refused_by_every_node_and_what_writes_no_checkpoi
     begun(folder, 10)
     rundir.write_json(folder / rundir.RECORD, record("completed", 0))
     for node in (0, 1):
-        with pytest.raises(PlannerError, match="has completed: there is nothing to go on with"):
+        with pytest.raises(PlannerError, match="has completed: there is nothing to resume"):
             ready(folder, node, "7.1.0")
     joining.write(folder, replace(joining.read(folder), checkpoints=None))
     for node in (0, 1):
@@ -163,5 +163,5 @@ def test_resume_makes_the_folder_ready_once_and_says_what_to_type(folder, tmp_pa
         )
         assert sorted(os.listdir(folder / "attempts")) == ["1"]
     assert attempts.read(folder)[0].status == "training failed"
-    assert_refused(run("resume", folder, "--max-restarts", "1", cwd=tmp_path), 2, "--max-restarts is for runs here")
-    assert_refused(run("resume", folder, "--sbatch", "time=1", cwd=tmp_path), 2, "--sbatch is for a run of Slurm")
+    assert_refused(run("resume", folder, "--max-restarts", "1", cwd=tmp_path), 2, "--max-restarts applies to runs here")
+    assert_refused(run("resume", folder, "--sbatch", "time=1", cwd=tmp_path), 2, "--sbatch applies to runs of Slurm")

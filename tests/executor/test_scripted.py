@@ -145,7 +145,7 @@ def test_a_file_that_the_backend_reads_otherwise_ends_the_start_before_any_rank(
     ended = start(ready, [])
 
     assert (ended.status, ended.exit_code) == ("launch failed", 4)
-    assert "plain reads it otherwise than planned: it is other" in ended.message
+    assert "plain reads it differently from the plan: it is other" in ended.message
     assert not (agents.place / "run" / "environment-0.json").exists()
     assert processes.processes_of(ready.run_id) == []
 
@@ -157,7 +157,9 @@ def test_ranks_that_do_not_meet_in_time_end_the_start_and_are_named(agents: Agen
     ended = start(ready_for(agents, start, meet_s=0.05), [])
 
     assert (ended.status, ended.exit_code) == ("launch failed", 4)
-    assert ended.message.startswith(f"after 0.05 s ranks 0, 1 on {HOST} were not started: the agent there has not")
+    assert ended.message.startswith(
+        f"after 0.05 s ranks 0, 1 on {HOST} were not started: the agent of the node is still"
+    )
 
 
 # -- a launcher's starts ----------------------------------------------------------------------------------------------

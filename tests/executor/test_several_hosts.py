@@ -137,7 +137,7 @@ def test_hosts_are_asked_to_be_their_nodes_and_what_they_send_is_kept(two: Calla
         assert asked.files == {name: (folder / name).read_text() for name in asked.files}
         assert set(asked.files) == {"plan.json", "join.json", "config/plain.json"}
     assert run.told.count("red:0  hello") == 2
-    apart = "note: red, blue keep their parts of checkpoints in /scratch/red, and a lost host takes its part along"
+    apart = "note: red, blue keep their parts of checkpoints in /scratch/red, and a lost host loses its part"
     assert sum(one.startswith(apart) for one in run.told) == 1
 
 
@@ -411,7 +411,7 @@ def test_what_a_run_left_on_hosts_is_ended_and_told_of(written: Any) -> None:  #
     written(says)
     assert ssh_run.ended_on_hosts((RED, BLUE, GREEN), "id", lambda _: None, "/scratch") == [
         "2 processes and its folder on red ended",
-        "green could not be asked (is gone)",
+        "green could not be checked (is gone)",
     ]
 
 

@@ -86,15 +86,15 @@ NO = {
     "something else": "cannot be reached: something else",
 }
 ENDS = {f"echo {shlex.quote(said)} >&2; exit 255": rule for said, rule in NO.items()} | {
-    "exit 255": "cannot be reached: nothing was said",
-    "exit 96": "could not run its prelude: nothing was said",
+    "exit 255": "cannot be reached: no output",
+    "exit 96": "could not run its prelude: no output",
     "echo no such file >&2; exit 127": "starts no Python: no such file",
     "echo not allowed >&2; exit 126": "starts no Python: not allowed",
-    "echo first >&2; echo last >&2; exit 1": "ended before Python spoke (exit code 1): last",
+    "echo first >&2; echo last >&2; exit 1": "ended before Python answered (exit code 1): last",
     "echo $marker; say old; sleep 9": "has Python 3.9 at /py, which is too old: 3.11 is the oldest",
     'echo $marker; say missing \', "module": "yaml"\'': "has no package yaml for Python 3.9 at /py",
     'echo $marker; say failed \', "place": "/c", "why": "full"\'': "cannot keep the code in /c (full)",
-    "echo $marker; echo no message": "said what no host of ours says (no message:",
+    "echo $marker; echo no message": "sent an invalid answer (no message:",
 }
 
 
@@ -120,9 +120,9 @@ def test_a_host_that_cannot_be_asked_is_refused_by_name_with_the_reason(
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ("ready; echo the end >&2; exit 3", "ended unasked (exit code 3): "),
-        ("ready; exit 95", "heard nothing of its launcher for 15 s, and ended what it had"),
-        ("ready; exit 255", "cannot be reached: nothing was said"),
+        ("ready; echo the end >&2; exit 3", "ended unexpectedly (exit code 3): "),
+        ("ready; exit 95", "lost contact with its launcher for 15 s, and ended its processes"),
+        ("ready; exit 255", "cannot be reached: no output"),
     ],
 )
 def test_a_host_that_is_lost_later_is_an_answer_and_a_message(

@@ -86,7 +86,7 @@ def test_state_and_progress_of_a_run_that_goes(folder):
     clock = Clock()
     lookout = Lookout(folder, clock)
     first = lookout.look()
-    assert (first.status, first.message, first.step) == ("starting", "0 of 2 ranks have met", 0)
+    assert (first.status, first.message, first.step) == ("starting", "0 of 2 ranks have joined", 0)
     assert first.loss is None and first.left_s is None and first.ranks[1].stage == ""
 
     logged(folder, 0, 1, 2)
@@ -128,7 +128,7 @@ def test_a_run_starts_until_all_its_ranks_have_met(folder):
         seen = Lookout(folder).look()
         said.append((seen.status, seen.message))
 
-    assert said == [("starting", "1 of 2 ranks have met"), ("running", "")]
+    assert said == [("starting", "1 of 2 ranks have joined"), ("running", "")]
 
 
 def test_a_launcher_that_is_gone_ends_the_watching_and_one_elsewhere_does_not(folder):
@@ -139,7 +139,7 @@ def test_a_launcher_that_is_gone_ends_the_watching_and_one_elsewhere_does_not(fo
 
     launched(folder, namespace="pid:[1]", process=ended())
     away = Lookout(folder).look()
-    assert away.exit_code is None and "cannot be seen from here" in away.message
+    assert away.exit_code is None and "is not visible from here" in away.message
 
 
 def test_a_failed_start_is_the_end_unless_another_follows(folder):

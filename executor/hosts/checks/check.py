@@ -1,4 +1,4 @@
-"""Ask every host of a plan, in three questions, and join what they say: facts, then who reaches node 0, then an
+"""Check every host of a plan in three rounds, and compare their answers: facts, then who reaches node 0, then an
 all-reduce over all ranks. A host that does not answer hides no other.
 
 Works over any contact with the hosts, one that starts processes elsewhere or this machine alone. Not here: what a host
@@ -46,7 +46,7 @@ HERE = HostEntry("this machine")
 
 
 class Transport(Protocol):
-    """What reaches hosts: requests by node go out together, answers come as they come."""
+    """A way to reach hosts: sends the requests of all nodes at once, and yields replies in the order they arrive."""
 
     def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterable[ssh.HostReply]:
         """Every host's answer or error, once."""
@@ -116,7 +116,7 @@ def checked(
         reduced = asking.step("reduce", range(len(names)), rows)
         rows += compare.rows_of_reduce(reduced, ranks, _predicted(plan, ranks * len(names)))
     elif all_reduce and ranks * len(names) > 1:
-        why = Finding(check="all-reduce", status="skip", measured="not asked: a check before it failed")
+        why = Finding(check="all-reduce", status="skip", measured="skipped: an earlier check failed")
         rows += [compare.row(why, node, name) for node, name in enumerate(names)]
     return CheckTable(_ordered(rows), asking.seconds)
 
@@ -236,7 +236,7 @@ def _meeting(looks: dict[int, Message], names: Sequence[str]) -> list[NodeFindin
 
 
 def _place(looks: dict[int, Message], master: str | None, rows: list[NodeFinding]) -> tuple[str | None, int]:
-    """Where node 0 is to be reached, as far as that is known."""
+    """The address of node 0, if it is known."""
     if 0 not in looks or rows:
         return None, 0
     port = int(looks[0]["port"])

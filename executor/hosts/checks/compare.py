@@ -43,7 +43,7 @@ def rows_of_refusals(errors: Mapping[int, PlannerError], names: Sequence[str], c
 
 
 def rows_of_clocks(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
-    """How far each clock is from node 0's, where the node reached it."""
+    """The offset of each node's clock from node 0's, where the node reached it."""
     rows = []
     for node, one in sorted(answers.items()):
         if one.ahead_s is None:
@@ -58,7 +58,7 @@ def rows_of_clocks(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
             check="clock",
             status="warn" if apart < FAR_S else "fail",
             measured=measured,
-            rule="who failed first is told by the nodes' clocks, and so is the age of shared files",
+            rule="the nodes' clocks decide which rank failed first, and the age of shared files",
             fix="Set it by a time server: chronyc makestep, or timedatectl set-ntp true",
         )
         rows.append(row(told, node, one.host))
@@ -96,7 +96,7 @@ def _compared(
         return row(Finding(check=name, status="pass", measured=value), node, one.host)
     status, fix = rule_of(name)
     if name in here:
-        who = "this machine, which asks,"
+        who = "this machine"
     else:
         who = next(other.host for place, other in sorted(answers.items()) if other.facts.get(name) == odd[node])
     rule = f"{who} has {_short(odd[node])}"
@@ -111,28 +111,29 @@ def _passed(size: int, seconds: float, ranks: int, predicted: float | None) -> F
         return Finding(check="all-reduce", status="pass", measured=measured)
     planned = f"{share * size / predicted / 1e9:.3g} GB/s"
     if seconds > 2 * predicted:
-        rule = f"the plan's links give {planned}, more than twice as much"
+        rule = f"the plan's links give {planned}, more than twice that"
         fix = "Look for a slower interface or a busy network; measure the links with executor probe"
         return Finding(check="all-reduce", status="warn", measured=measured, rule=rule, fix=fix)
     return Finding(check="all-reduce", status="pass", measured=f"{measured}, {planned} by the plan's links")
 
 
 def _blocked(blocked: Mapping[str, Sequence[int]], node: int, names: Mapping[int, str]) -> Finding:
-    """Whom a node does not reach on the ports that ranks open; of a node that reaches all others nothing is known."""
+    """The nodes that one node does not reach on the ports that ranks open; skipped for a node that reaches all
+    others."""
     others = [names.get(one, f"node {one}") for one in blocked.get(str(node), ())]
     if not others:
-        return Finding(check="all-reduce", status="skip", measured="not tried: other nodes do not reach each other")
-    rule = f"does not reach {', '.join(others)} on ports of ranks' own, of any number from 1024 up"
+        return Finding(check="all-reduce", status="skip", measured="skipped: other nodes do not reach each other")
+    rule = f"does not reach {', '.join(others)} on the ports that ranks use, any from 1024 up"
     fix = "Open every TCP port between the nodes, on the interface of the row above"
     return Finding(check="all-reduce", status="fail", field="all-reduce", rule=rule, fix=fix)
 
 
 def _failed(said: Mapping[str, object], ranks: int, names: Mapping[int, str]) -> Finding:
     missing = said.get("missing")
-    rule, fix = str(said["error"]), "Look at the rows above, or ask again with --debug-network"
+    rule, fix = str(said["error"]), "Look at the rows above, or check again with --debug-network"
     if isinstance(missing, list):
         nodes = sorted({rank // ranks for rank in missing})
-        rule = f"ranks {missing} ({', '.join(names.get(one, f'node {one}') for one in nodes)}) did not come"
+        rule = f"ranks {missing} ({', '.join(names.get(one, f'node {one}') for one in nodes)}) did not join"
     elif isinstance(found := said.get("cause"), (list, tuple)):
         rule, fix = f"{found[0]} ({said.get('line')})", str(found[1])
     elif said.get("unreached"):

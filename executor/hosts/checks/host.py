@@ -1,4 +1,4 @@
-"""What one host says of itself for a plan: its own checks, and facts that are compared with those of other hosts.
+"""One host's answers for a plan: its own checks, and facts that are compared with those of other hosts.
 
 A request and an answer are JSON; the function runs on the host, whatever brought the request there. Not here: the
 checks of one machine (executor.run.prepare), or what follows of all answers (compare.py).
@@ -46,7 +46,7 @@ REDUCED_BYTES = 16 * 2**20
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host is asked as `node` of so many, which starts `ranks`. `plan` is plan.json, `master` node 0's address,
+    """The questions to the host that is `node` and starts `ranks`. `plan` is plan.json, `master` node 0's address,
     `expected` the nodes that will call node 0.
 
     `copied`: a host that does not see `run_dir` keeps the run's files in `place`, or in its user's cache.
@@ -90,7 +90,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         asking = msgspec.convert(request, CheckRequest)
     except msgspec.ValidationError as error:
         fix = "Use the same meshwright on every node"
-        raise PlannerError("request", None, f"is none of this version ({error})", fix, exit_code=3) from None
+        raise PlannerError("request", None, f"is not of this version ({error})", fix, exit_code=3) from None
     plan = decode_plan(asking.plan.encode())
     steps = {"facts": _facts, "reach": _reach, "reduce": _reduce}
     found: CheckReply = steps[asking.step](asking, plan)
@@ -212,7 +212,7 @@ def _reduce(asking: CheckRequest, plan: Plan) -> CheckReply:
 
 
 def reduce_seconds(world: int) -> float:
-    """Most seconds of an all-reduce over so many ranks."""
+    """Time limit of an all-reduce over `world` ranks, in seconds."""
     return REDUCE_S + RANK_S * world
 
 
@@ -246,7 +246,7 @@ def _room(asking: CheckRequest, plan: Plan, options: RunOptions) -> str:
 
 
 def _kept_in(asking: CheckRequest) -> Path:
-    """Where the run's files will be on this host, as far as can be known before there are any (executor.hosts.node)."""
+    """The folder of the run's files on this host, as far as it is known before they exist (executor.hosts.node)."""
     folder = Path(asking.run_dir)
     seen = folder.parent.is_dir() or not asking.copied
     if seen:
@@ -271,7 +271,7 @@ def _interface(asking: CheckRequest, plan: Plan) -> str:
 
 
 def _unknown(asking: CheckRequest) -> bool:
-    """Whether there is no way to node 0 to look at: it is alone, or nobody knows where it is."""
+    """Whether there is no path to node 0 to check: it is the only node, or its address is unknown."""
     return asking.nodes == 1 or asking.master is None
 
 

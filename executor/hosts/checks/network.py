@@ -39,8 +39,8 @@ class Called(NamedTuple):
 
 
 def interface(place: address.NodeAddress, kind: str, env: Mapping[str, str]) -> str:
-    """The interface that ranks are told to talk over: what `env` names for the plan's transport, else the one on the
-    way to node 0. Refuses (exit code 3) one that is not there, is down or has no address that others reach."""
+    """The interface that ranks use: the one that `env` names for the plan's transport, else the one on the way to node
+    0. Refuses (exit code 3) one that is not there, is down or has no address that others reach."""
     variable = "NCCL_SOCKET_IFNAME" if kind == "cuda" else "GLOO_SOCKET_IFNAME"
     named = env.get(variable)
     if not named:
@@ -80,7 +80,7 @@ class Listener:
         self._all = threading.Event()
 
     def wait(self, patience_s: float = LISTEN_S) -> frozenset[int]:
-        """Listen until every expected node has called, or for so long; the nodes that did not."""
+        """Listen until every expected node has connected, or for `patience_s`; returns those that have not."""
         deadline = time.monotonic() + patience_s
         with contextlib.closing(self._socket):
             while self.expected - self.called and time.monotonic() < deadline:
@@ -163,7 +163,7 @@ def _called(master: str, port: int, token: str, node: int, source: str, timeout_
 
 
 def _silent(master: str) -> str:
-    """What silence on the port means: whether the host answers on another."""
+    """The reason why a port does not answer: whether the host answers on another one."""
     for port in OTHER_PORTS:
         with contextlib.suppress(OSError), contextlib.closing(socket.socket()) as asking:
             asking.settimeout(ANSWER_S / 2)

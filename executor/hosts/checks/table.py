@@ -49,7 +49,7 @@ def as_text(found: CheckTable, names: Sequence[str]) -> str:
 
 
 def summary(found: CheckTable, names: Sequence[str]) -> str:
-    """How many rows failed and on which hosts, in a sentence."""
+    """Number of failed rows and their hosts, in a sentence."""
     took = f"in {sum(found.seconds.values()):.1f} s"
     warned = sum(one.status == "warn" for one in found.rows)
     also = f", {warned} warned" if warned else ""
@@ -67,7 +67,7 @@ def said(one: NodeFinding) -> str:
 
 
 def _folded(groups: dict[tuple[str, str], list[NodeFinding]]) -> dict[tuple[str, str], list[NodeFinding]]:
-    """The same with one line for many nodes that pass with a figure of their own each."""
+    """The groups, with one line for nodes that all pass with different figures."""
     passed = [key for key in groups if key[0] == "pass"]
     if len(passed) <= MOST_LINES:
         return groups

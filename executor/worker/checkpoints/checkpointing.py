@@ -67,7 +67,7 @@ class Checkpointing:
         if policy is not None:
             seen, left = folders.begun(run, policy.every, self._rank, self._world_size)
             if left:
-                reporter.say(f"removed {', '.join(left)}, which had not been completed")
+                reporter.say(f"removed {', '.join(left)}, which was incomplete")
             self.apart = seen.apart
             self._leads, self._share = seen.leads, len(seen.own) / self._world_size
             self._saver = Saver(plan, run, seen, policy, first)
@@ -139,17 +139,17 @@ class Checkpointing:
             self._saver.save(done, updates, self._engine.views())
         elif due and not self._put_off:
             self._put_off = True
-            self._reporter.say(f"step {done}  the checkpoint waits until the one before is written")
+            self._reporter.say(f"step {done}  the checkpoint waits until the previous one is written")
         if stop:
             self.finish()
             if done < self._plan.job.recipe.steps:
                 raise self._ended(done)
 
     def _ended(self, done: int) -> Ended:
-        """What all ranks say, in rank 0's words: it alone knows whether the checkpoint was completed."""
+        """The last message of all ranks, from rank 0, which alone knows whether the checkpoint was completed."""
         failed = words.of_rank_0(self._failed, str)
         held = f"no checkpoint of it, {failed}" if failed else f"the checkpoint step-{done}"
-        rule = f"ended as it was asked to after step {done} of {self._plan.job.recipe.steps}, with {held}"
+        rule = f"ended on request after step {done} of {self._plan.job.recipe.steps}, with {held}"
         return Ended("run", None, rule, exit_code=ENDED)
 
     def finish(self) -> None:

@@ -73,7 +73,7 @@ def agreed(run: Path, folder: Path, rank: int) -> CheckpointSource:
     reasons = [f"{why} (on {said[at].host})" for at, some in faults for why in some.values()]
     if missing := whole - frozenset().union(*have):
         rule = reasons[0] if reasons else holdings.missing_text(found, missing)
-        raise PlannerError("checkpoint", folder.name, rule, "Go on with the hosts that wrote it", exit_code=3)
+        raise PlannerError("checkpoint", folder.name, rule, "Resume with the hosts that wrote it", exit_code=3)
     return CheckpointSource(folder, found, rank, have, leaders)
 
 
@@ -92,9 +92,9 @@ def _one(folder: Path, known: Sequence[Complete]) -> Complete:
     if not known:
         rule = "is in no rank's folder, or its COMPLETE is damaged in all"
     elif len({one.content_hash for one in known}) > 1:
-        rule = "is another checkpoint in one host's folder than in another's"
+        rule = "differs between the hosts' folders"
     if rule:
-        raise PlannerError("checkpoint", folder.name, rule, "Go on with the hosts that wrote it", exit_code=3)
+        raise PlannerError("checkpoint", folder.name, rule, "Resume with the hosts that wrote it", exit_code=3)
     return known[0]
 
 
@@ -214,5 +214,5 @@ def _written(path: Path, file: File, parts: Iterator[memoryview]) -> PlannerErro
 
 
 def _refused(path: Path, rule: str) -> PlannerError:
-    fix = "Make room there, or go on with the hosts that wrote it"
+    fix = "Make room there, or resume with the hosts that wrote it"
     return PlannerError("checkpoint", f"{path} on {socket.gethostname()}", rule, fix, exit_code=3)

@@ -1,4 +1,5 @@
-"""Which ranks see one run folder, and what the first of each folder tells the others while checkpoints are written.
+"""The ranks that share a run folder, and the messages between the first ranks of each folder while checkpoints are
+written.
 
 It goes through the store in which the ranks met, with a connection of its own: no collective, so nothing mixes with a
 step's. Not here: writing (saver.py), or what makes a checkpoint whole over several folders
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class FolderReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader of a folder says of its ranks' files, or why there are not all. `pause_s` as in RankReply."""
+    """A leader's report of its folder's files, or why some are missing. `pause_s` as in RankReply."""
 
     host: str
     files: dict[str, File] = {}
@@ -38,21 +39,21 @@ class FolderReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 says once it knows all parts: COMPLETE, or why there is none."""
+    """Rank 0's decision once all parts are known: COMPLETE, or why there is none."""
 
     complete: Complete | None = None
     error: str = ""
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader says once its folder is a checkpoint: all that the folder has, or why it is none."""
+    """A leader's report once its folder is a checkpoint: the folder's files, or why it is not one."""
 
     held: tuple[HeldCheckpoint, ...] = ()
     error: str = ""
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 says at last: which steps' checkpoints go, or why this one does not count."""
+    """Rank 0's last message: the steps whose checkpoints are deleted, or why this checkpoint does not count."""
 
     gone: tuple[int, ...] = ()
     error: str = ""
@@ -97,12 +98,12 @@ class RunFolders:
         self.store.set(self._key(step, type(what), self.rank), msgspec.json.encode(what))
 
     def heard(self, step: int, kind: type[T], rank: int, deadline: float) -> T:
-        """What a leader said, once it has; Silent where it says nothing until `deadline` (time.monotonic)."""
+        """A leader's message, once it has come; Silent where none comes until `deadline` (time.monotonic)."""
         key = self._key(step, kind, rank)
         try:
             while not self.store.check([key]):
                 if time.monotonic() > deadline:
-                    raise Silent(f"rank {rank} has said nothing of its folder's part in time")
+                    raise Silent(f"rank {rank} did not report its folder's part in time")
                 time.sleep(LOOK_S)
             return msgspec.json.decode(self.store.get(key), type=kind)
         except RuntimeError as error:  # torch's own, where the store's process has ended

@@ -1,4 +1,4 @@
-"""What rank 0 says and keeps of each step: a dense line, metrics.jsonl, result.json.
+"""Rank 0's log of each step: a line of output, metrics.jsonl, result.json.
 
 Not here: measuring memory or traffic (meter.py).
 """
@@ -100,11 +100,11 @@ class Reporter:
         self.say(f"step {line.bad_step}/{self.plan.job.recipe.steps}  {badloss.text(line)}")
 
     def seconds_after(self, step: int) -> float:
-        """How long the steps of this start took that came after so many."""
+        """Seconds of this start's steps from `step` on."""
         return sum(one.step_s for one in self.steps if one.step >= step)
 
     def validated(self, step: int, loss: float, tokens: int) -> None:
-        """Log one pass over the validation data, once `step` steps were done: the mean loss over so many targets."""
+        """Log one pass over the validation data, once `step` steps were done: the mean loss over `tokens` targets."""
         self.validation.append({"step": step, "loss": loss, "tokens": tokens})
         self._write({"step": step, "validation_loss": loss, "validation_tokens": tokens, "time": time.time()})
         self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")

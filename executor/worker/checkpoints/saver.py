@@ -38,7 +38,7 @@ NAME = "rank-{}.safetensors"
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a checkpoint after `step` steps, as rank 0 knows it; `error` is why there is none.
+    """The outcome of a checkpoint after `step` steps, as rank 0 knows it; `error` is why there is none.
 
     `pause_s` is the longest time that a rank's training stood still for it, `write_s` from its start until it was
     complete on the disk, `deleted` the older checkpoints that went for it.
@@ -72,7 +72,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, updates: int, views: Iterable[StateView]) -> None:
-        """Copy the views, and write them while training goes on. Waits first for the one before."""
+        """Copy the views, and write them while training goes on. Waits first for the previous checkpoint."""
         begin = time.perf_counter()
         self.wait()
         copies = list(self._copied(views))
@@ -128,7 +128,7 @@ class Saver:
             self._news.append(self._completed(folder, step, updates, self._part(folder, said), begin))
 
     def _part(self, folder: Path, own: RankReply) -> FolderReply:
-        """What is in this rank's folder."""
+        """The checkpoints in this rank's folder."""
         host = socket.gethostname()
         try:
             said = self._answers(folder, own)
@@ -226,7 +226,7 @@ class Saver:
                 checkpoints.delete(named[step])
 
     def _followed(self, folder: Path, step: int, own: FolderReply) -> None:
-        """On the first rank of another folder than rank 0's: do what rank 0 says."""
+        """On the first rank of another folder than rank 0's: follow rank 0's messages."""
         found: Complete | None = None
         try:
             self._folders.say(step, own)

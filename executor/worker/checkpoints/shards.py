@@ -31,7 +31,7 @@ ANOTHER = "Resume from another checkpoint of the run"
 
 
 class ShardPiece(msgspec.Struct, frozen=True):
-    """Where a file's tensor `key` lies in a parameter's state: as `pieces.StateView` says it."""
+    """The position of a file's tensor `key` in a parameter's state, as in `pieces.StateView`."""
 
     key: str
     name: str

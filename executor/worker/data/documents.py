@@ -90,7 +90,7 @@ class Documents(TrainingRows):
         )
 
     def width(self, longest: int) -> int:
-        """Tokens of a row, padding included, in a micro-batch whose longest row has so many. Never above seq_len, for
+        """Tokens of a row, padding included, in a micro-batch whose longest row has `longest`. Never above seq_len, for
         which memory is predicted."""
         if self.fixed_width:
             return self.seq_len

@@ -30,7 +30,7 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Tokenizer(ABC):
-    """What the trainer asks of a tokenizer."""
+    """The interface of a tokenizer."""
 
     size: int
     """One more than its largest id."""
@@ -180,7 +180,7 @@ class OwnTokenizer(Tokenizer):
             if after[: len(before)] != before or ids[: len(after)] != after:
                 rule = f"its chat template renders turn {index + 1} of {place} otherwise when more of the chat follows"
                 fix = "Mark the answers in the template with {% generation %}"
-                raise PlannerError("recipe.tokenizer", self.path, f"{rule}, so its tokens cannot be told", fix)
+                raise PlannerError("recipe.tokenizer", self.path, f"{rule}, so its tokens cannot be marked", fix)
             for at in range(len(before), self._end_of_answer(after, len(before))):
                 answers[at] = True
         return ids, answers

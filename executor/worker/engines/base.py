@@ -1,4 +1,4 @@
-"""What the training loop asks of a framework: one micro-batch forward, backward, one step, and its tensors.
+"""The training loop's interface to a framework: one micro-batch forward and backward, one step, and its tensors.
 
 Not here: the loop (train.py), or what any framework does.
 """
@@ -47,7 +47,7 @@ class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which share of every global batch this rank takes. Ranks that differ on other axes alone take the same."""
+        """The share of every global batch that this rank takes. Ranks that differ on other axes alone take the same."""
         place = 0
         for axis in ("dp_replicate", "dp_shard"):
             ranks = self.groups.get(axis, [self.rank])
@@ -103,7 +103,7 @@ class RankEngine(ABC):
         return loss_sum
 
     def share(self, batch: Batch) -> Batch:
-        """What this rank computes of a micro-batch: all of it, unless ranks share sequences."""
+        """The part of a micro-batch that this rank computes: all of it, unless ranks share sequences."""
         return batch
 
     @abstractmethod
@@ -147,7 +147,7 @@ class RankEngine(ABC):
 
     @abstractmethod
     def restored(self, updates: int) -> None:
-        """Complete what was written into the views: states after so many updates. Every rank must call it."""
+        """Complete what was written into the views: states after `updates` updates. Every rank must call it."""
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""
@@ -168,9 +168,9 @@ class RankEngine(ABC):
         return loss
 
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """What keeps the documents of packed rows apart: their positions, and a mask made of them, as Transformers
-        takes one that is whole already (masking_utils, _preprocess_mask_arguments). Padding needs none: it comes last,
-        where a causal model's other tokens do not see it."""
+        """The arguments that keep the documents of packed rows apart: their positions, and a mask made of them, as
+        Transformers takes one that is whole already (masking_utils, _preprocess_mask_arguments). Padding needs none: it
+        comes last, where a causal model's other tokens do not see it."""
         if batch.positions is None:
             return {}
         dtype = torch.float32 if self.plan.job.precision == "fp32" else torch.bfloat16
@@ -191,7 +191,7 @@ class TorchEngine(RankEngine):
         return self.model
 
     def _outside(self, weight: nn.Parameter) -> Replica:
-        """Which of how many ranks have the same of a weight for reasons that it does not show."""
+        """This rank's index and number among ranks that hold the same part of a weight, where it does not show it."""
         return ALONE
 
     def _update(self, lr: float, norm: float) -> float:
@@ -233,7 +233,7 @@ class TorchEngine(RankEngine):
 
 
 def check_norm(norm: float) -> float:
-    """The norm, if it is finite, else NotFinite. In a fake world nobody sent the others' part, so it means nothing."""
+    """The norm, if it is finite, else NotFinite. In a fake world no rank sent its part, so the norm means nothing."""
     if not math.isfinite(norm) and dist.get_backend() != "fake":
         raise NotFinite(norm)
     return norm

@@ -145,7 +145,7 @@ class DeepSpeedEngine(RankEngine):
         return pieces.trained(self.engine.module)
 
     def _part(self, weight: nn.Parameter) -> PartitionedPart:
-        """What of a weight ZeRO partitions: all of it."""
+        """The part of a weight that ZeRO partitions: all of it."""
         return deepspeed_views.whole(weight)
 
     @override

@@ -139,7 +139,8 @@ def split_dimension(weight: torch.Tensor) -> int | None:
 
 
 def split_part(weight: nn.Parameter, tensor_ranks: dist.ProcessGroup) -> PartitionedPart:
-    """What of a weight this tensor rank has: its equal part along the split dimension, or all of it as all have."""
+    """The part of a weight that this tensor rank has: its equal part along the split dimension, or all of it as all
+    have."""
     held, dimension = whole(weight), split_dimension(weight)
     place = (dist.get_rank(tensor_ranks), dist.get_world_size(tensor_ranks))
     if dimension is None:

@@ -22,7 +22,7 @@ from executor.worker.model.pieces import ALONE, Box, Replica, StateView
 
 
 class PartitionedPart(NamedTuple):
-    """What of a weight ZeRO partitions over its ranks, and who else has that."""
+    """The part of a weight that ZeRO partitions over its ranks, and its other copies."""
 
     shape: tuple[int, ...]
     box: Box

@@ -1,4 +1,4 @@
-"""Which tensors are alive on this rank, moment by moment, and what each of them is for.
+"""The tensors that are alive on this rank at each moment, by their term.
 
 Counts storages, so a view is never counted twice, and says for the fullest moment of each phase how many bytes
 belong to which term of `planner.spec.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), which

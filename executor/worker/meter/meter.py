@@ -123,7 +123,7 @@ class Meter:
                 self._phase = "step"
 
     def result(self) -> Measured:
-        """What was measured. A run that ends before the measured steps has only what it reached."""
+        """The measurements. A run that ends before the measured steps has only those it reached."""
         if self._live is not None and self._entered:
             self._conclude()
         self._note_device("steps")

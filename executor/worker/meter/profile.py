@@ -93,7 +93,7 @@ class Recording:
 
 
 def events_of(recorded: profile) -> list[Event]:
-    """What the profiler saw, in seconds."""
+    """The profiler's events, in seconds."""
     return [
         Event(
             event.name,

@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 class NamedCollective(NamedTuple):
-    """What is known of a collective beside its operation, from the step whose traffic was measured."""
+    """A collective's group and unit beside its operation, from the step whose traffic was measured."""
 
     op: str
     group: str
@@ -80,7 +80,7 @@ def spans_of(events: Sequence[Event], calls: Sequence[NamedCollective]) -> tuple
 
 
 def bounded(spans: Sequence[Span], most: int = MOST_SPANS) -> tuple[tuple[Span, ...], int, float]:
-    """As many spans as a file takes, the longest; how many are left out, and their seconds."""
+    """The longest spans, as many as a file takes; the number that are left out, and their seconds."""
     if len(spans) <= most:
         return tuple(spans), 0, 0.0
     by_length = sorted(spans, key=lambda span: -span.seconds)
@@ -204,7 +204,7 @@ def _within(intervals: Iterable[Interval], whole: Interval) -> list[Interval]:
 
 
 def _gaps(intervals: Iterable[Interval], whole: Interval) -> list[Interval]:
-    """What is left of an interval."""
+    """The remaining parts of an interval."""
     found: list[Interval] = []
     now = whole[0]
     for start_s, end_s in _union(_within(intervals, whole), 0.0):

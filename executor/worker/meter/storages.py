@@ -46,7 +46,7 @@ class TrackedStorage:
     watch: weakref.ref[Any] | None = None
 
     def term(self, phase: str) -> str:
-        """Which term its bytes count under in `phase`; the first fact that holds decides."""
+        """The term of its bytes in `phase`; the first fact that holds decides."""
         if self.state:
             return self.state
         if self.was_parameter:

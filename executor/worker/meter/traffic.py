@@ -120,7 +120,7 @@ class TrafficMeter(KernelMode):
 
 
 def sends_activations(layout: Layout) -> bool:
-    """Whether modules send what they compute, told apart by the module that sends."""
+    """Whether modules send their results, so that traffic names the sending module."""
     return layout.tp > 1 or layout.ep > 1
 
 
@@ -209,7 +209,7 @@ class FsdpUnits:
 
 
 def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
-    """What an FSDP2 unit is by the name and kind of its modules: layer, embed or tail.
+    """The kind of an FSDP2 unit by its modules' names and classes: layer, embed or tail.
 
     The root is tail too: all that it has of its own is GPT-2's table of positions, which it gathers beside the tail.
     Experts that are spread over ranks are a unit within their layer.

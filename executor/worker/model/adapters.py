@@ -59,7 +59,7 @@ def _config(lora: Lora, **more: Any) -> Any:
 
 
 def ordinary_name(name: str) -> str:
-    """What Transformers calls a weight that carries an adapter or has a copy; an adapter is `<module>.lora_A.weight`, a
+    """Transformers' name of a weight that carries an adapter or has a copy; an adapter is `<module>.lora_A.weight`, a
     copy `<module>.modules_to_save.weight`."""
     return name.replace(".base_layer.", ".").replace(".original_module.", ".").replace(".default.", ".")
 
@@ -70,8 +70,8 @@ def is_adapter(name: str) -> bool:
 
 
 def saved_name(name: str) -> str | None:
-    """What a folder of adapters calls a weight: an adapter, or the copy of a module, which has the module's own name.
-    None of a weight of the base."""
+    """The name of a weight in a folder of adapters: an adapter, or the copy of a module, which has the module's own
+    name. None for a weight of the base."""
     ordinary = ordinary_name(name)
     return ordinary.replace(COPY, ".") if COPY in ordinary else ordinary if is_adapter(name) else None
 

@@ -82,7 +82,7 @@ def _quantise(linear: Any, value: WeightValue, device: torch.device) -> nn.Param
 
 
 def _allocate_shards(model: nn.Module, device: torch.device) -> None:
-    """Memory for every sharded weight; FSDP2 is told to look at its shards anew, as when a model is moved."""
+    """Memory for every sharded weight; FSDP2 then reads its shards again, as when a model is moved."""
     from torch.distributed.fsdp import FSDPModule
 
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied weight is found twice

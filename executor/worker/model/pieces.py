@@ -50,7 +50,7 @@ class StateView:
     """False where another rank's views cover these numbers, cut otherwise."""
 
     def share(self) -> StateView | None:
-        """What this rank writes: one of `replica`'s equal shares; None where that is nothing."""
+        """The part that this rank writes: one of `replica`'s equal shares; None where that is empty."""
         which, of = self.replica
         count, begin = self.tensor.numel(), self.flat[0]
         start, stop = count * which // of, count * (which + 1) // of

@@ -84,7 +84,7 @@ def _name(inner: Any, names: tuple[str, ...]) -> str:
 
 
 class _Nothing:
-    """What later stages add for learned positions: no tensor, and so no copy of the hidden states."""
+    """The addend of later stages for learned positions: no tensor, and so no copy of the hidden states."""
 
     def to(self, *_: Any) -> _Nothing:
         return self

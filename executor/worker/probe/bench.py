@@ -23,7 +23,7 @@ ProbeRows = list[dict[str, Any]]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher asks of every rank. `quick` takes few sizes, for a test of the way and not of the machine."""
+    """The launcher's request to every rank. `quick` takes few sizes, as a smoke test."""
 
     kind: str
     nodes: int
@@ -57,7 +57,8 @@ class Bench:
         return self.agreed(statistics.median(self._once(call, queued) for _ in range(count)), statistics.median)
 
     def slowest(self, call: Callable[[], Any], share_s: float = 0.3) -> float:
-        """The same, 3 to 60 times, for a call that ranks make together: each takes as long as on its slowest rank."""
+        """Median seconds, over 3 to 60 repetitions, of a call that ranks make together: each takes as long as on its
+        slowest rank."""
         queued, count = self._repeats(call, share_s, most=60, least=3)
         mine = torch.tensor([self._once(call, queued) for _ in range(count)], dtype=torch.float64, device=self.device)
         dist.all_reduce(mine, dist.ReduceOp.MAX)

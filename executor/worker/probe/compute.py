@@ -1,4 +1,4 @@
-"""What one rank computes, timed alone: matrix products, attention, element-wise kernels, the cost of small operations.
+"""One rank's computation, timed alone: matrix products, attention, element-wise kernels, the cost of small operations.
 
 Sizes are those of training: tokens by widths, as linear modules have them. Not here: calls between ranks
 (links.py).
@@ -142,7 +142,7 @@ def _chains(bench: Bench, tokens: int, width: int) -> ProbeRows:
 
 
 def overheads(bench: Bench) -> ProbeRows:
-    """What one operation costs before its data does, alone, recorded for backward, in backward and in AdamW."""
+    """The fixed cost of one operation: alone, recorded for backward, in backward and in AdamW."""
     x = _random(bench, 4)
     taped = x.clone().requires_grad_()
     weights = [torch.nn.Parameter(_random(bench, 4)) for _ in range(SMALL)]
@@ -168,7 +168,7 @@ def _chain(x: Tensor) -> Tensor:
 
 
 def _formats(bench: Bench) -> dict[str, torch.dtype]:
-    """fp16 is left out on a CPU: its products there are emulated, and nobody trains so."""
+    """fp16 is left out on a CPU: its products there are emulated and not used for training."""
     return {name: dtype for name, dtype in DTYPES.items() if bench.device.type != "cpu" or name != "fp16"}
 
 

@@ -1,4 +1,4 @@
-"""What ranks send each other, timed: collectives by size, over ranks of one node and over nodes, and their overlap.
+"""Communication between ranks, timed: collectives by size, over ranks of one node and over nodes, and their overlap.
 
 Not here: what one rank computes (compute.py), or bytes on the wire (planner.parallelism.collectives).
 """

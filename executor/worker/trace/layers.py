@@ -43,7 +43,7 @@ def phase_of(name: str, start: dict[TrackedStorage, int], changes: Sequence[Stor
 
 
 def kept_of(start: dict[TrackedStorage, int], tokens: int) -> tuple[SavedTensor, ...]:
-    """What the second block keeps for its backward, and what the loss does, from what is alive when backward begins."""
+    """Tensors that the second block and the loss keep for backward, from those alive when backward begins."""
     found = []
     for storage, size in start.items():
         term, path = storage.term("backward"), LAYER.search(storage.path)
@@ -86,9 +86,9 @@ def _with_layers(small: Phase, large: Phase, at: tuple[int, int], layers: int) -
 
 
 def _done(small: Phase, large: Phase, at: tuple[int, int], rows: Any) -> Any:
-    """What the larger forward holds beyond the smaller one after its events `rows`: those of the last layer are paired
-    from where it begins, those that are the same at the end of both from the end, earlier ones have the difference
-    where the last layer begins."""
+    """The bytes that the larger forward holds beyond the smaller one after its events `rows`: those of the last layer
+    are paired from where it begins, those that are the same at the end of both from the end, earlier ones have the
+    difference where the last layer begins."""
     begin, small_begin = (
         _middle(phase, layers - 1, forward=True) for phase, layers in ((large, at[1]), (small, at[0]))
     )

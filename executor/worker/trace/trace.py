@@ -50,7 +50,7 @@ class FakeRun(msgspec.Struct, frozen=True):
 
 
 def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -> Traced:
-    """What the meter of `rank` would report of one step, every layer run (`full`) or extrapolated from few.
+    """The report of `rank`'s meter for one step, every layer run (`full`) or extrapolated from few.
 
     `kernels` asks for what a block keeps, in a run of its own that recomputes nothing.
     """
@@ -124,7 +124,7 @@ def _kept_by_a_block(plan: Plan, rank: int) -> tuple[SavedTensor, ...]:
 
 
 def _of_layers(plan: Plan, layers: int) -> Plan:
-    """The plan with so many layers, and no more micro-batches than differ."""
+    """The plan with `layers` layers, and no more micro-batches than differ."""
     layout = replace(plan.layout, grad_accum=min(plan.layout.grad_accum, MICRO_BATCHES))
     return replace(plan, model=replace(plan.model, layers=layers), layout=layout)
 
