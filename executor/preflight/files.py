@@ -55,7 +55,9 @@ def check_reader(path: Path, field: str) -> None:
 
 
 def _json(path: Path, field: str) -> Iterator[DataRow]:
-    if _begins(path) != b"[":
+    with reading.opened(path) as file:
+        begin = file.read(LOOKED_AT).removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
+    if begin != b"[":
         with refusing(OSError, field, path, "cannot be read", "Give a file of shorter lines"):
             for number, line in enumerate(reading.read_lines(path), 1):
                 if line.strip():
@@ -65,12 +67,6 @@ def _json(path: Path, field: str) -> Iterator[DataRow]:
             raw = reading.read_bytes(path, reading.LOG_BYTES)
             found: Any = reading.read_json(raw.removeprefix(BYTE_ORDER_MARK))
         yield from ((f"{path.name} example {number}", one) for number, one in enumerate(found, 1))
-
-
-def _begins(path: Path) -> bytes:
-    """The first byte that is not blank."""
-    with reading.opened(path) as file:
-        return file.read(LOOKED_AT).removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
 
 
 def _texts(path: Path, field: str) -> Iterator[DataRow]:

@@ -107,7 +107,7 @@ def interrupted(number: int) -> RunVerdict:
 
 
 def judge(evidence: Evidence) -> RunVerdict:
-    """The verdict: what the person did comes first, then what befell the run folder, then who failed first."""
+    """The verdict: a signal to the launcher decides first, then damage to the run folder, then the first failure."""
     ending, failure = evidence.ending, next(iter(evidence.failures), None)
     if ending.signal is not None:
         return _with_checkpoint(interrupted(ending.signal), failure)
@@ -115,7 +115,9 @@ def judge(evidence: Evidence) -> RunVerdict:
         message = f"{evidence.folder_name} was deleted while the run was under way, so nothing of it is kept"
         return _failed(evidence, message, cause="folder deleted")
     if ending.ok:
-        return _of_ended(evidence)
+        if not evidence.differences:
+            return COMPLETED
+        return RunVerdict("launch failed", LAUNCH_FAILED, "; ".join(evidence.differences), cause="another world")
     if evidence.hung:
         return _of_hang(evidence)
     if _lacked_room(evidence, failure):
@@ -161,12 +163,6 @@ def may_pass(evidence: Evidence, found: RunVerdict) -> bool:
         return True
     refused = failure is not None and failure.record is not None and failure.record.refusal
     return found.status == "training failed" and not refused and found.cause not in ("disk full", "input changed")
-
-
-def _of_ended(evidence: Evidence) -> RunVerdict:
-    if not evidence.differences:
-        return COMPLETED
-    return RunVerdict("launch failed", LAUNCH_FAILED, "; ".join(evidence.differences), cause="another world")
 
 
 def _of_hang(evidence: Evidence) -> RunVerdict:

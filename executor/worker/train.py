@@ -193,7 +193,8 @@ class _Training:
                 loss = self._mean(loss_sum, step, targets) if self._guard.looks_first else None
                 with meter.phase("optimizer"):
                     norm, bad = self._guard.step(rate, loss)
-                _finish_device_work(self._engine.device)
+                if self._engine.device.type == "cuda":
+                    torch.cuda.synchronize(self._engine.device)
             seconds = time.perf_counter() - begin
         if bad is not None:
             made = badloss.line(batch, step, bad, loss, norm, seconds)
@@ -268,11 +269,6 @@ def _choose_device(plan: Plan) -> None:
         )
     else:
         torch.cuda.set_device(local_rank)
-
-
-def _finish_device_work(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _refuse(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> int:

@@ -26,7 +26,7 @@ def live(optimizer: Any = None) -> WrappedScript:
     Under DeepSpeed the optimizer holds partitions, not the module's weights, so the engine is the one there is.
     """
     world, rank = _world()
-    held = _weights_of(optimizer)
+    held = {id(weight): weight for group in getattr(optimizer, "param_groups", ()) for weight in group["params"]}
     wrappers: dict[str, Any] = {}
     for module in _modules():
         for kind in type(module).__mro__:
@@ -49,11 +49,6 @@ def _world() -> tuple[int, int]:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return 1, 0
     return dist.get_world_size(), dist.get_rank()
-
-
-def _weights_of(optimizer: Any) -> dict[int, Any]:
-    groups = getattr(optimizer, "param_groups", ())
-    return {id(weight): weight for group in groups for weight in group["params"]}
 
 
 def _modules() -> list[Any]:
