@@ -256,7 +256,7 @@ def run(
 @cli_options.TOLERANCE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
-    """Predicted against measured, line by line, from the folder RUN alone."""
+    """Compare what RUN measured with its prediction, line by line, from its folder alone."""
     tolerances = lines.parse_tolerances(tolerance)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None

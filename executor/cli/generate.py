@@ -30,7 +30,11 @@ from planner.basics.saying import say
     help="0 always takes the likeliest token; 1 samples from the model's distribution.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(1, 1_000_000), default=256, show_default=True, help="Most tokens to generate."
+    "--tokens",
+    type=click.IntRange(1, 1_000_000),
+    default=256,
+    show_default=True,
+    help="Tokens to generate at most.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
 @click.option("--plain", is_flag=True, help="Continue the prompt as text, not as a turn of a chat.")

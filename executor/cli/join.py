@@ -21,11 +21,11 @@ from planner.basics.saying import say
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--node-rank", type=int, metavar="N", help="Which node this host is, from 0.")
+@click.option("--node-rank", type=int, metavar="N", help="Number of this node, from 0.")
 @click.option(
     "--master", metavar="HOST[:PORT]", help="Node 0 as every node reaches it; node 0 itself may leave it out."
 )
-@click.option("--slurm", "by_slurm", is_flag=True, help="Read both from the environment of a task that srun started.")
+@click.option("--slurm", "by_slurm", is_flag=True, help="Read rank and master from the environment of a task of srun.")
 @click.option(
     "--env",
     multiple=True,
@@ -59,7 +59,7 @@ def join(
     debug_network: bool,
     as_json: bool,
 ) -> int:
-    """Be node N of the run in RUN, a folder made by executor run --dry-run -o RUN: shared, or a copy on each host."""
+    """Join the run in RUN as node N. executor run --dry-run -o RUN makes the folder, shared or copied to each host."""
     if by_slurm == (node_rank is not None) or (by_slurm and (master or start)):
         raise click.UsageError("give --node-rank (and --master, --start), or --slurm, which reads them all")
     part = slurm.part(os.environ) if by_slurm else None

@@ -55,7 +55,7 @@ def measure(
     runs: Path | None,
     as_json: bool,
 ) -> int:
-    """Run a matrix of models, methods and layouts on what is here, and keep a row of each."""
+    """Run a matrix of models, methods and layouts on this machine, and write a row for each."""
     if output is None and not list_only:
         raise click.UsageError("give -o ROWS.jsonl, or --list to run nothing")
     if output is not None:
@@ -97,7 +97,7 @@ def measure(
 @click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
 @click.option("--ranks", type=int, help="Ranks per node (default: its GPUs; two on a CPU).")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
-@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Which devices (default: GPUs where there are any).")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Kind of devices (default: GPUs where there are any).")
 @click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
               help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Few sizes, once each: a smoke test with poor figures.")

@@ -50,11 +50,11 @@ from planner.spec.record import RunRecord
 )
 @cli_options.MASTER
 @click.option(
-    "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="Of a job of Slurm: another option of it. Repeatable."
+    "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="With Slurm: another option of the job. Repeatable."
 )
 @cli_options.YES
 @cli_options.TRUST_OWNER
-@click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
+@click.option("--max-restarts", type=click.IntRange(0, 100), help="Restarts, as of executor run (default: the run's).")
 @cli_options.STALL_TIMEOUT
 @cli_options.ON_BAD_LOSS
 @cli_options.LOSS_SPIKE
@@ -187,7 +187,7 @@ def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[HostEnt
 @click.option("--yes", is_flag=True, help="Reach the hosts that RUN names without asking.")
 @cli_options.TRUST_OWNER
 def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
-    """End RUN as its scheduler would: a checkpoint first, where it writes any. What a killed launcher left is ended."""
+    """End RUN as its scheduler would: a checkpoint first, if it writes any. Also ends leftovers of a lost launcher."""
     rundir.read_run_plan(folder)
     check_owner(folder, trust_owner)
     confirmed = partial(cli_output.confirm_hosts, folder, yes, "Add --yes")
@@ -201,7 +201,7 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank (default: all).")
 @click.option("--last", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each rank.")
 def logs(folder: Path, rank: int | None, count: int) -> int:
-    """The last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
+    """Print the last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
     for line in attach.last_lines(folder, rank, count):
         say(line)
     return 0

@@ -25,9 +25,9 @@ from planner.basics.saying import say
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="A JSON object on stdout for each change (watch/1).")
 def watch(folder: Path, as_json: bool) -> int:
-    """Show RUN as it goes until it ends, and end with its exit code: step, loss, speed, time left, ranks, checkpoint.
+    """Show RUN until it ends, and exit with its exit code: step, loss, speed, time left, ranks, checkpoint.
 
-    Only its folder is read, and nothing is ended: Ctrl-C ends the watching alone. A run whose launcher was killed is 7.
+    Only reads its folder: Ctrl-C stops watching, not the run. The exit code is 7 if its launcher was killed.
     """
     lookout, shown = Lookout(folder), writer(as_json)
     try:
