@@ -140,7 +140,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-    # ZeRO sums micro-batches in bf16, as DeepSpeed does left to itself: told otherwise it takes another optimizer at
+    # ZeRO sums micro-batches in bf16, as DeepSpeed does by default: with fp32 sums it takes another optimizer at
     # stage 1 (engine.py, _do_optimizer_sanity_check), the one that pipelines run anyway.
     wide = job.precision == "bf16" and layout.engine == "deepspeed-pipeline"
     sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if wide else {}

@@ -40,7 +40,7 @@ def tell(text: str) -> None:
 
 
 def confirm(ready: launch.PreparedRun, yes: bool) -> None:
-    """Say what will run, and ask whether it shall where somebody can answer."""
+    """Print what will run, and ask for confirmation where the input is a terminal."""
     tell(_headline(ready))
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Start?", abort=True, default=True, err=True)

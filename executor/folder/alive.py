@@ -79,7 +79,7 @@ _voice: Voice | None = None
 def begin(folder: Path, rank: int) -> None:
     """Say from now on in `folder` where this process is, as rank `rank`."""
     global _voice
-    with suppress(OSError):  # a folder that takes no file: then nobody hears, which ends no training
+    with suppress(OSError):  # a folder that takes no file loses the report and ends no training
         _voice = Voice(folder, rank)
 
 

@@ -183,5 +183,5 @@ def _place(folder: Path, node: int) -> Path:
 def _read(path: Path) -> Joined | None:
     try:
         return msgspec.json.decode(read_bytes(path), type=Joined)
-    except (OSError, *NOT_JSON):  # gone, or somebody else's
+    except (OSError, *NOT_JSON):  # gone, or another user's
         return None

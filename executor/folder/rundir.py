@@ -48,8 +48,8 @@ WordOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_WORD})?\Z")]
 LineOfText = Annotated[
     str, msgspec.Meta(max_length=4096, pattern="\\A[^\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069]*\\Z")
 ]
-"""What somebody else may have written into a run folder where an id is read, which may become part of a name, and where
-a text is, which may be shown: the decoder refuses others."""
+"""Text of a run folder that another user may have written: an id, which may become part of a name, and a line, which
+may be shown. The decoder refuses others."""
 FolderState = Literal["whole", "deleted", "full"]
 
 
@@ -98,7 +98,7 @@ def default_folder(plan: Plan, now: datetime | None = None) -> Path:
         strategy = plan.layout.engine
     if plan.job.method != "full":
         strategy = f"{plan.job.method}-{strategy}"
-    # The model's name comes from a file somebody wrote: only what is safe in a path survives.
+    # The model's name comes from a file of unknown origin: only what is safe in a path survives.
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.name).strip("-.") or "model"
     return Path(DEFAULT_PARENT) / f"{model}-{strategy}-{stamp}"
 

@@ -38,13 +38,13 @@ LOOK_S = 1.0
 ASK_S = 10.0
 """How often Slurm is asked: all who use it share one server."""
 SETTLED_S = 60.0
-"""A start that failed is the run's end where nothing followed it for so long, if another could follow."""
+"""Seconds without another start after which a failed one counts as the run's end, if another could follow."""
 MAKING_S = 5.0
-"""A folder without launcher and record is taken for one that is being made for so long."""
+"""Seconds for which a folder without launcher and record counts as being made."""
 TAIL_BYTES = 256 * 1024
 RECENT_STEPS, RECENT_TURNS = 20, 100
 FOLLOWED = 128
-"""Exit codes above it are signals': such an end is nobody's failure, and no start follows."""
+"""Exit codes above it are signals': such an end is not a failure, and no start follows."""
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ from planner.views.render import layout_text
 SETTLE_S = 2.0
 """After one node's failure, for others to see by themselves that a peer is gone."""
 STOP_S = 25.0
-"""For a node that was told to stop."""
+"""For a node that was asked to stop."""
 LOOK_S = 60.0
 OWN = frozenset((rundir.PLAN, rundir.RECORD, rundir.LAUNCH, rundir.LAUNCHER, joining.JOIN, rundir.HOSTS))
 """Files of the run folder that are the launcher's alone."""

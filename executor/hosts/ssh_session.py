@@ -80,7 +80,7 @@ REFUSALS = (
      "Try ssh {name} true"),
     (r"Connection (reset|closed)|not responding|Broken pipe", "closed the connection", "Try ssh {name} true"),
 )  # fmt: skip
-"""What ssh says, as a rule with its way out; the first that is found."""
+"""Messages of ssh, each with its rule and fix; the first match counts."""
 
 
 def words(machine: HostEntry) -> list[str]:
@@ -191,7 +191,7 @@ class Session:
         code = Path(__file__).with_name("boot.py").read_bytes()
         asked = {"marker": marker, "code": sources().digest, "contact": self.contact}
         opening = f"{first_line(self.machine)}\n{len(code)}\n".encode() + code + msgspec.json.encode(asked) + b"\n"
-        with contextlib.suppress(OSError):  # why it does not listen is in what it says
+        with contextlib.suppress(OSError):  # its messages have the reason why it does not listen
             assert self.process.stdin is not None
             self.process.stdin.write(opening)
             self.process.stdin.flush()

@@ -37,7 +37,7 @@ COUNTED_VARIABLE = "MESHWRIGHT_COUNTED"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Over which interface ranks talk. The launcher finds it; what a person gives by --env comes before."""
 
-# Below the range from which Linux hands out ports to outgoing connections (32768 up): nobody takes one by accident.
+# Below the range from which Linux hands out ports to outgoing connections (32768 up): no program takes one by accident.
 FIRST_PORT, PORTS = 20000, 10000
 
 

@@ -41,7 +41,7 @@ BEYOND = 1.2
 """How much of the device a cell "beyond" is predicted to need: enough that only the prediction can be the reason."""
 LARGEST_TRIED = 2**14
 NODE_GPUS = 8
-"""Tensor parallel groups and one replica of hsdp stay within so many ranks."""
+"""Tensor parallel groups and one replica of hsdp have at most this many ranks."""
 STEPS = 12
 """Five steps are measured in other ways than by the clock (executor.worker.meter.meter), the others are timed."""
 
@@ -70,7 +70,7 @@ class LeftOut(Exception):
 def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[MatrixCell]:
     """The cells of a built-in matrix, or of a TOML file of one's own, that suit this machine.
 
-    `fake_world` asks for one rank of so many instead of real worlds. A combination that cannot be planned is a cell
+    `fake_world` asks for one rank of that many instead of real worlds. A combination that cannot be planned is a cell
     with its refusal; one that this machine is too small for is left out where it is a product's, since the tables are
     written for machines of every size.
     """

@@ -43,7 +43,7 @@ from planner.spec.record import RunRecord
 LOOK_S = 1.0
 """How often other nodes are looked for in the run folder."""
 OTHERS_END_S = 5.0
-"""How long a node whose run failed waits for what others say of their end."""
+"""Seconds that a node of a failed run waits for the reports of the others' ends."""
 
 
 @dataclass(frozen=True)

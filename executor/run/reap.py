@@ -100,7 +100,7 @@ def standing(folder: Path) -> Standing:
         return Standing("running", f"on {', '.join(names)}" if names else "no host has begun", processes=found)
     if launcher is not None or found:
         return Standing("running", f"{found} processes", processes=found)
-    if (folder / JOIN).is_file():  # node 0 says who launched, and nobody else
+    if (folder / JOIN).is_file():  # only node 0 records the launcher
         job = slurm.read_job(folder)
         there = [one for one in read_joined(folder).values() if not one.refusal]
         ends = [f" ({one.end.status})" if one.end else "" for one in there]

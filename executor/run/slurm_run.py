@@ -1,6 +1,6 @@
 """`executor run --launcher slurm`: submit a run as a job of Slurm, or run it on the nodes of the allocation one is in.
 
-Either way every node's agent is `executor join`, which srun starts. Not here: the script, or what Slurm says
+Either way every node's agent is `executor join`, which srun starts. Not here: the script, or Slurm's answers
 (slurm.py).
 """
 
@@ -127,7 +127,7 @@ def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[PreparedRu
         record = record_of(ready, _without_record(job, code, signals), begun, time.monotonic() - clock, ())
         rundir.keep_record(folder, record)
     elif signals and record.exit_code:  # to the nodes it was Slurm's SIGTERM
-        by, rest = interrupted(signals[0]), record.message.partition("; ")[2]  # what it says of a checkpoint
+        by, rest = interrupted(signals[0]), record.message.partition("; ")[2]  # its part about a checkpoint
         message = by.message + f": {rest}" * bool(rest)
         record = msgspec.structs.replace(record, exit_code=by.exit_code, message=message)
         rundir.keep_record(folder, record)

@@ -31,7 +31,7 @@ DECIDED = frozenset(
 """What the plan and the launcher decide; another value would be another run."""
 
 NETWORK_DEBUG = {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""What makes NCCL and torch say why ranks do not reach each other; gloo says it unasked."""
+"""Variables that make NCCL and torch log why ranks do not reach each other; gloo always does."""
 
 # An inherited variable that is named so is left out, whatever its prefix.
 SECRET_WORDS = frozenset(
@@ -78,7 +78,7 @@ def debugging(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that it must not be passed on unasked."""
+    """Whether a variable's name says that it is a secret, passed on only by `--env`."""
     return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 

@@ -131,9 +131,9 @@ def _others() -> Iterator[tuple[int, dict[str, str]]]:
             continue
         try:
             raw = (entry / "environ").read_bytes()
-        except OSError:  # gone meanwhile, or somebody else's
+        except OSError:  # gone meanwhile, or another user's
             continue
-        # A container's processes have numbers of its own: what they say of their launcher means nothing here.
+        # A container's processes have numbers of its own: their record of a launcher means nothing here.
         if raw and RUN_ID_VARIABLE.encode() in raw and namespace(pid) == here:
             pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
             yield pid, {name: value for name, _, value in pairs}

@@ -1,6 +1,6 @@
 """Detects a hang: a stopped rank, or ranks without progress; and describes which ranks wait where for which.
 
-One watch looks after the ranks of one node, whose processes it sees. Not here: what ranks say of themselves (alive.py),
+One watch looks after the ranks of one node, whose processes it sees. Not here: the ranks' own reports (alive.py),
 or what a run's end is called (verdict.py).
 """
 
@@ -29,9 +29,9 @@ LOOK_S = 1.0
 STOPPED_S = 5.0
 """A rank that is stopped and continued within this time is let be."""
 LEAST_STALL_S, STALL_STEPS = 60.0, 20
-"""Without a progress of any rank for so long, or for so many median steps, a run hangs."""
+"""A run hangs if no rank makes progress for this many seconds, or for this many median steps."""
 LONG_S, LONG_STALLS = 600.0, 10
-"""The same for the first step, for a checkpoint and for loading one: nobody knows yet how long these take."""
+"""The limits of the first step, of a checkpoint and of loading one, whose times are not known yet."""
 LONG_STAGES = (alive.FIRST_STEP, alive.CHECKPOINT, alive.RESTORE)
 UNWATCHED = (alive.START, alive.END)
 """Before the ranks have met `--meet-timeout` counts; at the end the timeout of the process groups does."""

@@ -21,8 +21,8 @@ from planner.spec.record import Attempt
 
 SLOW, MOSTLY, LEAST_STEPS = 1.15, 0.75, 8
 """A rank is slow whose busy time is 1.15 times the median of its peers', in three of four steps. Cards of one kind
-differ by a few percent, and a machine that does something else for a moment is slow in a few steps; in so many of eight
-or more steps no chance puts an even rank."""
+differ by a few percent, and a machine that does something else for a moment is slow in a few steps; chance does not
+make an even rank slow in three of four of eight or more steps."""
 LEAST_SHARE = 0.05
 """Of the step: who is slow by less costs less than what there is to find."""
 STALL, STALL_BEYOND_OTHERS, STALL_S = 3.0, 1.5, 1.0

@@ -191,7 +191,7 @@ def hang_up(signals: list[int], stream: int) -> Iterator[None]:
     """Append SIGHUP to `signals` when the reader of `stream` is gone: over ssh without a terminal, that is the only
     sign that the caller has ended. A file or a device has no reader to lose."""
     poll = select.poll()
-    poll.register(stream, 0)  # a lost reader is told unasked
+    poll.register(stream, 0)  # poll reports a lost reader without being asked for any event
 
     def lost() -> bool:
         found = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
@@ -287,7 +287,7 @@ class LogFollower:
             with reading.opened(path) as file:
                 file.seek(offset)
                 fresh = file.read(reading.LINE_BYTES)
-        except OSError:  # somebody deleted the run folder
+        except OSError:  # the run folder was deleted
             return
         *lines, rest_now = (rest + fresh).split(b"\n")
         more = final and len(fresh) == reading.LINE_BYTES

@@ -49,16 +49,15 @@ class Evidence:
 
     `started` ranks were started, `hosts` are the names of their nodes by rank. `mesh` is what ranks reported of the
     process group they found themselves in (`reports_when_met`: as soon as they are in it), and `differences` is what
-    they have otherwise than the plan. `failures` has the rank to blame first. `refusal` is what the launcher itself was
-    told no by. `folder` is how the run folder stands and `folder_name` what to call it. `changed_inputs` are sentences
-    about input files that changed while they were read. `oom_kills` counts processes that the kernel's out-of-memory
-    killer took in the launcher's own control group, None where nothing counts them. `log_line` is the last that the
-    first node's agent said. `elsewhere` are ranks that write into another machine's copy of the folder: nothing of them
-    is known here. `awaited` is a sentence about ranks that did not come, where more is known than who had not met.
-    `came`: who of the ranks had begun to join when the wait ended. `network` is what the libraries said of why ranks do
-    not reach each other. `hung` is what the nodes saw of ranks that did not go on. `finished`: all
-    steps were done and the weights are whole.
-    """
+    they have otherwise than the plan. `failures` has the rank to blame first. `refusal` is the error that stopped the
+    launcher itself. `folder` is the state of the run folder and `folder_name` its name in messages. `changed_inputs`
+    are sentences about input files that changed while they were read. `oom_kills` counts processes that the kernel's
+    out-of-memory killer took in the launcher's own control group, None where nothing counts them. `log_line` is the
+    last that the first node's agent said. `elsewhere` are ranks that write into another machine's copy of the folder:
+    nothing of them is known here. `awaited` is a sentence about ranks that did not come, where more is known than who
+    had not met. `came`: who of the ranks had begun to join when the wait ended. `network` is what the libraries said of
+    why ranks do not reach each other. `hung` is what the nodes saw of ranks that did not go on. `finished`: all steps
+    were done and the weights are whole."""
 
     ending: Ending
     started: int

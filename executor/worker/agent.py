@@ -91,8 +91,8 @@ def _die_with_supervisor() -> None:
 
 
 def _write(folder: str, record: dict[str, Any]) -> None:
-    # Beside what ranks say of themselves: their last words in failed/, which executor.watch.failures reads, and how far
-    # they have come in states/, which executor.watch.rollcall reads.
+    # Beside the ranks' own reports: of their end in failed/, which executor.watch.failures reads, and of joining in
+    # states/, which executor.watch.rollcall reads.
     target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / folder / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_suffix(".tmp")

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _on_a_cpu(engine: str) -> None:
     """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
     after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
-    if launched(engine).told_of_gpus:
+    if launched(engine).forced_to_gpus:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(

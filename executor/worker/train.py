@@ -217,7 +217,7 @@ class _Training:
             memory_bytes=memory_in_use(),
             busy_s=shown(self._saving.busy_s, step),
         )
-        if not math.isfinite(loss) and not fake_world.started():  # what nobody sent is no number
+        if not math.isfinite(loss) and not fake_world.started():  # a fake world sends no loss
             raise PlannerError(
                 "loss", loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
             )

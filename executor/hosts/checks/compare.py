@@ -13,8 +13,8 @@ from planner.basics.errors import PlannerError, shortened
 from planner.basics.units import format_seconds
 
 OTHER_S, FAR_S = 1.0, 60.0
-"""How far two clocks may be apart: beyond the first, who failed first may be told wrongly; beyond the second, times of
-files and certificates are wrong too."""
+"""How far two clocks may be apart: beyond the first, the wrong rank may be named as the first to fail; beyond the
+second, times of files and certificates are wrong too."""
 SHOWN = 20
 """Characters of a version or digest."""
 

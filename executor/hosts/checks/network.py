@@ -1,6 +1,6 @@
 """Whether a node reaches node 0 on the run's port, over which interface, and how far apart their clocks are.
 
-Node 0 listens for as long as the question takes and answers nobody who does not know its token. Not here: where a node
+Node 0 listens while the check runs, and answers only callers that know its token. Not here: where a node
 is (executor.system.address), or what ranks send each other (executor.worker.probe.check_reduce).
 """
 

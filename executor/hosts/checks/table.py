@@ -1,6 +1,6 @@
 """The rows of a check as a table of checks by nodes, and as JSON.
 
-Nodes that found the same share a line. Not here: what the rows say (compare.py).
+Nodes that found the same share a line. Not here: the rows (compare.py).
 """
 
 from __future__ import annotations

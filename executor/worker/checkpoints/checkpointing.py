@@ -31,8 +31,8 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 ENDED = 128 + signal.SIGTERM
 """Exit code of a rank that ended so."""
 STOP, DUE, BUSY, FULL = range(4)
-"""What a rank says after each step: it was asked to end; rank 0's clock or count says that a checkpoint is due; it is
-still writing the one before; rank 0 sees no room on its disk."""
+"""A rank's report after each step: it was asked to end; by rank 0's clock or count a checkpoint is due; it is still
+writing the previous one; rank 0's disk has no room."""
 
 
 class Ended(PlannerError):

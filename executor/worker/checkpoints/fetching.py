@@ -150,7 +150,7 @@ def _received(
         if writes and name in needed:
             refused = refused or _written(source.folder / name, source.found.files[name], parts)
         for _ in parts:
-            """What nobody here needs."""
+            """Files that no rank of this host needs."""
     if writes and refused is None:
         refused = _completed(source)
     shards.agree(refused)

@@ -196,7 +196,7 @@ class OwnTokenizer(Tokenizer):
         try:
             with limited():
                 return self.own.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
-        except Exception as error:  # what a template says of messages that it does not take
+        except Exception as error:  # raised by a template for messages that it does not take
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise PlannerError(
                 "recipe.tokenizer",

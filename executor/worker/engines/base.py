@@ -156,7 +156,7 @@ class RankEngine(ABC):
 
     def _loss(self, model: Any, batch: Batch, items: float) -> torch.Tensor:
         # `shift_labels` holds the next tokens already, so that every position is a target; Transformers reads it in
-        # its loss, but computes one only if `labels` is given. The logits die here: nobody else holds the output.
+        # its loss, but computes one only if `labels` is given. The logits die here: nothing else holds the output.
         loss: torch.Tensor = model(
             input_ids=batch.inputs,
             labels=batch.targets,

@@ -50,8 +50,8 @@ class Profiling:
         self._recorded = recorded, step + 1, getattr(meter, "calls", [])
 
     def write(self) -> bool:
-        """Write what was recorded, if the step before was, and whether it was. All ranks call it, after what they say
-        of the step."""
+        """Write the recording of the previous step, if there is one; whether there was. All ranks call it, after they
+        report the step."""
         if self._recorded is None:
             return False
         (recorded, step, calls), self._recorded, layout = self._recorded, None, self._plan.layout

@@ -121,7 +121,7 @@ def _passes(events: Sequence[Event], step: Event, sent: Sequence[Event], on_devi
         kind, _, number = event.name.removeprefix(PASS).partition(" ")
         whole = (event.start_s, event.end_s)
         pieces = _within(busy, whole)
-        if not on_device:  # an interpreter between two operations works as well, as long as it waits for nobody
+        if not on_device:  # an interpreter between two operations works as well, as long as it waits for no other rank
             idle = [gap for gap in _gaps(pieces, whole) if gap[1] - gap[0] >= LEAST_WAIT_S]
             waited = [piece for gap in idle for piece in _within(under_way, gap) if piece[1] - piece[0] >= LEAST_WAIT_S]
             pieces = _gaps(waited, whole)

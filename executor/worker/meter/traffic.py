@@ -40,7 +40,7 @@ _C10D: dict[str, tuple[str, int, bool]] = {
     "gather_": ("gather", 1, True),
     "scatter_": ("scatter", 0, True),
     "alltoall_": ("all_to_all", 1, False),
-    "send": ("send", 0, False),  # what is received was sent by somebody, and counts there
+    "send": ("send", 0, False),  # counted where it is sent
     "barrier": ("barrier", 0, False),
 }
 # The functional forms are named after these, as all_gather_into_tensor_coalesced is: all take the input first and the
@@ -110,7 +110,7 @@ class TrafficMeter(KernelMode):
         if unit := self._units.current():
             return unit
         if self._layout.cp > 1 and (op == "all_to_all" or whole_numbers):
-            return "layer"  # attention's heads and positions; nobody else sends either
+            return "layer"  # attention's heads and positions; no other module sends either
         if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
             path = self._path()
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
@@ -169,7 +169,7 @@ def collectives(calls: list[CollectiveCall], layout: Layout) -> tuple[tuple[Coll
 class FsdpUnits:
     """While installed, knows which FSDP2 unit is gathering weights or reducing gradients.
 
-    `gathered` is told every whole weight that a unit has waited for.
+    `gathered` is called with every whole weight that a unit has waited for.
     """
 
     def __init__(self, gathered: Callable[[Tensor], None] | None = None) -> None:

@@ -27,8 +27,7 @@ from planner.calibrate.probe import Device
 from planner.spec.presets import host_memory_bytes
 
 ROUNDS = 3
-"""Everything is timed so often if time allows, far apart: what disturbs a machine for some seconds then spoils one time
-of three."""
+"""Rounds of timing if time allows, far apart: a disturbance of some seconds then spoils one time of three."""
 TASK, ROWS = "task.json", "rows.json"
 
 

@@ -203,7 +203,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (masking, "is_tracing", lambda tensor=None: False),
         (ShardingPropagator, "_propagate_tensor_meta_non_cached", _noted("shapes", propagate)),
         (ddp.DistributedDataParallel, "_pre_forward", _noted("buckets", rebuild)),
-        # Ranks compare their weights' shapes: nobody else is there.
+        # Ranks compare their weights' shapes: no other rank is there.
         (dist, "_verify_params_across_processes", lambda *args: None),
         (ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
         (DeviceMesh, "__init__", real_mesh),
