@@ -48,11 +48,9 @@ OTHERS_END_S = 5.0
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """The request to be a node on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says
-    it. `task` is what Slurm made of it, where Slurm did, and `resolve_s` how long node 0's name may take to resolve.
-    `start` is the word of this start (rejoin.py), where it may be another than the run's first. `launched`: a launcher
-    that sees all nodes watches this one, calls its host `host`, waits for those that do not come, and writes
-    run.json."""
+    """The request to be a node on this host. `master` is node 0's HOST[:PORT] (None: of the run folder or this host),
+    `task` its Slurm task, `resolve_s` the limit for node 0's name to resolve, `start` the word of a start (rejoin.py).
+    `launched`: a launcher watches all nodes, calls this host `host`, waits for missing ones and writes run.json."""
 
     node: int
     master: str | None = None
