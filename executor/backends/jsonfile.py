@@ -39,8 +39,8 @@ class JsonBackend:
         if "error" in found:
             return [f"{self.config}: {self.title} cannot read it: {found['error']}"]
         extra = sorted(set(found["keys"]) - set(_keys(expected)) - {NOTE})
-        told = [f"{key} is set, the plan does not set it" for key in extra]
-        return [f"{self.config}: {one}" for one in told + _differences(expected, found["effective"], "")]
+        extras = [f"{key} is set, the plan does not set it" for key in extra]
+        return [f"{self.config}: {one}" for one in extras + _differences(expected, found["effective"], "")]
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """Nothing: the framework is configured by its file alone, which must parse."""

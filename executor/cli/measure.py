@@ -147,14 +147,14 @@ def summary(probe: Probe) -> list[str]:
     best, load = reached(probe), probe.host.load
     device = known_gpu(probe) or probe.device.name
     busy = "" if load is None else f", load {load:.1f} on {probe.host.cores} cores when it began"
-    told = [f"{probe.name}: {device}, {probe.ranks} ranks, in {format_seconds(probe.seconds)}{busy}"]
-    told += [f"  matrix products  {name:5s} {rate / TERA:10.4g} TFLOP/s" for name, rate in best.flops_per_s.items()]
-    told.append(f"  memory                 {best.memory_bytes_per_s / GB:10.4g} GB/s, reads and writes")
+    rows = [f"{probe.name}: {device}, {probe.ranks} ranks, in {format_seconds(probe.seconds)}{busy}"]
+    rows += [f"  matrix products  {name:5s} {rate / TERA:10.4g} TFLOP/s" for name, rate in best.flops_per_s.items()]
+    rows.append(f"  memory                 {best.memory_bytes_per_s / GB:10.4g} GB/s, reads and writes")
     names = link_names(probe)
     for place, rate in best.links.items():
         what = "inside a node" if place == INSIDE else "between nodes"
-        told.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
-    return told
+        rows.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
+    return rows
 
 
 @click.command()

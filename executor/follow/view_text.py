@@ -65,13 +65,13 @@ class Changes:
 
     def _new(self, view: RunView) -> list[str]:
         before = len(self._last.restarts) if self._last else 0
-        told = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
+        lines = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
         for one in view.stragglers:
             what = one.rank, one.kind, one.at
-            told += [sentence(one)] * (what not in self._told)
+            lines += [sentence(one)] * (what not in self._told)
             self._told.add(what)
         saved = f"  {checkpoint_text(view.checkpoint)}" if view.checkpoint is not None else ""
-        return [*told, summary(view) + saved]
+        return [*lines, summary(view) + saved]
 
 
 def screen(view: RunView, rows: int) -> list[str]:

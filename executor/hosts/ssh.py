@@ -67,15 +67,15 @@ class Connections:
         for one in self.sessions:
             one.start()
         threading.Thread(target=self._beat, daemon=True).start()
-        begun, told = time.monotonic(), False
+        begun, reported = time.monotonic(), False
         for one in self.sessions:
             while not one.ready.wait(0.1):
                 waited = time.monotonic() - begun
                 if waited > START_S:
                     rule = f"accepted the connection and started no Python within {START_S:g} s"
                     one.fail(one.refused(rule, "Try ssh {name} true; does its shell wait for something?"))
-                elif waited > WAIT_WORD_S and not told:
-                    told = True
+                elif waited > WAIT_WORD_S and not reported:
+                    reported = True
                     silent = [other.machine.name for other in self.sessions if not other.ready.is_set()]
                     self.echo(f"waiting: {', '.join(silent)}")
 

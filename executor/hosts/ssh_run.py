@@ -155,14 +155,14 @@ def dry_run(
 
 def ended_on_hosts(machines: Sequence[HostEntry], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
     """End what a run left on hosts, whose folders are in `place`; a sentence for each that had some, or said no."""
-    told, request = [], {"kind": "reap", "run_id": run_id, "place": place}
+    sentences, request = [], {"kind": "reap", "run_id": run_id, "place": place}
     with ssh.contact(machines, echo) as contact:
         for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):
             if one.error is not None:
-                told.append(f"{one.machine.name} could not be checked ({one.error.rule})")
+                sentences.append(f"{one.machine.name} could not be checked ({one.error.rule})")
             elif one.value and one.value["left"]:
-                told.append(f"{' and '.join(one.value['left'])} on {one.machine.name} ended")
-    return told
+                sentences.append(f"{' and '.join(one.value['left'])} on {one.machine.name} ended")
+    return sentences
 
 
 def _every(contact: Connections, request: Mapping[str, object], echo: Echo) -> dict[int, Message]:

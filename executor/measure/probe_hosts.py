@@ -53,14 +53,14 @@ def run(options: probe.ProbeOptions, machines: Sequence[HostEntry], echo: Echo) 
         began, run_id = time.monotonic(), secrets.token_hex(6)
         task = {"kind": kind, "nodes": len(machines), "ranks_per_node": ranks, "quick": options.quick}
         asked = {"kind": "probe", "step": "time", "task": task, "master": master, "port": port, "run_id": run_id}
-        told = _every(contact, {node: {**asked, "node": node} for node in range(len(machines))}, TIME_S)
+        answers = _every(contact, {node: {**asked, "node": node} for node in range(len(machines))}, TIME_S)
         hosts = local.LaunchedNodes(
             "ssh", tuple(local.LaunchedNode(node, one.name, one.name, None) for node, one in enumerate(machines))
         )
         ready = probe.PreparedProbe(options, name, kind, ranks, hosts, run_id)
         seconds = round(time.monotonic() - began, 1)
         made = probe.probe_of(
-            ready, told[0]["rows"], seconds=seconds, load=told[0]["load"], versions=looks[0]["versions"]
+            ready, answers[0]["rows"], seconds=seconds, load=answers[0]["load"], versions=looks[0]["versions"]
         )
     check_probe(made, probe.PROBE)
     return probe.ProbeFiles(made, probe.write(options.folder, made))

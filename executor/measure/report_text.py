@@ -127,17 +127,17 @@ def _run(report: Report) -> Iterator[str]:
 def checkpoints_text(found: tuple[Checkpointed, ...]) -> str:
     """Number of checkpoints, the pause of training for one, and why some were not written."""
     whole = [one for one in found if not one.error]
-    told = "no checkpoint was written"
+    text = "no checkpoint was written"
     if whole:
         times = (statistics.median(one.pause_s for one in whole), max(one.pause_s for one in whole))
         pause, longest, write = map(format_seconds, (*times, statistics.median(one.write_s for one in whole)))
         many = f"{len(whole)} checkpoint{'s' * (len(whole) > 1)} of {format_bytes(whole[-1].bytes)}"
-        told = f"{many}: training paused {pause} for one (median; {longest} at most), complete after {write}"
+        text = f"{many}: training paused {pause} for one (median; {longest} at most), complete after {write}"
     failed = [one for one in found if one.error]
     if failed:
         steps = ", ".join(str(one.step) for one in failed[:5]) + ", ..." * (len(failed) > 5)
-        told += f"; none after step {steps}: {failed[-1].error}"
-    return told
+        text += f"; none after step {steps}: {failed[-1].error}"
+    return text
 
 
 def bad_steps_text(found: tuple[BadStep, ...]) -> list[str]:

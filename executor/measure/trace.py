@@ -250,8 +250,8 @@ def _watched(command: Sequence[str], environment: Mapping[str, str]) -> subproce
     ):
         while True:
             try:
-                told = process.communicate(timeout=0.1)
-                return subprocess.CompletedProcess(command, process.returncode, *told)
+                output = process.communicate(timeout=0.1)
+                return subprocess.CompletedProcess(command, process.returncode, *output)
             except subprocess.TimeoutExpired:
                 if signals:
                     process.kill()

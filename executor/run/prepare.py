@@ -252,8 +252,8 @@ def check_launchable(plan: Plan, backend: Backend) -> None:
         # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
         check(case, (*engine_of(plan.layout.engine).rules, *backend.rules))
     except PlannerError as error:
-        told = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
-        raise PlannerError("plan", None, told, _nearest(case), exit_code=preflight.PREFLIGHT) from None
+        rule = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
+        raise PlannerError("plan", None, rule, _nearest(case), exit_code=preflight.PREFLIGHT) from None
 
 
 def _nearest(case: Case) -> str:

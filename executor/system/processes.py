@@ -108,7 +108,7 @@ def orphans() -> list[int]:
 
 def end(find: Callable[[], list[int]], grace_s: float) -> set[int]:
     """End what `find` finds, again and again: SIGTERM, after `grace_s` SIGKILL. The processes that were signalled."""
-    told: set[int] = set()
+    signalled: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace_s
         sent: set[int] = set()
@@ -118,8 +118,8 @@ def end(find: Callable[[], list[int]], grace_s: float) -> set[int]:
                     os.kill(pid, number)
             sent |= left
             time.sleep(POLL_S)
-        told |= sent
-    return told
+        signalled |= sent
+    return signalled
 
 
 def _others() -> Iterator[tuple[int, dict[str, str]]]:

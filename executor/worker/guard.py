@@ -57,8 +57,8 @@ class Guard:
 
     def _told(self) -> History:
         """The policy's state from the run so far, as rank 0 reads it."""
-        told = badloss.history(self._run, self._policy.window) if self._reporter.speaks else None
-        found: History = words.of_rank_0(told, History)
+        history = badloss.history(self._run, self._policy.window) if self._reporter.speaks else None
+        found: History = words.of_rank_0(history, History)
         return found
 
     def _remember(self, before: History) -> None:
@@ -158,8 +158,8 @@ class Guard:
         """The newest whole checkpoint, as rank 0 sees it."""
         folder = checkpoints.newest(self._run)[0] if self._reporter.speaks else None
         found = None if folder is None else checkpoints.complete(folder)
-        told: tuple[str | None, Complete | None] = words.of_rank_0((folder, found), tuple[str | None, Complete | None])
-        return None if told[0] is None else Path(told[0]), told[1]
+        last: tuple[str | None, Complete | None] = words.of_rank_0((folder, found), tuple[str | None, Complete | None])
+        return None if last[0] is None else Path(last[0]), last[1]
 
 
 def _not_applied(step: int, bad: Bad) -> str:

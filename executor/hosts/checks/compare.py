@@ -54,14 +54,14 @@ def rows_of_clocks(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
         if apart < OTHER_S:
             rows.append(row(Finding(check="clock", status="pass", measured=measured), node, one.host))
             continue
-        told = Finding(
+        doubt = Finding(
             check="clock",
             status="warn" if apart < FAR_S else "fail",
             measured=measured,
             rule="the nodes' clocks decide which rank failed first, and the age of shared files",
             fix="Set it by a time server: chronyc makestep, or timedatectl set-ntp true",
         )
-        rows.append(row(told, node, one.host))
+        rows.append(row(doubt, node, one.host))
     return rows
 
 

@@ -153,13 +153,13 @@ def _called(master: str, port: int, token: str, node: int, source: str, timeout_
         before, began = time.time(), time.monotonic()
         there.sendall(f"{token} {node}\n".encode())
         try:
-            echoed, _, told = _line(there).partition(" ")
+            echoed, _, their_time = _line(there).partition(" ")
         except (TimeoutError, ConnectionResetError):
             raise ValueError from None
         round_trip = time.monotonic() - began
         if not hmac.compare_digest(echoed.encode(), token.encode()):
             raise ValueError
-        return Called(round_trip, before + round_trip / 2 - float(told))
+        return Called(round_trip, before + round_trip / 2 - float(their_time))
 
 
 def _silent(master: str) -> str:

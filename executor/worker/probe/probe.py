@@ -53,8 +53,8 @@ def _time(folder: Path) -> None:
         rounds.append(compute_tables(bench) | link_tables(bench))
     tables = _medians(rounds)
     if rank == 0:
-        told = {"device": device_facts(device), "host": host_facts(), "threads": torch.get_num_threads()}
-        write_json(folder / ROWS, told | tables)
+        machine = {"device": device_facts(device), "host": host_facts(), "threads": torch.get_num_threads()}
+        write_json(folder / ROWS, machine | tables)
     dist.barrier()
     dist.destroy_process_group()
 
