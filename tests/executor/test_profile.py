@@ -139,7 +139,7 @@ def plan(steps: int) -> Plan:
         (5, 20, "is not a steady step: the meter instruments it or an earlier one. Try 6"),
         (21, 20, "the run has 20 steps. Try 20"),
         (6, 5, "the run has 5 steps, and those before step 6 are not steady. Add --steps 6"),
-        (0, 20, "is no steady step"),
+        (0, 20, "is not a steady step"),
     ],
 )
 def test_a_step_that_is_not_steady_or_not_there_is_not_recorded(step, steps, said):
