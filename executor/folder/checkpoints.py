@@ -119,7 +119,7 @@ def complete(folder: Path) -> Complete:
     if found.schema != SCHEMA:
         raise _damaged(folder, f"its schema is {found.schema[:40]!r}, and {SCHEMA} is read here")
     if found.content_hash != hash_of(raw):
-        raise _damaged(folder, f"its {COMPLETE} is damaged: it its content_hash does not match its content")
+        raise _damaged(folder, f"its {COMPLETE} is damaged: its content_hash does not match its content")
     if (match := _STEP_NAME.fullmatch(folder.name)) and int(match[1]) != found.step:
         raise _damaged(folder, f"its {COMPLETE} is of step {found.step}")
     if foreign := [name for name in found.files if Path(name).name != name or name in (".", "..", COMPLETE)]:

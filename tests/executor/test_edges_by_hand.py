@@ -390,8 +390,8 @@ def test_hosts_are_given_variables_of_the_network_that_are_no_secrets() -> None:
 def test_an_answer_or_its_error_and_another_version_is_refused() -> None:
     refusal = PlannerError("host", "x", "is away")
     here = check.HERE
-    assert check._read(check.ssh.Answer(0, here, error=refusal)) == (None, refusal)
-    found, error = check._read(check.ssh.Answer(0, here, {"no": "answer"}))
+    assert check._read(check.ssh.HostReply(0, here, error=refusal)) == (None, refusal)
+    found, error = check._read(check.ssh.HostReply(0, here, {"no": "answer"}))
     assert found is None and error is not None and error.exit_code == 3
 
 
