@@ -83,7 +83,7 @@ DAMAGES = {
     "COMPLETE absent": (lambda folder: (folder / "COMPLETE").unlink(), "its COMPLETE cannot be read"),
     "COMPLETE empty": (lambda folder: (folder / "COMPLETE").write_bytes(b""), "its COMPLETE is damaged"),
     "COMPLETE cut": (lambda folder: os.truncate(folder / "COMPLETE", 200), "its COMPLETE is damaged"),
-    "COMPLETE edited": (lambda folder: edited(folder / "COMPLETE", seed=7), "its content_hash does not match its content"),
+    "COMPLETE edited": (lambda folder: edited(folder / "COMPLETE", seed=7), "its content_hash does not match"),
     "COMPLETE of another step": (
         lambda folder: (folder / "COMPLETE").write_bytes((folder.parent / "step-20" / "COMPLETE").read_bytes()),
         "is of step 20",
