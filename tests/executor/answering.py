@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from executor.hosts import remote
-from executor.hosts.remote import Link
+from executor.hosts.remote import LauncherConnection
 from executor.hosts.ssh_session import Session
 from executor.system import frames
 
@@ -59,8 +59,8 @@ class Here(Session):
 
     def start(self) -> None:
         (questions, asking), (hearing, answers) = os.pipe(), os.pipe()
-        self.writer = frames.Writer(os.fdopen(asking, "wb"))
-        link = Link(os.fdopen(questions, "rb"), os.fdopen(answers, "wb"))
+        self.writer = frames.FrameWriter(os.fdopen(asking, "wb"))
+        link = LauncherConnection(os.fdopen(questions, "rb"), os.fdopen(answers, "wb"))
         self.process = SimpleNamespace()  # type: ignore[assignment]
         self._threads = [
             threading.Thread(target=work, daemon=True)
@@ -83,7 +83,7 @@ class Here(Session):
             one.join(patience_s)
             assert not one.is_alive()
 
-    def _answer(self, link: Link) -> None:
+    def _answer(self, link: LauncherConnection) -> None:
         while (question := link.questions.get()) is not None:
             remote._answer(link, question[0])
         link._writer.close()

@@ -17,7 +17,7 @@ from kept import PLAN
 from executor.backends.common import read_back
 from executor.launchers import local
 from executor.run import prepare
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from planner.parallelism.rules import Rule
 from planner.spec.plan import Plan
 
@@ -87,9 +87,9 @@ class Agents:
         runtime = msgspec.structs.replace(PLAN.runtime, backend="plain")
         return msgspec.structs.replace(PLAN, cluster=cluster, layout=layout, runtime=runtime, inputs=()).sealed()
 
-    def ready(self, nodes: int = 1, processes: int = 2, **options: object) -> Prepared:
+    def ready(self, nodes: int = 1, processes: int = 2, **options: object) -> PreparedRun:
         """A run that may start, on nodes that share this machine's loopback interface."""
-        asked = Options(self.place / "run", nodes, **options)  # type: ignore[arg-type]
+        asked = RunOptions(self.place / "run", nodes, **options)  # type: ignore[arg-type]
         made = prepare.decided(self.plan(nodes, processes), asked, lambda _: None)
         return replace(made, hosts=local.describe(nodes, "loopback"))
 

@@ -23,41 +23,41 @@ from msgspec.structs import replace as replace_record
 from scripted import Agents
 
 from executor.folder import checkpoints, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts import ssh_run
 from executor.hosts.fleet import Fleet
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.launchers import local
 from executor.run import attempts, dryrun, join, launch, slurm_run
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.system import environment, processes
 from planner.basics.errors import PlannerError
 from planner.spec.record import RunRecord
 
 HOST = socket.gethostname()
-ONE = (Machine(HOST),)
-Start = Callable[[Prepared, list[str]], RunRecord]
+ONE = (HostEntry(HOST),)
+Start = Callable[[PreparedRun, list[str]], RunRecord]
 
 
-def launched(ready: Prepared, told: list[str]) -> RunRecord:
+def launched(ready: PreparedRun, told: list[str]) -> RunRecord:
     return launch.run(ready, told.append)
 
 
-def joined(ready: Prepared, told: list[str]) -> RunRecord:
+def joined(ready: PreparedRun, told: list[str]) -> RunRecord:
     """Node 0 of one, which somebody's own loop starts in a folder that waits for it."""
     folder, port = ready.options.run_dir, local.hold_port(ready.hosts, ready.run_id)
     port.close()
     dryrun.write(dryrun.DryRun(ready, launch.launch_spec(ready, port.number, {}), port.number, {}), folder)
-    asked = join.Asked(0, env=ready.options.env, meet_s=ready.options.meet_s)
+    asked = join.NodeRequest(0, env=ready.options.env, meet_s=ready.options.meet_s)
     return join.join(folder, asked, told.append)[1]
 
 
-def over_ssh(ready: Prepared, told: list[str]) -> RunRecord:
+def over_ssh(ready: PreparedRun, told: list[str]) -> RunRecord:
     """On one host, which has the launcher's disk."""
     return ssh_run.run(ready, Fleet(ONE), told.append)
 
 
-def apart(ready: Prepared, told: list[str]) -> RunRecord:
+def apart(ready: PreparedRun, told: list[str]) -> RunRecord:
     """On one host, which has not, and makes a folder in a place of its own."""
     return over_ssh(ready, told)
 
@@ -69,7 +69,7 @@ def host(request: pytest.FixtureRequest, here: Callable[[bool], None]) -> None:
     here(spec is None or spec.params.get("start") is not apart)
 
 
-def ready_for(agents: Agents, start: Start, **options: object) -> Prepared:
+def ready_for(agents: Agents, start: Start, **options: object) -> PreparedRun:
     made = agents.ready(place=str(agents.place / "there") if start is apart else None, **options)
     return made if start in (launched, joined) else ssh_run.prepare(made.plan, made.options, ONE, lambda _: None)
 
@@ -144,7 +144,7 @@ def test_a_file_that_the_backend_reads_otherwise_ends_the_start_before_any_rank(
     ended = start(ready, [])
 
     assert (ended.status, ended.exit_code) == ("launch failed", 4)
-    assert "plain reads it otherwise than planned: it is other" in ended.message
+    assert "plain reads it differently from the plan: it is other" in ended.message
     assert not (agents.place / "run" / "environment-0.json").exists()
     assert processes.processes_of(ready.run_id) == []
 
@@ -156,7 +156,9 @@ def test_ranks_that_do_not_meet_in_time_end_the_start_and_are_named(agents: Agen
     ended = start(ready_for(agents, start, meet_s=0.05), [])
 
     assert (ended.status, ended.exit_code) == ("launch failed", 4)
-    assert ended.message.startswith(f"after 0.05 s ranks 0, 1 on {HOST} were not started: the agent there has not")
+    assert ended.message.startswith(
+        f"after 0.05 s ranks 0, 1 on {HOST} were not started: the agent of the node is still"
+    )
 
 
 # -- a launcher's starts ----------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def test_ranks_that_came_and_did_not_meet_are_started_once_more_with_debugging_o
 
 def test_a_run_goes_on_in_its_own_folder_and_a_new_one_is_made_anew(agents: Agents) -> None:
     agents.do(MEETS)
-    ready = agents.ready(checkpoints=Policy(every="20"))
+    ready = agents.ready(checkpoints=CheckpointSchedule(every="20"))
     launch.run(ready, lambda _: None)
     folder = ready.options.run_dir
     (folder / "checkpoints").mkdir()
@@ -235,7 +237,7 @@ def test_every_node_of_this_machine_has_its_own_agent_and_address(agents: Agents
 
 def test_a_dry_run_says_what_each_node_would_start_and_makes_nothing(agents: Agents) -> None:
     plan = agents.plan(nodes=2)
-    options = Options(agents.place / "run", 2, hosts="loopback", env=("MINE=1",))
+    options = RunOptions(agents.place / "run", 2, hosts="loopback", env=("MINE=1",))
 
     found = dryrun.dry_run(plan, options, lambda _: None)
 
@@ -294,7 +296,7 @@ def test_a_scheduler_s_signal_leaves_ranks_that_write_checkpoints_the_time_for_o
         while ! [ -e {stop} ]; do sleep 0.01; done
         echo {shlex.quote(json.dumps(words))} > failed/rank-0.json; failed 0 143
     """)
-    ready = agents.ready(checkpoints=Policy(every="20"), again=True)
+    ready = agents.ready(checkpoints=CheckpointSchedule(every="20"), again=True)
     rundir.create(ready.options.run_dir, ready.plan, {})
     (ready.options.run_dir / "checkpoints").mkdir()
     (ready.options.run_dir / stop).touch()
@@ -322,7 +324,7 @@ def test_a_run_in_an_allocation_is_joined_by_its_nodes_and_ends_as_node_0_wrote(
     agents: Agents,
     srun: Callable[[str], None],
 ) -> None:
-    options = Options(agents.place / "run", 2, env=("MINE=1",), meet_s=7.0)
+    options = RunOptions(agents.place / "run", 2, env=("MINE=1",), meet_s=7.0)
     plan = agents.plan(nodes=2)
     done = replace_record(record("training failed", 5), plan_hash=plan.content_hash)
     (agents.place / "record").write_bytes(msgspec.json.encode(done))
@@ -354,7 +356,7 @@ def test_a_run_in_an_allocation_of_which_node_0_wrote_nothing_is_written_down_he
 ) -> None:
     srun(words)
 
-    _, found = slurm_run.run(agents.plan(nodes=2), Options(agents.place / "run", 2), lambda _: None)
+    _, found = slurm_run.run(agents.plan(nodes=2), RunOptions(agents.place / "run", 2), lambda _: None)
 
     assert (found.exit_code, found.message) == (code, message)
     assert rundir.read_record(agents.place / "run") == found
@@ -369,7 +371,7 @@ def test_an_allocation_with_too_few_nodes_is_refused(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
     with pytest.raises(PlannerError, match="and the plan needs 2") as refused:
-        slurm_run.run(agents.plan(nodes=2), Options(agents.place / "run", 2), print)
+        slurm_run.run(agents.plan(nodes=2), RunOptions(agents.place / "run", 2), print)
     assert refused.value.exit_code == 3
 
 
@@ -377,7 +379,7 @@ def test_a_signal_ends_the_step_of_a_run_once_through_slurm_and_is_how_it_ended(
     agents: Agents,
     srun: Callable[[str], None],
 ) -> None:
-    options, plan = Options(agents.place / "run", 2), agents.plan(nodes=2)
+    options, plan = RunOptions(agents.place / "run", 2), agents.plan(nodes=2)
     by_slurm = replace_record(record("interrupted", 143), message="stopped by SIGTERM; after step 20", failed_rank=None)
     (agents.place / "record").write_bytes(msgspec.json.encode(by_slurm))
     asked, name = (
