@@ -190,8 +190,8 @@ def test_what_is_wrong_with_one_host_is_named_with_the_way_out_and_hides_no_othe
 def test_a_launcher_that_is_gone_leaves_no_process(by_ssh: TestHosts, number: signal.Signals) -> None:
     prelude = f"export PYTHONPATH={PACKAGES}"
     text = (
-        "import sys; from executor.hosts import ssh; from executor.hosts.hosts import Machine\n"
-        f"asked = [Machine(name, python={BARE!r}, prelude={prelude!r}) for name in ('red', 'blue')]\n"
+        "import sys; from executor.hosts import ssh; from executor.hosts.hosts import HostEntry\n"
+        f"asked = [HostEntry(name, python={BARE!r}, prelude={prelude!r}) for name in ('red', 'blue')]\n"
         "with ssh.contact(asked, print) as contact:\n"
         "    print([one.value['host'] for one in contact.ask({'kind': 'look'})], flush=True)\n"
         "    sys.stdin.read()\n"
